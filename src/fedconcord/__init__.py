@@ -1,0 +1,3 @@
+"""Federated optimisation with unequal clients."""
+
+__version__ = "0.1.0"

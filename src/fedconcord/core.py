@@ -1,0 +1,200 @@
+"""The contract between a method, the engines that run it and the problems it is run on.
+
+A method is an `Algorithm`: a bundle of pure functions over flat vectors. Shapes in comments are those of one client.
+An engine may hand the functions one client (vectors `[d]`, scalars `[]`) or a stacked cohort (vectors `[S, d]`, scalars
+`[S, 1]`, the server's own vectors `[d]`), so they are written with broadcasting arithmetic and reduce, where they must,
+over the last dimension with `keepdim=True`.
+
+A round, as every engine runs it:
+
+    down   = broadcast(server)
+    local  = start(down, row, client)            the local problem: where to start, what to add to the gradient
+    done   = <the engine's local loop>
+    up,row = finish(down, row, done, client)     the message up and the client's new state
+    total  = sum over the cohort of contribute(up, client, cohort)
+    server = update(server, total, cohort)
+    row    = settle(server, row)                 only for methods whose client state depends on the aggregate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree = Any
+"""A tensor, a NamedTuple of trees, or () for nothing."""
+
+Weights = Literal["uniform", "size", "unbiased"]
+"""How the server weighs the cohort; see `heterogeneity.weights`."""
+
+
+class Population(NamedTuple):
+    """What a method may know of all clients before round 0."""
+
+    n: int  # number of clients N
+    p: Tensor  # [N] weight of each client in the objective, sum 1
+
+
+class Client(NamedTuple):
+    """What a client (or the server, of a client) knows in one round. Scalars are [] or, stacked, [S, 1]."""
+
+    id: Tensor  # [] int64
+    w: Tensor  # [] weight of this client's move in the server's step
+    p: Tensor  # [] weight of this client in the objective
+    steps: Tensor  # [] local steps K_i of this round
+    lr: float  # local step size eta of this round
+    gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`full_gradient`)
+
+
+class Cohort(NamedTuple):
+    """Scalars of a round that the server knows before the messages arrive."""
+
+    round: int  # t, from 0
+    n: int  # clients in the population N
+    size: int  # clients in the cohort S
+    mass: float  # sum of p_i over the cohort
+    mean_steps: float  # sum of p_i K_i over the cohort / mass
+    lr: float  # local step size eta of this round
+
+
+class Local(NamedTuple):
+    """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)).
+
+    `filter` is the local solver's momentum; weight decay and clipping act on g before it.
+    """
+
+    x: Tensor  # [d] starting point
+    linear: Tensor | None = None  # [d] constant part of the direction
+    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor
+    anchor: Tensor | None = None  # [d] needed when prox is not 0
+    scale: float = 1.0  # kappa, weight of the stochastic gradient
+
+
+class Done(NamedTuple):
+    """What the local solver reports."""
+
+    x: Tensor  # [d] the client's model after its local steps
+    steps: Tensor  # [] local steps taken
+    normaliser: Tensor  # [] ||a_i||_1: the response of (x_start - x) / eta to gradients that are all 1 (FedNova)
+
+
+class Oracle(NamedTuple):
+    """Which gradient of f_i a local step uses."""
+
+    kind: Literal["minibatch", "full", "sam"] = "minibatch"
+    radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from."""
+
+    init: Callable[[Tensor, Population], Tree]
+    start: Callable[[Tree, Tree, Client], Local]
+    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]
+    contribute: Callable[[Tree, Client, Cohort], Tree]
+    update: Callable[[Tree, Tree, Cohort], Tree]
+    broadcast: Callable[[Tree], Tree] = lambda server: server.x
+    init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
+    settle: Callable[[Tree, Tree], Tree] | None = None
+    models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
+    weights: Weights = "uniform"
+    oracle: Oracle | None = None  # overrides the local solver's
+    steps: int | None = None  # overrides the local work (FedSGD: 1)
+    full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
+    refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
+
+
+class Problem(Protocol):
+    """What the engines may ask of the clients' objectives f_i(x) = mean over its samples of f_ij(x).
+
+    Samples of all clients lie in one list, client after client: those of client i are offsets[i] .. offsets[i+1]-1.
+    """
+
+    dim: int  # d
+    offsets: np.ndarray  # [N + 1] int64
+    sizes: np.ndarray  # [N] float64, what weights by size are proportional to
+    dtype: torch.dtype
+    device: torch.device
+
+    def init(self, seed: int) -> Tensor:
+        """The starting point x^0 [d], keyed by the seed."""
+        ...
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        """Mean gradient [d] at x [d] over the samples [B]: the reference, one client at a time."""
+        ...
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        """Gradients [S, d] at x [S, d], row s over samples [S, B] with weight [S, B] (None: 1/B each).
+
+        Padding carries weight 0 and any valid sample index; the result may alias no input.
+        """
+        ...
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """Metrics of the model x [d]; never called inside the timed path."""
+        ...
+
+
+def n_clients(problem: Problem) -> int:
+    """The number of clients N."""
+    return len(problem.offsets) - 1
+
+
+class Plan(NamedTuple):
+    """Everything drawn for one round, the same on every engine. Arrays follow `ids`, which is sorted."""
+
+    round: int
+    ids: np.ndarray  # [S] int64, sorted, distinct
+    steps: np.ndarray  # [S] int64 local steps
+    w: np.ndarray  # [S] float64 aggregation weights
+    p: np.ndarray  # [S] float64 objective weights
+    batches: list[np.ndarray] | None  # S arrays [K_i, B] of sample positions inside the client, -1 pads; None: all
+    lr: float  # local step size
+
+
+# -- trees of NamedTuples ------------------------------------------------------------------------------------------
+
+
+def tree_map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply f to corresponding tensors of trees of one structure."""
+    if isinstance(tree, tuple):
+        mapped = [tree_map(f, *leaves) for leaves in zip(tree, *rest, strict=True)]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
+    return f(tree, *rest)
+
+
+def tree_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted field name, in order: State(x, c) -> {'x': ..., 'c': ...}; a bare tensor has the name ''."""
+    if isinstance(tree, tuple):
+        names = getattr(tree, "_fields", None) or [str(k) for k in range(len(tree))]
+        found: dict[str, Any] = {}
+        for name, leaf in zip(names, tree, strict=True):
+            found |= tree_leaves(leaf, f"{prefix}.{name}" if prefix else name)
+        return found
+    return {prefix: tree}
+
+
+def tree_unflatten(like: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
+    """The inverse of `tree_leaves` for a tree of the same structure as `like`."""
+    if isinstance(like, tuple):
+        names = getattr(like, "_fields", None) or [str(k) for k in range(len(like))]
+        parts = [
+            tree_unflatten(leaf, leaves, f"{prefix}.{name}" if prefix else name)
+            for name, leaf in zip(names, like, strict=True)
+        ]
+        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return leaves[prefix]
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes of a message or state: every tensor counts numel * itemsize, a Python number 8."""
+    return sum(
+        leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for leaf in tree_leaves(tree).values()
+    )

@@ -1,0 +1,24 @@
+"""The one error that a user's mistake raises: a sentence that says what, where, given, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in the input. Its text is one sentence; the command prints it without a traceback."""
+
+
+def closest(given: str, known: Iterable[str]) -> str:
+    """' (did you mean 'x'?)' for the known name closest to the given one, or '' if none is close."""
+    match = difflib.get_close_matches(given.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.5)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
+    """The sentence for a name that is not in a list of names."""
+    names = sorted(known)
+    return UserError(
+        f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}"
+    )
