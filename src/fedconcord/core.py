@@ -13,7 +13,7 @@ A round, as every engine runs it:
     up,row = finish(down, row, done, client)     the message up and the client's new state
     total  = sum over the cohort of contribute(up, client, cohort)
     server = update(server, total, cohort)
-    row    = settle(server, row)                 only for methods whose client state depends on the aggregate
+    row    = settle(down, server, row)           only for methods whose client state depends on the aggregate
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Local(NamedTuple):
 
     x: Tensor  # [d] starting point
     linear: Tensor | None = None  # [d] constant part of the direction
-    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor
+    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor; a tensor where it differs by client
     anchor: Tensor | None = None  # [d] needed when prox is not 0
     scale: float = 1.0  # kappa, weight of the stochastic gradient
 
@@ -101,7 +101,7 @@ class Algorithm:
     update: Callable[[Tree, Tree, Cohort], Tree]
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
     init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
-    settle: Callable[[Tree, Tree], Tree] | None = None
+    settle: Callable[[Tree, Tree, Tree], Tree] | None = None
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
     weights: Weights = "uniform"
     oracle: Oracle | None = None  # overrides the local solver's

@@ -19,6 +19,4 @@ def closest(given: str, known: Iterable[str]) -> str:
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     """The sentence for a name that is not in a list of names."""
     names = sorted(known)
-    return UserError(
-        f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}"
-    )
+    return UserError(f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}")

@@ -1,0 +1,25 @@
+"""Data sets by name. To add one: write `name(folder, seed, /, options) -> Dataset` and list it here.
+
+The program gives the positional arguments (where files lie, the run's seed); the others are the user's options, each
+annotated with its range and meaning. The first line of the docstring is what `fedconcord list data` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedconcord.data.cifar10 import cifar10
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.digits import digits
+from fedconcord.data.folder import data_folder
+from fedconcord.data.mnist import mnist
+from fedconcord.data.synthetic import synthetic
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "synthetic": synthetic,
+}
+
+__all__ = ["DATASETS", "Dataset", "cifar10", "data_folder", "digits", "mnist", "synthetic"]

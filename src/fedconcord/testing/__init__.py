@@ -1,0 +1,1 @@
+"""Conformance suites for methods: ours and yours."""

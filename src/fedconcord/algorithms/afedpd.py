@@ -1,0 +1,60 @@
+"""A-FedPD: primal-dual with virtual dual updates for the clients that are absent.
+
+A-FedPD, NeurIPS 2024, Algorithm 1 (the accumulating form; algorithms.md 5.3). Every absent client's dual moves by the same
+rho (mean - theta), so nothing loops over them: with s_i = 0 at the start and s_i += theta_i - mean when active,
+    lambda_i = lambda_bar + rho s_i,   lambda_bar = rho (theta - mean),   theta+ = 2 mean+ - mean.
+The row s_i lives where the paper keeps the duals, at the server; the method's answer is the mean model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] theta
+    mean: Tensor  # [d] the last cohort's mean model
+
+
+class Row(NamedTuple):
+    s: Tensor  # [d] own part of the dual, in model units
+
+
+def afedpd(
+    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 0.1,
+    weights: Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")] = "uniform",
+) -> Algorithm:
+    """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
+
+    A-FedPD, NeurIPS 2024, Algorithm 1.
+    """
+
+    def start(down: Server, row: Row, client: Client) -> Local:
+        return Local(down.x, linear=rho * (down.x - down.mean + row.s), prox=rho, anchor=down.x)
+
+    def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        move = done.x - down.x
+        return move, Row(row.s + move)
+
+    def update(server: Server, move: Tensor, cohort: Cohort) -> Server:
+        mean = server.x + move
+        return Server(2.0 * mean - server.mean, mean)
+
+    return Algorithm(
+        init=lambda x, population: Server(x, x),
+        init_client=lambda x: Row(torch.zeros_like(x)),
+        broadcast=lambda server: server,
+        start=start,
+        finish=finish,
+        contribute=lambda move, client, cohort: client.w * move,
+        update=update,
+        settle=lambda down, server, row: Row(row.s - (server.mean - down.x)),
+        models=lambda server: {"mean": server.mean, "server": server.x},
+        weights=weights,
+    )

@@ -1,0 +1,59 @@
+"""FedAvg and the methods that are FedAvg with one thing changed.
+
+FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. Weights: uniform, by size (renormalised over the cohort), or the
+    unbiased form x + (N/S) sum_A p_i Delta_i of FedVRA eq. (21), whose weights sum to 1 in expectation only.
+FedSGD: ibid., one full local gradient a round.
+FedProx: Li et al., MLSys 2020, Algorithm 2, inexact local solution by SGD (algorithms.md 1.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.core import Algorithm, Local, Oracle, Weights
+
+ServerLR = Annotated[float, Field(gt=0, description="server step size")]
+WeightsOption = Annotated[Weights, Field(description="how the server weighs the cohort")]
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+
+
+def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
+    """FedAvg: average the clients' moves.
+
+    McMahan et al., AISTATS 2017, Algorithm 1.
+    """
+    return Algorithm(
+        init=lambda x, population: Server(x),
+        start=lambda x, row, client: Local(x),
+        finish=lambda x, row, done, client: (done.x - x, row),
+        contribute=lambda move, client, cohort: client.w * move,
+        update=lambda server, move, cohort: Server(server.x + server_lr * move),
+        weights=weights,
+    )
+
+
+def fedsgd(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
+    """FedSGD: one full local gradient a client and round.
+
+    McMahan et al., AISTATS 2017; baseline of FedADMM (ICDE 2022).
+    """
+    return replace(fedavg(server_lr, weights), oracle=Oracle("full"), steps=1)
+
+
+def fedprox(
+    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.1,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """FedProx: FedAvg with a proximal pull to the server's model.
+
+    Li et al., MLSys 2020, Algorithm 2.
+    """
+    return replace(fedavg(server_lr, weights), start=lambda x, row, client: Local(x, prox=mu, anchor=x))

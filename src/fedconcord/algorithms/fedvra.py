@@ -1,0 +1,100 @@
+"""FedVRA: variance-reduced ADMM with two free parameters a and d.
+
+Wang et al., AAAI 2023, Algorithm 1. Local direction g - lambda_i + gamma_i (x_i - x_0); lambda_i += a gamma_i (x_0 - x_i);
+x_0 += beta sum_A omega_i d_i gamma_i (x_i - x_0) - beta lambda with lambda already updated, beta = 1 / sum_i omega_i gamma_i.
+The server keeps beta * lambda and the message is c_i (x_i - x_0) with c_i = beta gamma_i: only that product has a
+meaning, and it is 1 when all gamma are 0 (the FedAvg and FedNova reductions, where beta alone is 1/0).
+omega_i are the objective's weights over all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+
+NonNegative = Annotated[float, Field(ge=0)]
+Rule = Callable[[Client, Cohort], Tensor]  # d_i [] from what the server knows
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+    dual: Tensor  # [d] beta * lambda
+    beta: Tensor  # [] 1 / sum_i omega_i gamma_i; 0 when every gamma is 0
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    beta: Tensor  # []
+
+
+class Row(NamedTuple):
+    dual: Tensor  # [d] lambda_i
+
+
+class Sums(NamedTuple):
+    move: Tensor  # [d] sum omega_i d_i c_i (x_i - x)
+    dual: Tensor  # [d] sum omega_i a c_i (x_i - x)
+
+
+RULES: dict[str, Rule] = {
+    "inverse_p": lambda client, cohort: torch.full_like(client.p, cohort.n / cohort.size),
+    "fednova": lambda client, cohort: cohort.mean_steps / (client.steps * cohort.mass),
+}
+
+
+def fedvra(
+    gamma: Annotated[NonNegative | list[NonNegative], Field(description="penalty, one or one a client")] = 0.1,
+    a: Annotated[float, Field(ge=0, description="dual step")] = 7.0,
+    d: Annotated[
+        Annotated[float, Field(gt=0)] | Literal["inverse_p", "fednova"],
+        Field(description="server step: a number, inverse_p (N/S), or FedNova's Q_eff / (Q_i sum_A omega)"),
+    ] = 10.0,
+    weights: Annotated[Literal["uniform", "size"], Field(description="omega_i, over all clients")] = "uniform",
+) -> Algorithm:
+    """FedVRA: one family (a, d, gamma) that holds FedAvg, FedProx, FedNova and FedDyn.
+
+    Wang et al., AAAI 2023, Algorithm 1.
+    """
+    rule: Rule = RULES[d] if isinstance(d, str) else lambda client, cohort: torch.full_like(client.p, d)
+
+    def of(client: Client, x: Tensor) -> float | Tensor:
+        return torch.as_tensor(gamma, dtype=x.dtype, device=x.device)[client.id] if isinstance(gamma, list) else gamma
+
+    def init(x: Tensor, population: Population) -> Server:
+        total = (population.p * torch.as_tensor(gamma, dtype=population.p.dtype, device=population.p.device)).sum()
+        return Server(x, torch.zeros_like(x), torch.where(total > 0, 1 / total, total).to(x))
+
+    def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        move, penalty = done.x - down.x, of(client, down.x)
+        c = torch.where(down.beta > 0, down.beta * penalty, torch.ones_like(down.beta))
+        return c * move, Row(row.dual - a * penalty * move)
+
+    def contribute(up: Tensor, client: Client, cohort: Cohort) -> Sums:
+        return Sums(client.p * rule(client, cohort) * up, client.p * a * up)
+
+    def update(server: Server, total: Sums, cohort: Cohort) -> Server:
+        dual = server.dual - total.dual
+        return Server(server.x + total.move - dual, dual, server.beta)
+
+    def refuse(population: Population, cohort: int) -> str | None:
+        if isinstance(gamma, list) and len(gamma) != population.n:
+            return f"gamma lists {len(gamma)} values for {population.n} clients; give one number or one a client"
+        return None
+
+    return Algorithm(
+        init=init,
+        init_client=lambda x: Row(torch.zeros_like(x)),
+        broadcast=lambda server: Down(server.x, server.beta),
+        start=lambda down, row, client: Local(down.x, linear=-row.dual, prox=of(client, down.x), anchor=down.x),
+        finish=finish,
+        contribute=contribute,
+        update=update,
+        weights=weights,
+        refuse=refuse,
+    )

@@ -1,0 +1,454 @@
+"""The settings of a job: every key with its meaning, merged from defaults, a file, options and --set, and checked.
+
+A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not come
+from one source; across sources the later one replaces the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedconcord import spec
+from fedconcord.algorithms import METHODS
+from fedconcord.errors import UserError, closest
+from fedconcord.heterogeneity.work import WORK
+from fedconcord.problems import PROBLEMS
+
+STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
+
+
+class LocalSettings(BaseModel):
+    """What a client does in a round."""
+
+    model_config = STRICT
+    epochs: Annotated[
+        Count | str | None, Field(description="passes over its samples: 3, or uniform(1,5)", json_schema_extra=WORK_TEXT)
+    ] = 1
+    steps: Annotated[
+        Count | str | None, Field(description="local steps, instead of epochs: 20", json_schema_extra=WORK_TEXT)
+    ] = None
+    batch_size: Annotated[Count | Literal["full"], Field(description="samples a step, or full")] = 10
+    lr: Annotated[float, Field(gt=0, description="local step size")] = 0.1
+    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="heavy-ball momentum, fresh each round")] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None, Field(description="largest l2 norm of a stochastic gradient")
+    ] = None
+
+
+class EngineSettings(BaseModel):
+    """How the rounds are computed; results do not depend on it."""
+
+    model_config = STRICT
+    name: Annotated[Literal["stacked", "serial"], Field(description="many clients at once, or one by one")] = "stacked"
+    chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "cpu"
+    dtype: Annotated[Literal["float32", "float64"], Field(description="precision of models and data")] = "float32"
+    threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+
+
+class EvalSettings(BaseModel):
+    """What is measured between rounds."""
+
+    model_config = STRICT
+    every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
+    target: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None, Field(description="test accuracy whose first round is reported")
+    ] = None
+    train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
+
+
+class CheckpointSettings(BaseModel):
+    """How much work an interruption may cost."""
+
+    model_config = STRICT
+    every: Annotated[float, Field(ge=0, description="seconds between checkpoints; 0 is every round")] = 30.0
+
+
+class Config(BaseModel):
+    """A whole job: one run (`method`, `seed`) or a comparison (`methods` x `seeds`)."""
+
+    model_config = STRICT
+    method: Annotated[str | None, Field(description="the method of a run, fedavg or fedprox(mu=0.1)")] = None
+    methods: Annotated[
+        Annotated[list[str], Field(min_length=1)] | None,
+        Field(
+            description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one",
+            json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
+        ),
+    ] = None
+    algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
+    label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
+    data: Annotated[str, Field(description="data set or problem")] = "digits"
+    data_dir: Annotated[str | None, Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache")] = (
+        None
+    )
+    partition: Annotated[str | None, Field(description="which client holds which samples")] = None
+    model: Annotated[str | None, Field(description="the model")] = None
+    clients: Annotated[int, Field(ge=1, description="clients N")] = 50
+    cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
+    rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
+    seed: Annotated[Seed | None, Field(description="the seed of a run")] = None
+    seeds: Annotated[
+        Annotated[list[Seed], Field(min_length=1)] | None,
+        Field(
+            description="the seeds of a comparison; all methods of a seed meet the same clients and batches",
+            json_schema_extra={"wanted": "a list of integers >= 0 such as 0,1,2"},
+        ),
+    ] = None
+    out: Annotated[str | None, Field(description="folder of the results; a new one below runs/ if none")] = None
+    local: LocalSettings = LocalSettings()
+    engine: EngineSettings = EngineSettings()
+    eval: EvalSettings = EvalSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values without the keys that are not set: JSON, and TOML but for a parameter that is none."""
+        full = self.model_dump(mode="json")
+        nested = {k: {i: v for i, v in x.items() if v is not None} for k, x in full.items() if k in SECTIONS}
+        flat = {k: v for k, v in full.items() if k not in SECTIONS and v is not None and v != {}}
+        return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}
+
+    def single(self, method: str, seed: int) -> Config:
+        """The resolved settings of one run: its method's parameters with defaults, its own local settings, its label."""
+        call, overrides = read_method(method, self.algorithm)
+        return self.model_copy(
+            update={
+                "method": call.name,
+                "methods": None,
+                "algorithm": call.resolved(),
+                "label": self.label or label_of(call, overrides),
+                "seed": seed,
+                "seeds": None,
+                "local": local_for(self.local, call.name, overrides),
+            }
+        )
+
+    def runs(self) -> list[Config]:
+        """The runs of this job, methods of one seed side by side."""
+        methods, seeds = self.methods or [self.method or "fedavg"], self.seeds or [self.seed or 0]
+        return [self.single(method, seed) for seed in seeds for method in methods]
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "local": LocalSettings,
+    "engine": EngineSettings,
+    "eval": EvalSettings,
+    "checkpoint": CheckpointSettings,
+}
+RIVALS = (("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps"))
+DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
+
+
+@functools.cache
+def keys() -> dict[str, dict[str, Any]]:
+    """Every key in dotted form with its JSON schema; `algorithm` stands for the method's own parameters."""
+    found: dict[str, dict[str, Any]] = dict(Config.model_json_schema()["properties"])
+    for section, model in SECTIONS.items():
+        del found[section]
+        found |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
+    return found
+
+
+# -- sources -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Settings from one place, by dotted key, and where each was written."""
+
+    values: Mapping[str, Any]
+    origin: Mapping[str, str]
+
+
+def from_nested(nested: Mapping[str, Any], origin: str) -> Source:
+    """Settings as nested tables (dotted keys are understood as well), all from one place."""
+    values = dict(_flat(nested, origin))
+    return Source(values, dict.fromkeys(values, origin))
+
+
+def from_file(path: Path) -> Source:
+    """Settings from a TOML file, or a JSON file as a result folder holds it."""
+    try:
+        content = path.read_text(encoding="utf-8")
+        nested = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except OSError as error:
+        raise UserError(f"cannot read the settings {path}: {error.strerror}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise UserError(f"{path} is not valid {kind}: {str(error).splitlines()[0]}") from None
+    if not isinstance(nested, dict):
+        raise UserError(f"{path} must hold a table of settings")
+    return from_nested(nested, path.name)
+
+
+def from_options(options: Mapping[str, tuple[str, Any]], settings: Sequence[str] = ()) -> Source:
+    """Settings from named options, dotted key -> (option, value), and over them `--set key=value` texts.
+
+    Options with value None were not given.
+    """
+    given = {key: (name, value) for key, (name, value) in options.items() if value is not None}
+    for setting in settings:
+        key, mark, value = setting.partition("=")
+        if not mark or not key.strip():
+            raise UserError(f"--set needs key=value, given {setting!r}; write for example --set local.lr=0.05")
+        given[key.strip()] = ("--set", toml_value(value))
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for key, (name, value) in given.items():
+        flat = dict(_flat({key: value}, name))
+        values |= flat
+        origin |= dict.fromkeys(flat, name)
+    return Source(values, origin)
+
+
+def toml_value(written: str) -> Any:
+    """A value as TOML reads it; a bare word or a call is text."""
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return spec.scalar(written.strip())
+
+
+def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        full = f"{prefix}{key}"
+        if full == "algorithm" or full in SECTIONS:
+            if not isinstance(value, Mapping):
+                inside = "rho = 0.1" if full == "algorithm" else ", ".join(SECTIONS[full].model_fields)
+                raise UserError(f"{full} is a table of keys ({inside}), given {spec.shown(value)} ({origin})")
+            yield from _flat(value, origin, f"{full}.")
+        elif full in keys() or full.startswith("algorithm."):
+            yield full, value
+        else:
+            raise UserError(f"unknown key {full!r} ({origin}){_near(full)}; `fedconcord list settings` shows all keys")
+
+
+def _near(given: str) -> str:
+    """The closest full key: by its last part if that fits, then by the whole."""
+    last = given.rsplit(".", 1)[-1]
+    for known in keys():
+        if known.rsplit(".", 1)[-1] == last:
+            return f" (did you mean {known!r}?)"
+    ends = {k.rsplit(".", 1)[-1]: k for k in reversed(keys())}
+    whole = closest(given, [*keys(), *SECTIONS])
+    near = closest(last, ends)
+    return whole or next((f" (did you mean {full!r}?)" for end, full in ends.items() if repr(end) in near), "")
+
+
+# -- merging and checking ------------------------------------------------------------------------------------------
+
+
+def resolve_run(*sources: Source) -> Config:
+    """The settings of one run."""
+    values, origin = _merge(sources)
+    for one, many in (("method", "methods"), ("seed", "seeds")):
+        given = values.pop(many, None)
+        if given is not None and len(given) != 1:
+            raise UserError(
+                f"a run takes one {one}, given {len(given)} ({origin[many]}); use fedconcord compare for several"
+            )
+        if given is not None:
+            values[one] = given[0]
+    config = _checked(values, origin)
+    return config.single(config.method or "fedavg", config.seed or 0)
+
+
+def resolve_compare(*sources: Source) -> Config:
+    """The settings of a comparison: `methods` in canonical form, `seeds`."""
+    values, origin = _merge(sources)
+    for one, many in (("method", "methods"), ("seed", "seeds")):
+        if values.get(one) is not None:
+            values[many] = [values.pop(one)]
+            origin[many] = origin[one]
+    if values.get("methods") is None:
+        raise UserError(
+            "a comparison needs methods: write --methods fedavg,scaffold, or methods = [...] in the settings file; "
+            f"known: {', '.join(sorted(METHODS))}"
+        )
+    if len(values["methods"]) > 1:
+        for key in values:
+            if key == "label" or key.startswith("algorithm."):
+                raise UserError(
+                    f"{key} ({origin[key]}) belongs to a single method; for several write the parameters behind each, "
+                    "as in fedprox(mu=0.1)"
+                )
+    config = _checked(values, origin)
+    assert config.methods is not None
+    canonical = [label_of(*read_method(method, config.algorithm)) for method in config.methods]
+    _distinct("method", canonical)
+    seeds = config.seeds or [0]
+    _distinct("seed", [str(seed) for seed in seeds])
+    return config.model_copy(update={"methods": canonical, "algorithm": {}, "seeds": seeds})
+
+
+def _distinct(what: str, names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        folder = spec.folder_name(name)
+        if folder in seen:
+            raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
+        seen[folder] = name
+
+
+def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source in sources:
+        given = {key: _prepare(key, value) for key, value in source.values.items()}
+        for pair in RIVALS:
+            set_here = [key for key in pair if given.get(key) is not None]
+            if len(set_here) == 2:
+                a, b = pair
+                places = " and ".join(dict.fromkeys(source.origin[key] for key in pair))
+                raise UserError(f"{a} and {b} exclude each other ({places}); give one of them")
+            for rival in pair:
+                if set_here and rival not in given:
+                    values.pop(rival, None)
+        values |= given
+        origin |= source.origin
+    if values.get("local.steps") is not None:
+        values["local.epochs"] = None
+    return values, origin
+
+
+def _prepare(key: str, value: Any) -> Any:
+    """Lists may be written as 'a,b', a single value stands for a list of it, and none unsets what may be unset."""
+    if key in ("methods", "seeds"):
+        if isinstance(value, str):
+            parts = spec.split_list(value)
+            return parts if key == "methods" else [spec.scalar(part) for part in parts]
+        if isinstance(value, tuple | range):
+            return list(value)
+        return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+    if value == "none" and key in keys() and {"type": "null"} in keys()[key].get("anyOf", ()):
+        return None
+    return value
+
+
+def _validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
+    """The values as a model; the first wrong one becomes a sentence."""
+    try:
+        # JSON mode is strict about numbers, texts and booleans alike
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        loc = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        full = prefix + loc[0] + (f".{loc[1]}" if loc[0] in SECTIONS and len(loc) > 1 else "")
+        value: Any = values
+        for part in full.removeprefix(prefix).split("."):
+            value = value[part]
+        place = f" ({origin[full]})" if full in origin else ""
+        wanted = spec.must_be(keys()[full.split(": ")[-1]])
+        raise UserError(f"{full} must be {wanted}, given {spec.shown(value)}{place}") from None
+
+
+def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
+    """Validated settings with the defaults that depend on other keys."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        head, _, tail = key.partition(".")
+        if tail:
+            nested.setdefault(head, {})[tail] = value
+        else:
+            nested[key] = value
+    config: Config = _validated(Config, nested, "", origin)
+    if "cohort" not in values:
+        config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
+    if config.cohort > config.clients:
+        place = f" ({origin['cohort']})" if "cohort" in origin else ""
+        raise UserError(
+            f"cohort {config.cohort}{place} is larger than clients {config.clients}; "
+            "give a smaller cohort or more clients"
+        )
+    for work in (config.local.epochs, config.local.steps):
+        check_work(work)
+    return _check_problem(config)
+
+
+def check_work(work: int | str | None) -> None:
+    """Refuse local work that is no number and no draw of the registry."""
+    if isinstance(work, str):
+        spec.build(WORK, "local work", work)
+
+
+def _check_problem(config: Config) -> Config:
+    """Data, partition and model by name and parameters; a problem brings its own clients and takes neither."""
+    from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.partitions import PARTITIONS
+    from fedconcord.models import MODELS
+
+    name = spec.parse(config.data, "data").name
+    if name in PROBLEMS:
+        spec.check(PROBLEMS, "data", config.data)
+        for key, value in (("partition", config.partition), ("model", config.model)):
+            if value is not None:
+                raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
+        if config.eval.target is not None:
+            raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
+        return config
+    spec.check({**DATASETS, **PROBLEMS}, "data", config.data)
+    partition, model = config.partition or DEFAULT_PARTITION, config.model or DEFAULT_MODEL
+    spec.check(PARTITIONS, "partition", partition)
+    spec.check(MODELS, "model", model)
+    return config.model_copy(update={"partition": partition, "model": model})
+
+
+# -- methods -------------------------------------------------------------------------------------------------------
+
+
+def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[spec.Call, dict[str, Any]]:
+    """A method's text, with the parameters of the `algorithm` table, as a checked call and its `local.*` settings."""
+    parsed = spec.parse(written, "method")
+    overrides = {k.removeprefix("local."): v for k, v in parsed.kwargs.items() if k.startswith("local.")}
+    own = {k: v for k, v in parsed.kwargs.items() if not k.startswith("local.")}
+    for key, value in (algorithm or {}).items():
+        if own.get(key, value) != value:
+            raise UserError(
+                f"method {parsed.name}: {key} is given twice, as {spec.text(own[key])} and as "
+                f"algorithm.{key} = {spec.text(value)}; give it once"
+            )
+        own[key] = value
+    call = spec.check(METHODS, "method", spec.Spec(parsed.name, parsed.args, own))
+    local_for(LocalSettings(), call.name, overrides)
+    return call, overrides
+
+
+def label_of(call: spec.Call, overrides: Mapping[str, Any]) -> str:
+    """The canonical text of a method: parameters by name in the factory's order, then its local settings."""
+    local = {f"local.{k}": overrides[k] for k in LocalSettings.model_fields if k in overrides}
+    return str(spec.Spec(call.name, (), {**call.given, **local}))
+
+
+def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
+    """The local settings of one method: the job's, with the method's own over them."""
+    plain = {key: spec.plain(value) for key, value in overrides.items()}
+    if plain.get("epochs") is not None and plain.get("steps") is not None:
+        raise UserError(f"method {method}: local.epochs and local.steps exclude each other; give one of them")
+    for key in plain:
+        if key not in LocalSettings.model_fields:
+            raise UserError(
+                f"method {method}: unknown key 'local.{key}'{closest(key, LocalSettings.model_fields)}; "
+                f"known: {', '.join(LocalSettings.model_fields)}"
+            )
+    values = base.model_dump()
+    if plain.get("steps") is not None:
+        values["epochs"] = None
+    if plain.get("epochs") is not None:
+        values["steps"] = None
+    values |= {k: _prepare(f"local.{k}", v) for k, v in plain.items()}
+    local: LocalSettings = _validated(LocalSettings, values, f"method {method}: local.", {})
+    check_work(local.epochs)
+    check_work(local.steps)
+    return local

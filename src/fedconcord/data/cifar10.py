@@ -1,0 +1,65 @@
+"""CIFAR-10 (Krizhevsky 2009) from its published binary files; the pickled version is never read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.folder import damaged, missing
+
+PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-10 binary version)"
+TRAIN = [f"data_batch_{k}.bin" for k in range(1, 6)]
+TEST = "test_batch.bin"
+MEAN = np.array([0.491, 0.482, 0.447], np.float32)[:, None, None]
+STD = np.array([0.247, 0.243, 0.262], np.float32)[:, None, None]
+ROWS, SHAPE, CLASSES = 10_000, (3, 32, 32), 10
+ROW_BYTES = 1 + 3 * 32 * 32
+
+
+def cifar10(folder: Path, seed: int, /) -> Dataset:
+    """CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 + 10,000 samples; six files in cifar-10-batches-bin/.
+
+    Samples are [3, 32, 32], pixels divided by 255, then scaled a channel with mean (0.491, 0.482, 0.447) and standard
+    deviation (0.247, 0.243, 0.262), as FedDyn and A-FedPD do. `seed` is not used.
+
+    Raises:
+        UserError: a file is missing or not as published.
+    """
+    folder = folder / "cifar-10-batches-bin"
+    files = [*TRAIN, TEST]
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise missing("cifar10", folder, files, absent, PAGE)
+    train = [read_batch(folder / name) for name in TRAIN]
+    test_x, test_y = read_batch(folder / TEST)
+    train_x, train_y = np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])
+    return Dataset("cifar10", _scaled(train_x), train_y, _scaled(test_x), test_y, CLASSES)
+
+
+def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [10000, 3, 32, 32] uint8 and labels [10000] int64 of one file: rows of a label byte and three planes.
+
+    Raises:
+        UserError: the file cannot be read, has another length or a label above 9.
+    """
+    try:
+        data = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise damaged(path, str(error)) from error
+    if data.size != ROWS * ROW_BYTES:
+        raise damaged(path, f"it has {data.size} bytes, the published file {ROWS * ROW_BYTES}")
+    rows = data.reshape(ROWS, ROW_BYTES)
+    labels = rows[:, 0].astype(np.int64)
+    if labels.max() >= CLASSES:
+        raise damaged(path, f"it holds the label {labels.max()}, CIFAR-10's are 0 to 9")
+    return rows[:, 1:].reshape(ROWS, *SHAPE), labels
+
+
+def _scaled(pixels: np.ndarray) -> np.ndarray:
+    x = pixels.astype(np.float32)
+    x /= 255  # in place: the arrays are large
+    x -= MEAN
+    x /= STD
+    return x

@@ -1,0 +1,98 @@
+"""MNIST (LeCun, Cortes, Burges 1998) from its published IDX files."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.folder import damaged, missing
+
+PAGE = "https://yann.lecun.com/exdb/mnist/"
+SPLITS = {"train": "train", "test": "t10k"}
+MEAN, STD = 0.1307, 0.3081
+CLASSES = 10
+MAX_DEFLATE = 1032  # no gzip stream holds more than this many bytes per byte
+
+
+def mnist(folder: Path, seed: int, /) -> Dataset:
+    """MNIST handwritten digits, 28x28 grey, 10 classes, 60,000 + 10,000 samples; four files in mnist/.
+
+    Samples are [1, 28, 28], pixels divided by 255, then (x - 0.1307) / 0.3081. The files are read from folder/mnist,
+    gzipped (name ending in .gz, as published) or not; `seed` is not used.
+
+    Raises:
+        UserError: a file is missing, truncated or not in the IDX format.
+    """
+    folder = folder / "mnist"
+    names = [f"{split}-{part}-ubyte" for split in SPLITS.values() for part in ("images-idx3", "labels-idx1")]
+    paths = {name: _find(folder, name) for name in names}
+    absent = [f"{name}.gz" for name, path in paths.items() if path is None]
+    if absent:
+        raise missing("mnist", folder, [f"{name}.gz" for name in names], absent, PAGE)
+    found = {name: path for name, path in paths.items() if path is not None}
+    train_x, train_y = _pair(found, "train")
+    test_x, test_y = _pair(found, "test")
+    return Dataset("mnist", train_x, train_y, test_x, test_y, CLASSES)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+
+
+def _pair(paths: dict[str, Path], split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scaled images [n, 1, 28, 28] and labels [n] of one split."""
+    image_path = paths[f"{SPLITS[split]}-images-idx3-ubyte"]
+    label_path = paths[f"{SPLITS[split]}-labels-idx1-ubyte"]
+    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+    if images.shape[1:] != (28, 28):
+        raise damaged(image_path, f"its images are {images.shape[1]}x{images.shape[2]}, MNIST's are 28x28")
+    if len(images) != len(labels):
+        raise damaged(label_path, f"it has {len(labels)} labels for the {len(images)} images of {image_path.name}")
+    if labels.max() >= CLASSES:
+        raise damaged(label_path, f"it holds the label {labels.max()}, MNIST's are 0 to 9")
+    x = images.astype(np.float32)[:, None]
+    x /= 255  # in place: the arrays are large
+    x -= MEAN
+    x /= STD
+    return x, labels.astype(np.int64)
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """The uint8 array with `ndim` dimensions of one IDX file, gzipped if its name ends in .gz.
+
+    Layout: bytes 0, 0, 8 (unsigned byte), ndim; ndim sizes as big-endian uint32; then the data in C order.
+
+    Raises:
+        UserError: the file is not gzip, not IDX of this kind, empty, truncated or too long.
+    """
+    gzipped = path.suffix == ".gz"
+    header = 4 + 4 * ndim
+    try:
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+            head = file.read(header)
+            if head[:4] != bytes((0, 0, 8, ndim)):
+                raise damaged(
+                    path, f"it starts with bytes {head[:4].hex(' ')}, an IDX file of its kind with 00 00 08 {ndim:02x}"
+                )
+            if len(head) < header:
+                raise damaged(path, "it ends inside its header")
+            sizes = struct.unpack(f">{ndim}I", head[4:])
+            expected = math.prod(sizes)
+            if expected == 0:
+                raise damaged(path, "its header says that it holds no sample")
+            # Asking for what the file cannot hold would reserve what a damaged header says, up to terabytes.
+            if expected > path.stat().st_size * (MAX_DEFLATE if gzipped else 1):
+                raise damaged(path, f"its header says {expected} bytes, more than the file can hold")
+            body = file.read(expected + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise damaged(path, str(error).rstrip(".") or type(error).__name__) from error
+    if len(body) != expected:
+        has = f"{len(body)}" if len(body) < expected else "more"
+        raise damaged(path, f"its header says {expected} bytes of data and it has {has}")
+    return np.frombuffer(body, np.uint8).reshape(sizes)

@@ -1,0 +1,54 @@
+"""How much local work a client does in a round, and on which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord import rng
+from fedconcord.errors import UserError
+
+Work = Callable[[int, int, int], int]
+"""(seed, round, client) -> units of work: epochs, or steps where the configuration counts steps."""
+
+
+def fixed(value: Annotated[int, Field(ge=1, description="the same every round")] = 1) -> Work:
+    """The same work for every client in every round."""
+    return lambda seed, round, client: value
+
+
+def uniform(
+    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
+    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+) -> Work:
+    """Uniform on {low, ..., high}, drawn anew for every client in every round (FedNova, FedADMM, FedVRA's HLU)."""
+    if high < low:
+        raise UserError(f"uniform({low}, {high}) has no value between its ends; give low <= high")
+    return lambda seed, round, client: int(
+        rng.generator(seed, rng.Purpose.WORK, round, client).integers(low, high, endpoint=True)
+    )
+
+
+WORK: dict[str, Callable[..., Work]] = {"fixed": fixed, "uniform": uniform}
+
+
+def epoch_steps(n: int, batch_size: int | None) -> int:
+    """Steps in one epoch of n samples; the last batch may be short. None: one full-batch step."""
+    return 1 if batch_size is None else -(-n // batch_size)
+
+
+def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: int) -> np.ndarray:
+    """Sample positions [steps, B] of a client in a round; -1 pads the short last batch of an epoch.
+
+    Each epoch is a fresh permutation; B = min(batch_size, n).
+    """
+    size = min(batch_size, n)
+    per_epoch = epoch_steps(n, size)
+    draw = rng.generator(seed, rng.Purpose.BATCH, round, client)
+    out = np.full((-(-steps // per_epoch), per_epoch * size), -1, np.int64)
+    for epoch in out:
+        epoch[:n] = draw.permutation(n)
+    return out.reshape(-1, size)[:steps]

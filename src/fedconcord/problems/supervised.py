@@ -1,0 +1,116 @@
+"""Supervised classification: a model, a loss and the samples of every client, resident on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from fedconcord import rng
+from fedconcord.data.dataset import Dataset
+from fedconcord.errors import UserError
+from fedconcord.flat import Layout
+
+EVAL_BATCH = 2048
+
+
+class Supervised:
+    """f_i(x) = mean cross-entropy of the model with parameters x over client i's samples.
+
+    Args:
+        build: makes the model; called under a keyed seed for every starting point.
+        data: train and test arrays.
+        parts: for each client the indices of its train samples, disjoint.
+        train_samples: train loss is evaluated on a fixed keyed sample of this many train points (all if fewer).
+
+    Raises:
+        UserError: a client without samples, or a model with running statistics.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        data: Dataset,
+        parts: Sequence[np.ndarray],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        train_samples: int = 10_000,
+    ) -> None:
+        self.dtype, self.device = dtype, torch.device(device)
+        for i, part in enumerate(parts):
+            if len(part) == 0:
+                raise UserError(f"client {i} of {len(parts)} has no samples; use fewer clients or another partition")
+        self.build = build
+        with torch.random.fork_rng(devices=[]):
+            self.model = build().to(dtype=dtype, device=self.device)
+        self.layout = Layout(self.model)
+        self.dim = self.layout.dim
+        self.sizes = np.array([len(part) for part in parts], np.float64)
+        self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        order = np.concatenate(parts)
+        self.x, self.y = self._tensors(data.train_x[order], data.train_y[order])
+        self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
+        keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
+        self.probe = torch.as_tensor(np.sort(keep), device=self.device)
+        self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
+        self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
+
+    def _tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+        return (
+            torch.as_tensor(x, dtype=self.dtype, device=self.device),
+            torch.as_tensor(y, dtype=torch.int64, device=self.device),
+        )
+
+    def init(self, seed: int) -> Tensor:
+        # torch's layers initialise from the global generator only: fork it, so that nothing else notices
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.torch_seed(seed, rng.Purpose.INIT))
+            fresh = self.build()
+        return self.layout.flatten(fresh).to(dtype=self.dtype, device=self.device)
+
+    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs [B, classes] of the model with parameters x [d] on inputs [B, *shape]."""
+        out: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
+        return out
+
+    def _mean_loss(self, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x, inputs), labels)
+
+    def _weighted_loss(self, x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x, inputs), labels, reduction="none") @ weight
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = self._mean_loss(x, self.x[samples], self.y[samples])
+        return torch.autograd.grad(loss, x)[0]
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        inputs, labels = self.x[samples], self.y[samples]
+        if weight is None:
+            out: Tensor = self._gradients_plain(x, inputs, labels)
+        else:
+            out = self._gradients(x, inputs, labels, weight)
+        return out
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """`test_accuracy` in [0, 1], `test_loss` and `train_loss` (mean cross-entropy; train on a fixed sample)."""
+        test_loss, accuracy = self._score(x, self.test_x, self.test_y)
+        train_loss, _ = self._score(x, self.x[self.probe], self.y[self.probe])
+        return {"test_accuracy": accuracy, "test_loss": test_loss, "train_loss": train_loss}
+
+    @torch.no_grad()
+    def _score(self, x: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        for a in range(0, len(labels), EVAL_BATCH):
+            out = self.logits(x, inputs[a : a + EVAL_BATCH])
+            part = labels[a : a + EVAL_BATCH]
+            loss += F.cross_entropy(out, part, reduction="sum")
+            right += (out.argmax(1) == part).sum()
+        return float(loss) / len(labels), float(right) / len(labels)

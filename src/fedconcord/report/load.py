@@ -1,0 +1,263 @@
+"""Result folders read back: run.json, metrics.csv, timing.csv and partition.csv of every run below some paths."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from fedconcord.errors import UserError
+
+Array = NDArray[np.float64]
+FORMAT = 1
+COSTS = ("bytes_up", "bytes_down", "gradient_steps")
+JOB_FIELDS = ("partition", "model", "clients", "cohort")  # what a comparison holds fixed; `data` may never differ
+UNPAIRED_KEYS = frozenset({"seed", "seeds", "out", "resume", "label"})  # differ between runs of one method by nature
+
+
+@dataclass(frozen=True)
+class Head:
+    """What run.json says of a run."""
+
+    format: int
+    method: str
+    label: str
+    seed: int
+    status: Literal["complete", "interrupted", "running", "diverged"]
+    rounds: int
+    rounds_done: int
+    models: tuple[str, ...]
+    dim: int
+    clients: int
+    cohort: int
+    data: str
+    model: str
+    partition: str
+    target: float | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: its head and its series. T evaluated rounds (round 0 is the start), N clients, C classes."""
+
+    folder: Path
+    name: str  # the method as the report calls it: its label and, where runs differ in more, that too
+    head: Head
+    round: Array  # [T] strictly increasing
+    metrics: dict[str, Array]  # evaluation column -> [T]; may hold NaN and inf
+    bytes: Array  # [T] up and down together, cumulative
+    gradient_steps: Array  # [T] cumulative over all clients
+    seconds: Array  # [rounds trained] training time of each round, in seconds
+    counts: Array | None  # [N, C] samples of each class that a client holds
+    classes: tuple[str, ...]  # C names
+
+    @property
+    def diverged(self) -> bool:
+        """The run says so, or its last evaluation of the model it answers with is not finite."""
+        last = [v[-1] for k, v in self.metrics.items() if v.size and ":" not in k]
+        return self.head.status == "diverged" or not bool(np.all(np.isfinite(last)))
+
+    def axis(self, name: str) -> Array:
+        """[T] the cost so far: 'round', 'bytes' or 'gradient_steps'."""
+        return {"round": self.round, "bytes": self.bytes, "gradient_steps": self.gradient_steps}[name]
+
+
+_HEAD = TypeAdapter(Head)
+
+
+def _head(path: Path) -> Head:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as e:
+        raise UserError(f"{path}: cannot be read as JSON ({e}); run that method again or remove its folder") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        given = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
+        raise UserError(f"{path}: its format is {given!r}, this version of fedconcord reads format {FORMAT}")
+    known = {f.name for f in fields(Head)}  # keys that a later version adds are left alone
+    try:
+        return _HEAD.validate_python({k: v for k, v in raw.items() if k in known})
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        more = "" if first["type"] == "missing" else f", given {first['input']!r}"
+        raise UserError(f"{path}: {where}: {first['msg'].lower()}{more}") from None
+
+
+def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as f:
+            rows = [r for r in csv.reader(f) if r]
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise UserError(f"{path}: cannot be read as CSV ({e})") from None
+    if not rows:
+        raise UserError(f"{path}: is empty, a header line was expected")
+    header, body = rows[0], rows[1:]
+    twice = [c for c, n in Counter(header).items() if n > 1]
+    if twice:
+        raise UserError(f"{path}: column {twice[0]!r} occurs twice in the header")
+    for i, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise UserError(f"{path}: row {i} has {len(row)} cells where the header has {len(header)}")
+    return header, body
+
+
+def _table(path: Path) -> dict[str, Array]:
+    """Column -> [rows] float64 of a CSV of numbers; an empty cell is NaN."""
+    header, body = _rows(path)
+    table = np.full((len(body), len(header)), np.nan)
+    for i, row in enumerate(body):
+        for j, cell in enumerate(row):
+            if cell:
+                try:
+                    table[i, j] = float(cell)
+                except ValueError:
+                    where = f"row {i + 2}, column {header[j]!r}"
+                    raise UserError(f"{path}: {where}: {cell!r} is not a number") from None
+    return {name: table[:, j] for j, name in enumerate(header)}
+
+
+def _metrics(path: Path) -> dict[str, Array]:
+    table = _table(path)
+    missing = [c for c in ("round", *COSTS) if c not in table]
+    if missing:
+        raise UserError(f"{path}: has no column {missing[0]!r}; columns: {', '.join(table)}")
+    if not np.all(np.isfinite(table["round"])) or np.any(np.diff(table["round"]) <= 0):
+        raise UserError(f"{path}: the column 'round' must hold increasing numbers")
+    if len(table) == 1 + len(COSTS):
+        raise UserError(f"{path}: holds no evaluation column, only {', '.join(table)}")
+    return table
+
+
+def _counts(path: Path) -> tuple[Array, tuple[str, ...]]:
+    table = _table(path)
+    if "client" not in table or len(table) < 2:
+        raise UserError(f"{path}: the header must be 'client' and one column a class, it is {', '.join(table)!r}")
+    classes = tuple(c for c in table if c != "client")
+    counts = np.stack([table[c] for c in classes], axis=1)
+    if not np.all(np.isfinite(counts)) or np.any(counts < 0):
+        raise UserError(f"{path}: every count must be a number >= 0")
+    return counts, classes
+
+
+def _run(folder: Path) -> Run:
+    head = _head(folder / "run.json")
+    path = folder / "metrics.csv"
+    if path.exists():
+        table = _metrics(path)
+    elif head.status == "complete":
+        raise UserError(f"{path}: is missing although the run is complete; restore it or remove the folder")
+    else:  # started, nothing evaluated yet
+        table = {c: np.empty(0) for c in ("round", *COSTS)}
+    timing = folder / "timing.csv"
+    seconds = np.empty(0)
+    if timing.exists():
+        times = _table(timing)
+        if "seconds" not in times:
+            raise UserError(f"{timing}: has no column 'seconds'; columns: {', '.join(times)}")
+        seconds = times["seconds"]
+    part = folder / "partition.csv"
+    counts, classes = _counts(part) if part.exists() else (None, ())
+    return Run(
+        folder=folder,
+        name=head.label,
+        head=head,
+        round=table["round"],
+        metrics={k: v for k, v in table.items() if k != "round" and k not in COSTS},
+        bytes=table["bytes_up"] + table["bytes_down"],
+        gradient_steps=table["gradient_steps"],
+        seconds=seconds,
+        counts=counts,
+        classes=classes,
+    )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a nested configuration: 'a.b' -> value."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def show(value: Any) -> str:
+    """A configuration value as a person reads it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def varying(runs: Iterable[Run]) -> list[str]:
+    """The configuration keys in which the runs differ by more than their seed, in the order of the files."""
+    flats = [flatten(r.head.config) for r in runs]
+    keys = dict.fromkeys(k for f in flats for k in f if not UNPAIRED_KEYS & set(k.split(".")))
+    return [k for k in keys if len({show(f.get(k)) for f in flats}) > 1]
+
+
+def _named(runs: list[Run]) -> list[Run]:
+    """The runs with names that tell apart what differs: the job if it varies, and settings under one label."""
+    named = []
+    mixed = [f for f in JOB_FIELDS if len({getattr(r.head, f) for r in runs}) > 1]
+    words = {"clients": "{} clients", "cohort": "{} a round"}
+    for r in runs:
+        extra = [words.get(f, "{}").format(getattr(r.head, f)) for f in mixed]
+        named.append(replace(r, name=" · ".join([r.head.label, *extra])))
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for r in named:
+        groups[r.name].append(r)
+    result = []
+    for r in named:
+        group = groups[r.name]
+        if len({g.head.seed for g in group}) == len(group):
+            result.append(r)
+            continue
+        flat = flatten(r.head.config)
+        extra = [f"{k.rsplit('.', 1)[-1]}={show(flat.get(k))}" for k in varying(group)]
+        result.append(replace(r, name=" · ".join([r.name, *extra])))
+    seen: dict[tuple[str, int], Run] = {}
+    for r in result:
+        twin = seen.setdefault((r.name, r.head.seed), r)
+        if twin is not r:
+            raise UserError(
+                f"{r.name!r} with seed {r.head.seed} is there twice, in {twin.folder} and {r.folder}; "
+                "give the report one of them"
+            )
+    return result
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """Every run in or below the paths, in the order of the paths and of the folders' names.
+
+    Runs that are still going, were interrupted or diverged are loaded like others; see `Run.head.status`.
+    Raises UserError if a path is missing or holds no run.json, a file is broken (the sentence names it), the same
+    method and seed is there twice, or the runs are of different data.
+    """
+    if not paths:
+        raise UserError("no result folder was given; give one or more folders that hold runs")
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UserError(f"there is no folder {path}")
+        if path.is_file() and path.name != "run.json":
+            raise UserError(f"{path} is a file; give the folder of a run or of a comparison")
+        found = [path] if path.is_file() else sorted(path.rglob("run.json"))
+        if not found:
+            raise UserError(f"there is no run.json in or below {path}; give the folder of a run or of a comparison")
+        folders.update(dict.fromkeys(f.parent.resolve() for f in found))
+    runs = [_run(f) for f in folders]
+    data = sorted({r.head.data for r in runs})
+    if len(data) > 1:
+        raise UserError(f"the runs are of different data ({', '.join(data)}); report on one data set at a time")
+    return _named(runs)

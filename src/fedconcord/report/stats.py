@@ -1,0 +1,85 @@
+"""The numbers a report rests on: t intervals over seeds, paired comparisons with Holm's correction, first crossings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]  # Student's t without scipy.stats' second
+
+Array = NDArray[np.float64]
+LEVEL = 0.95  # of every interval
+ALPHA = 0.05  # of the comparisons together
+
+
+class Interval(NamedTuple):
+    """A mean over n values and the t interval around it; low and high are NaN for n < 2."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+
+class Paired(NamedTuple):
+    """The mean of paired differences, its t interval, and the two-sided p value of 'no difference'."""
+
+    diff: Interval
+    p: float
+
+
+def interval(values: Sequence[float] | Array) -> Interval:
+    """Mean and 95 % t interval; NaN throughout for no values, NaN bounds for one."""
+    x = np.asarray(values, dtype=np.float64)
+    n = x.size
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(x.mean())
+    if n == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * float(x.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
+    """a - b over the seeds that both have (at least two)."""
+    d = np.array([a[s] - b[s] for s in sorted(a.keys() & b.keys())])
+    diff = interval(d)
+    spread = float(d.std(ddof=1)) / math.sqrt(d.size)
+    if spread == 0:  # the same difference in every seed: certain, or no difference at all
+        return Paired(diff, 1.0 if diff.mean == 0 else 0.0)
+    return Paired(diff, 2 * float(stdtr(d.size - 1, -abs(diff.mean) / spread)))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's adjusted p values, in the order given."""
+    adjusted = [0.0] * len(ps)
+    running = 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        running = max(running, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = running
+    return adjusted
+
+
+def tail_mean(rounds: Array, values: Array, horizon: float, window: int) -> float:
+    """The mean of the last `window` values evaluated up to round `horizon`, the start (round 0) left out if it can be;
+    NaN if one of them is not finite or there is none."""
+    usable = rounds <= horizon
+    if np.any(usable & (rounds > 0)):
+        usable &= rounds > 0
+    last = values[usable][-window:]
+    return float(last.mean()) if last.size and np.all(np.isfinite(last)) else math.nan
+
+
+def first_at(values: Array, target: float, higher: bool) -> int | None:
+    """The index of the first value at or past the target, None if there is none."""
+    with np.errstate(invalid="ignore"):
+        hit = np.flatnonzero((values >= target) if higher else (values <= target))
+    return int(hit[0]) if hit.size else None

@@ -1,0 +1,344 @@
+"""From runs to what the report says: methods, final values, costs to the target, the ranking and what to be wary of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedconcord.errors import UserError
+from fedconcord.report.load import JOB_FIELDS, Array, Run
+from fedconcord.report.stats import ALPHA, Interval, first_at, holm, interval, paired, tail_mean
+
+WINDOW = 5  # evaluated rounds whose mean is the final value
+FLOOR = 1e-12  # a distance below it counts as this: rounding, not progress
+AXES = ("round", "bytes", "gradient_steps")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """An evaluation column and how it is read. `log`: it is averaged and compared on a log scale."""
+
+    column: str
+    title: str
+    higher: bool
+    percent: bool = False
+    log: bool = False
+
+    def scale(self, values: Array) -> Array:
+        """To the scale on which means are taken."""
+        return np.log10(np.maximum(values, FLOOR)) if self.log else values
+
+    def back(self, v: float) -> float:
+        return 10.0**v if self.log else v
+
+    def interval(self, values: Sequence[float]) -> Interval:
+        """The interval of values on the averaging scale, in the metric's own unit."""
+        i = interval(values)
+        return Interval(self.back(i.mean), self.back(i.low), self.back(i.high), i.n)
+
+
+KNOWN = (  # the first that every run has ranks the methods
+    Metric("test_accuracy", "test accuracy", higher=True, percent=True),
+    Metric("distance", "distance to the optimum", higher=False, log=True),
+    Metric("test_loss", "test loss", higher=False),
+    Metric("loss", "loss", higher=False),
+    Metric("train_loss", "train loss", higher=False),
+)
+LOSSES = ("train_loss", "loss", "test_loss")  # the first that every run has is drawn beside the ranking metric
+
+
+def metric_of(column: str) -> Metric:
+    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so."""
+    for m in KNOWN:
+        if m.column == column:
+            return m
+    accuracy = column.endswith("accuracy")
+    return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
+
+
+class Reach(NamedTuple):
+    """When one run first met the target; None where it never did."""
+
+    round: float | None
+    bytes: float | None
+    gradient_steps: float | None
+    ended: float  # the last round that the run evaluated
+
+
+class Row(NamedTuple):
+    """One line of the table: a method and one of its models, over its seeds."""
+
+    name: str
+    index: int  # of the method: its colour and line style
+    model: str
+    runs: int
+    finished: int
+    notes: str  # what became of the others
+    final: Interval  # mean of the last WINDOW evaluated rounds, over finished runs (over all if none finished)
+    last: Interval  # the last evaluated value
+    loss: Interval | None  # final value of the loss
+    reach: tuple[Reach, ...]  # a run each
+    seconds: Interval  # median training time of a round
+
+
+class Comparison(NamedTuple):
+    """The best method's lead over another, on the averaging scale, positive where the best is better."""
+
+    name: str
+    lead: Interval
+    p: float
+    p_holm: float
+
+    @property
+    def separated(self) -> bool:
+        return self.p_holm < ALPHA
+
+
+class Verdict(NamedTuple):
+    """What may be said of the order of the methods."""
+
+    kind: Literal["best", "tied", "one seed", "one method", "unpaired", "nothing"]
+    top: str | None  # the highest mean over `seeds`
+    seeds: tuple[int, ...]  # that every ranked method finished
+    comparisons: tuple[Comparison, ...]
+    left_out: tuple[tuple[str, str], ...]  # method, why
+
+    @property
+    def front(self) -> tuple[str, ...]:
+        """The best method and those that the data do not separate from it; empty where no interval is given."""
+        if self.kind not in ("best", "tied") or self.top is None:
+            return ()
+        return (self.top, *(c.name for c in self.comparisons if not c.separated))
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    index: int
+    runs: tuple[Run, ...]  # with at least one evaluated round
+    finished: tuple[Run, ...]  # of them, those that the tables average
+
+
+@dataclass(frozen=True)
+class Summary:
+    runs: tuple[Run, ...]
+    methods: tuple[Method, ...]
+    primary: Metric
+    loss: Metric | None
+    horizon: int  # final values are taken up to this round
+    target: float
+    target_asked: bool
+    rows: tuple[Row, ...]  # the models that the methods answer with, best first
+    second: tuple[Row, ...]  # the other models
+    verdict: Verdict
+    warnings: tuple[str, ...]  # sentences
+    every: int  # rounds between evaluations, the largest of any run
+
+    def method(self, name: str) -> Method:
+        return next(m for m in self.methods if m.name == name)
+
+
+def finals(runs: Sequence[Run], metric: Metric, horizon: float, column: str | None = None) -> dict[int, float]:
+    """Seed -> final value on the averaging scale (NaN where it is not finite)."""
+    column = column or metric.column
+    return {
+        r.head.seed: tail_mean(r.round, metric.scale(r.metrics[column]), horizon, WINDOW)
+        for r in runs
+        if column in r.metrics
+    }
+
+
+def _complete(run: Run) -> bool:
+    return run.head.status == "complete" and not run.diverged and run.round.size > 0
+
+
+def _left(values: Mapping[int, float]) -> list[float]:
+    return [v for v in values.values() if math.isfinite(v)]
+
+
+def _reach(run: Run, column: str, target: float, higher: bool) -> Reach:
+    ended = float(run.round[-1])
+    i = first_at(run.metrics[column], target, higher) if column in run.metrics else None
+    if i is None:
+        return Reach(None, None, None, ended)
+    return Reach(float(run.round[i]), float(run.bytes[i]), float(run.gradient_steps[i]), ended)
+
+
+def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: int, target: float) -> Row:
+    runs = m.finished or tuple(r for r in m.runs if not r.diverged)
+    prefix = "" if model == m.runs[0].head.models[0] else f"{model}:"
+    states = [("diverged", sum(r.diverged for r in m.runs))]
+    states += [(s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted")]
+    column = prefix + metric.column
+    last = [
+        float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics
+    ]
+    has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
+    return Row(
+        name=m.name,
+        index=m.index,
+        model=model,
+        runs=len(m.runs),
+        finished=len(m.finished),
+        notes=", ".join(f"{n} {s}" for s, n in states if n),
+        final=metric.interval(_left(finals(runs, metric, horizon, column))),
+        last=metric.interval([v for v in last if math.isfinite(v)]),
+        loss=loss.interval(_left(finals(runs, loss, horizon, prefix + loss.column))) if loss and has_loss else None,
+        reach=tuple(_reach(r, column, target, metric.higher) for r in m.runs),
+        seconds=interval([float(np.nanmedian(r.seconds)) for r in m.runs if np.any(np.isfinite(r.seconds))]),
+    )
+
+
+def _verdict(methods: Sequence[Method], metric: Metric, horizon: int, unpaired: bool) -> Verdict:
+    left_out: list[tuple[str, str]] = []
+    values: dict[str, dict[int, float]] = {}
+    for m in methods:
+        diverged = sum(r.diverged for r in m.runs)
+        done = finals(m.finished, metric, horizon)
+        if diverged:
+            left_out.append((m.name, f"{diverged} of {len(m.runs)} seeds diverged"))
+        elif not done:
+            left_out.append((m.name, "no run of it is complete"))
+        else:
+            values[m.name] = done
+    several = [n for n, v in values.items() if len(v) > 1]
+    if several:  # a method with one seed would leave the others without an interval
+        left_out += [(n, "only one seed of it is complete") for n in values if n not in several]
+        values = {n: values[n] for n in several}
+    if not values:
+        return Verdict("nothing", None, (), (), tuple(left_out))
+    seeds = tuple(sorted(set.intersection(*(set(v) for v in values.values()))))
+    if len(values) == 1:
+        return Verdict("one method", next(iter(values)), seeds, (), tuple(left_out))
+    if unpaired or not seeds:
+        return Verdict("unpaired", None, seeds, (), tuple(left_out))
+    sign = 1.0 if metric.higher else -1.0
+    score = {n: {s: sign * v[s] for s in seeds} for n, v in values.items()}
+    order = sorted(score, key=lambda n: -math.fsum(score[n].values()))
+    top = order[0]
+    if len(seeds) == 1:
+        return Verdict("one seed", top, seeds, (), tuple(left_out))
+    pairs = {n: paired(score[top], score[n]) for n in order[1:]}
+    adjusted = holm([pairs[n].p for n in order[1:]])
+    comparisons = tuple(Comparison(n, pairs[n].diff, pairs[n].p, p) for n, p in zip(order[1:], adjusted, strict=True))
+    kind: Literal["best", "tied"] = "best" if all(c.separated for c in comparisons) else "tied"
+    return Verdict(kind, top, seeds, comparisons, tuple(left_out))
+
+
+def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[Row]]) -> tuple[float, bool]:
+    """The hardest target that a run asks for; else one chosen from the results (see `target_words`)."""
+    asked = [r.head.target for r in runs if r.head.target is not None]
+    if asked:
+        return (max(asked) if metric.higher else min(asked)), True
+    ends = [r.final.mean for r in rows(math.nan) if math.isfinite(r.final.mean)]
+    if not ends:
+        return math.nan, False
+    if metric.higher:
+        return math.floor(100 * 0.95 * max(ends) + 1e-9) / 100, False
+    starts = [float(r.metrics[metric.column][0]) for r in runs]
+    start, end = float(np.median([s for s in starts if math.isfinite(s)] or [math.nan])), min(ends)
+    if metric.log or (start > 0 and 0 < end < start / 100):  # half the way in decades, rounded up to a power of ten
+        return 10.0 ** math.ceil((math.log10(max(start, FLOOR)) + math.log10(max(end, FLOOR))) / 2 - 1e-9), False
+    return float(f"{end + 0.05 * (start - end):.2g}"), False
+
+
+def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixed: Sequence[str]) -> list[str]:
+    said = []
+    for r in runs:
+        who = f"{r.name}, seed {r.head.seed}"
+        at = f"after {r.head.rounds_done} of {r.head.rounds} rounds"
+        if not r.round.size:
+            said.append(f"{who}: nothing is evaluated yet ({r.head.status}); it is left out.")
+        elif r.diverged:
+            said.append(f"{who} diverged {at}.")
+        elif r.head.status == "interrupted":
+            said.append(f"{who} was interrupted {at}; `fedconcord run --resume {r.folder}` continues it.")
+        elif r.head.status == "running":
+            said.append(f"{who} was still running {at} when this page was written.")
+    ends = sorted({int(r.round[-1]) for m in methods for r in m.finished})
+    if len(ends) > 1:
+        said.append(
+            f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
+            "the last that all of them reached."
+        )
+    if mixed:
+        said.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
+    everyone = {r.head.seed for m in methods for r in m.runs}
+    for m in methods:
+        lacking = sorted(everyone - {r.head.seed for r in m.runs})
+        if lacking:
+            said.append(f"{m.name} has no run with seed {', '.join(map(str, lacking))}.")
+    return said
+
+
+def _mixed(runs: Sequence[Run]) -> list[str]:
+    """In what the runs differ that a paired comparison needs to be equal."""
+    mixed: list[str] = [f for f in JOB_FIELDS if len({getattr(r.head, f) for r in runs}) > 1]
+    first: dict[int, Array] = {}
+    for r in runs:
+        if r.counts is not None and not np.array_equal(first.setdefault(r.head.seed, r.counts), r.counts):
+            return list(dict.fromkeys([*mixed, "the clients' data under one seed"]))
+    return mixed
+
+
+def summarise(runs: Sequence[Run]) -> Summary:
+    """The whole content of the report. Raises UserError if the runs share no metric that can rank them."""
+    usable = [r for r in runs if r.round.size]
+    if not usable:
+        raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
+    shared = [m for m in KNOWN if all(m.column in r.metrics for r in usable)]
+    if not shared:
+        columns = sorted({c for r in usable for c in r.metrics})
+        known = ", ".join(m.column for m in KNOWN)
+        raise UserError(
+            f"no metric that ranks methods ({known}) is in every metrics.csv; columns found: {', '.join(columns)}"
+        )
+    primary = shared[0]
+    losses = [m for c in LOSSES for m in shared if m.column == c and m is not primary]
+    loss = losses[0] if losses else None
+
+    complete = [r for r in usable if _complete(r)]
+    counted = complete or [r for r in usable if not r.diverged]  # in the middle of a job: all that is there
+    horizon = int(min((r.round[-1] for r in counted), default=max(r.round[-1] for r in usable)))
+    names = dict.fromkeys(r.name for r in usable)
+    methods = tuple(
+        Method(
+            name, i, tuple(r for r in usable if r.name == name), tuple(r for r in counted if r.name == name)
+        )
+        for i, name in enumerate(names)
+    )
+
+    def rows(target: float) -> list[Row]:
+        lines = [_row(m, m.runs[0].head.models[0], primary, loss, horizon, target) for m in methods]
+        sign = -1.0 if primary.higher else 1.0
+        worst = lambda r: (not r.finished, not math.isfinite(r.final.mean), sign * np.nan_to_num(r.final.mean))  # noqa: E731
+        return sorted(lines, key=worst)
+
+    target, asked = _target(usable, primary, rows)
+    table = rows(target)
+    by_name = {m.name: m for m in methods}
+    second = [
+        _row(by_name[row.name], model, primary, loss, horizon, target)
+        for row in table
+        for model in by_name[row.name].runs[0].head.models[1:]
+        if any(f"{model}:{primary.column}" in r.metrics for r in by_name[row.name].runs)
+    ]
+    mixed = _mixed(usable)
+    return Summary(
+        runs=tuple(runs),
+        methods=methods,
+        primary=primary,
+        loss=loss,
+        horizon=horizon,
+        target=target,
+        target_asked=asked,
+        rows=tuple(table),
+        second=tuple(second),
+        verdict=_verdict(methods, primary, horizon, bool(mixed)),
+        warnings=tuple(_warnings(runs, methods, horizon, mixed)),
+        every=int(max((np.diff(r.round).max() for r in usable if r.round.size > 1), default=1)),
+    )

@@ -1,0 +1,137 @@
+"""The round loop. `train` is the short way; `start` and `advance` are the parts for a loop written by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, n_clients
+from fedconcord.engines import Engine, Stacked
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity import weights
+from fedconcord.solvers import SGD
+from fedconcord.state import MemoryStore
+
+
+class Planner(Protocol):
+    """Draws the plan of a round; `heterogeneity.schedule.Schedule` is the one that users configure."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def cohort(self) -> int: ...
+
+    def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run, fully specified."""
+
+    problem: Problem
+    algorithm: Algorithm
+    schedule: Planner
+    solver: SGD = SGD()
+    engine: Engine = Stacked()
+
+
+class State(NamedTuple):
+    """Everything that a run carries from round to round."""
+
+    round: int  # rounds done
+    server: Tree
+    store: MemoryStore
+    bytes_up: int  # cumulative
+    bytes_down: int  # cumulative
+    gradient_steps: int  # cumulative
+
+
+def start(job: Job) -> State:
+    """The state before round 0.
+
+    Raises:
+        UserError: the method refuses this population or cohort, or the cohort exceeds the population.
+    """
+    n, cohort = n_clients(job.problem), job.schedule.cohort
+    if not 1 <= cohort <= n:
+        raise UserError(f"a cohort of {cohort} cannot be drawn from {n} clients; give a cohort from 1 to {n}")
+    p = weights.objective(job.algorithm.weights, job.problem.sizes)
+    population = Population(n, torch.as_tensor(p, device=job.problem.device))
+    reason = job.algorithm.refuse(population, cohort)
+    if reason is not None:
+        raise UserError(reason)
+    x = job.problem.init(job.schedule.seed)
+    return State(0, job.algorithm.init(x, population), MemoryStore(job.algorithm.init_client(x)), 0, 0, 0)
+
+
+def advance(job: Job, state: State) -> State:
+    """One round."""
+    plan = job.schedule.plan(state.round, job.algorithm, job.problem.offsets, job.problem.sizes)
+    done = job.engine.round(job.problem, job.algorithm, job.solver, state.server, state.store, plan)
+    return State(
+        round=state.round + 1,
+        server=done.server,
+        store=state.store,
+        bytes_up=state.bytes_up + done.bytes_up,
+        bytes_down=state.bytes_down + done.bytes_down,
+        gradient_steps=state.gradient_steps + done.gradient_steps,
+    )
+
+
+def evaluate(job: Job, state: State) -> dict[str, float]:
+    """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'."""
+    found: dict[str, float] = {}
+    models: Mapping[str, torch.Tensor] = job.algorithm.models(state.server)
+    for k, (name, x) in enumerate(models.items()):
+        found |= {metric if k == 0 else f"{name}:{metric}": value for metric, value in job.problem.evaluate(x).items()}
+    return found
+
+
+class Row(NamedTuple):
+    """What is known after a round."""
+
+    round: int
+    metrics: dict[str, float] | None  # None where the round was not evaluated
+    bytes_up: int  # cumulative, as the next two
+    bytes_down: int
+    gradient_steps: int
+    seconds: float  # this round's training alone; 0 for round 0
+
+
+def train(
+    job: Job,
+    rounds: int,
+    *,
+    state: State | None = None,
+    eval_every: int = 1,
+    on_state: Callable[[State], None] | None = None,
+) -> Iterator[Row]:
+    """Train to `rounds` rounds in all, yielding a row for the start and for every round after it.
+
+    Evaluation (every `eval_every` rounds and at the end) is outside the timed part. `on_state` sees the state after
+    each round, before the row is yielded: what a checkpoint needs.
+    """
+    if state is None:
+        state = start(job)
+        yield _row(state, evaluate(job, state), 0.0)
+    while state.round < rounds:
+        begin = time.perf_counter()
+        state = advance(job, state)
+        if job.problem.device.type == "cuda":
+            torch.cuda.synchronize(job.problem.device)
+        seconds = time.perf_counter() - begin
+        due = state.round % eval_every == 0 or state.round == rounds
+        row = _row(state, evaluate(job, state) if due else None, seconds)
+        if on_state is not None:
+            on_state(state)
+        yield row
+
+
+def _row(state: State, metrics: dict[str, float] | None, seconds: float) -> Row:
+    return Row(state.round, metrics, state.bytes_up, state.bytes_down, state.gradient_steps, seconds)
