@@ -1,26 +1,36 @@
 """The settings of a job: every key with its meaning, merged from defaults, a file, options and --set, and checked.
 
-A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not come
-from one source; across sources the later one replaces the other.
+A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not
+come from one source; across sources the later one replaces the other.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedconcord import spec
+from fedconcord import rng, spec
 from fedconcord.algorithms import METHODS
+from fedconcord.core import Problem
+from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
-from fedconcord.heterogeneity.work import WORK
-from fedconcord.problems import PROBLEMS
+from fedconcord.heterogeneity.partitions import PARTITIONS
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import WORK, Work
+from fedconcord.models import MODELS
+from fedconcord.problems import PROBLEMS, Supervised
+from fedconcord.run import Job
+from fedconcord.solvers import SGD
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
@@ -33,7 +43,8 @@ class LocalSettings(BaseModel):
 
     model_config = STRICT
     epochs: Annotated[
-        Count | str | None, Field(description="passes over its samples: 3, or uniform(1,5)", json_schema_extra=WORK_TEXT)
+        Count | str | None,
+        Field(description="passes over its samples: 3, or uniform(1,5)", json_schema_extra=WORK_TEXT),
     ] = 1
     steps: Annotated[
         Count | str | None, Field(description="local steps, instead of epochs: 20", json_schema_extra=WORK_TEXT)
@@ -100,7 +111,9 @@ class Config(BaseModel):
     clients: Annotated[int, Field(ge=1, description="clients N")] = 50
     cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
     rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
-    seed: Annotated[Seed | None, Field(description="the seed of a run")] = None
+    seed: Annotated[
+        Seed | None, Field(description="the seed of a run", json_schema_extra={"wanted": "an integer >= 0"})
+    ] = None
     seeds: Annotated[
         Annotated[list[Seed], Field(min_length=1)] | None,
         Field(
@@ -122,7 +135,7 @@ class Config(BaseModel):
         return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}
 
     def single(self, method: str, seed: int) -> Config:
-        """The resolved settings of one run: its method's parameters with defaults, its own local settings, its label."""
+        """The settings of one run: its method's parameters with defaults, its own local settings, its label."""
         call, overrides = read_method(method, self.algorithm)
         return self.model_copy(
             update={
@@ -150,6 +163,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 RIVALS = (("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps"))
 DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
+NATURAL = "natural"  # the partition of data that come in clients
 
 
 @functools.cache
@@ -237,15 +251,14 @@ def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[
 
 
 def _near(given: str) -> str:
-    """The closest full key: by its last part if that fits, then by the whole."""
+    """The closest full key: one with the same last part, else one with similar text, else a similar last part."""
     last = given.rsplit(".", 1)[-1]
-    for known in keys():
-        if known.rsplit(".", 1)[-1] == last:
-            return f" (did you mean {known!r}?)"
-    ends = {k.rsplit(".", 1)[-1]: k for k in reversed(keys())}
-    whole = closest(given, [*keys(), *SECTIONS])
-    near = closest(last, ends)
-    return whole or next((f" (did you mean {full!r}?)" for end, full in ends.items() if repr(end) in near), "")
+    ends = {known.rsplit(".", 1)[-1]: known for known in reversed(keys())}
+    similar = difflib.get_close_matches(given, [*keys(), *SECTIONS], n=1) or [
+        ends[end] for end in difflib.get_close_matches(last, ends, n=1)
+    ]
+    match = [ends[last]] if last in ends else similar
+    return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 # -- merging and checking ------------------------------------------------------------------------------------------
@@ -363,7 +376,7 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
             nested.setdefault(head, {})[tail] = value
         else:
             nested[key] = value
-    config: Config = _validated(Config, nested, "", origin)
+    config = _check_problem(_validated(Config, nested, "", origin), values)
     if "cohort" not in values:
         config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
     if config.cohort > config.clients:
@@ -372,37 +385,52 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
             f"cohort {config.cohort}{place} is larger than clients {config.clients}; "
             "give a smaller cohort or more clients"
         )
-    for work in (config.local.epochs, config.local.steps):
-        check_work(work)
-    return _check_problem(config)
+    _check_work(config.local)
+    return config
 
 
-def check_work(work: int | str | None) -> None:
-    """Refuse local work that is no number and no draw of the registry."""
-    if isinstance(work, str):
-        spec.build(WORK, "local work", work)
+def work_of(work: int | str) -> Work:
+    """Local work from its setting: a number, or a draw of the registry."""
+    drawn: Work = spec.build(WORK, "local work", spec.Spec("fixed", (work,)) if isinstance(work, int) else work)
+    return drawn
 
 
-def _check_problem(config: Config) -> Config:
-    """Data, partition and model by name and parameters; a problem brings its own clients and takes neither."""
-    from fedconcord.data import DATASETS
-    from fedconcord.heterogeneity.partitions import PARTITIONS
-    from fedconcord.models import MODELS
+def _check_work(local: LocalSettings) -> None:
+    for work in (local.epochs, local.steps):
+        if work is not None:
+            work_of(work)
 
-    name = spec.parse(config.data, "data").name
+
+def _check_problem(config: Config, given: Collection[str]) -> Config:
+    """Data, partition and model by name and parameters; a problem brings its own clients and takes neither.
+
+    Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number.
+    """
+    name = spec.parse(config.data, "data set").name
     if name in PROBLEMS:
-        spec.check(PROBLEMS, "data", config.data)
+        spec.check(PROBLEMS, "data set", config.data)
         for key, value in (("partition", config.partition), ("model", config.model)):
             if value is not None:
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
         if config.eval.target is not None:
             raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
         return config
-    spec.check({**DATASETS, **PROBLEMS}, "data", config.data)
-    partition, model = config.partition or DEFAULT_PARTITION, config.model or DEFAULT_MODEL
-    spec.check(PARTITIONS, "partition", partition)
-    spec.check(MODELS, "model", model)
-    return config.model_copy(update={"partition": partition, "model": model})
+    call = spec.check({**DATASETS, **PROBLEMS}, "data set", config.data)
+    update: dict[str, Any] = {
+        "model": config.model or DEFAULT_MODEL,
+        "partition": config.partition or DEFAULT_PARTITION,
+    }
+    if "clients" in call.resolved():
+        update["partition"] = config.partition or NATURAL
+        own = call.given.get("clients", config.clients if "clients" in given else call.resolved()["clients"])
+        if "clients" in given and own != config.clients and update["partition"] == NATURAL:
+            raise UserError(f"data {call} has {own} clients, given clients {config.clients}; give the number once")
+        if update["partition"] == NATURAL:
+            update |= {"clients": own, "data": str(replace(call, given={**call.given, "clients": own}))}
+    if update["partition"] != NATURAL:
+        spec.check(PARTITIONS, "partition", update["partition"])
+    spec.check(MODELS, "model", update["model"])
+    return config.model_copy(update=update)
 
 
 # -- methods -------------------------------------------------------------------------------------------------------
@@ -438,10 +466,9 @@ def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) ->
         raise UserError(f"method {method}: local.epochs and local.steps exclude each other; give one of them")
     for key in plain:
         if key not in LocalSettings.model_fields:
-            raise UserError(
-                f"method {method}: unknown key 'local.{key}'{closest(key, LocalSettings.model_fields)}; "
-                f"known: {', '.join(LocalSettings.model_fields)}"
-            )
+            known = [f"local.{name}" for name in LocalSettings.model_fields]
+            near = closest(f"local.{key}", known)
+            raise UserError(f"method {method}: unknown key 'local.{key}'{near}; known: {', '.join(known)}")
     values = base.model_dump()
     if plain.get("steps") is not None:
         values["epochs"] = None
@@ -449,6 +476,93 @@ def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) ->
         values["steps"] = None
     values |= {k: _prepare(f"local.{k}", v) for k, v in plain.items()}
     local: LocalSettings = _validated(LocalSettings, values, f"method {method}: local.", {})
-    check_work(local.epochs)
-    check_work(local.steps)
+    _check_work(local)
     return local
+
+
+# -- from settings to a job ----------------------------------------------------------------------------------------
+
+
+def problem_of(config: Config) -> Problem:
+    """The clients of a run. The last one is kept: the methods of one seed share it."""
+    return _problem(
+        config.data,
+        config.data_dir,
+        config.partition,
+        config.model,
+        config.clients,
+        config.seed or 0,
+        getattr(torch, config.engine.dtype),
+        device_of(config),
+        config.eval.train_samples,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _problem(
+    data: str,
+    data_dir: str | None,
+    partition: str | None,
+    model: str | None,
+    clients: int,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    train_samples: int,
+) -> Problem:
+    if partition is None or model is None:  # a problem with its own clients
+        brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
+        return brought
+    dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+    if partition != NATURAL:
+        draw = rng.generator(seed, rng.Purpose.PARTITION)
+        parts = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+    elif dataset.natural is None:
+        raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
+    else:
+        parts = dataset.natural
+    call = spec.check(MODELS, "model", model)
+    return Supervised(
+        lambda: call(dataset.shape, dataset.classes),
+        dataset,
+        parts,
+        dtype=dtype,
+        device=device,
+        train_samples=train_samples,
+    )
+
+
+def device_of(config: Config) -> torch.device:
+    """The device of a run.
+
+    Raises:
+        UserError: cuda is asked for and not there.
+    """
+    wanted, there = config.engine.device, torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def build(config: Config) -> Job:
+    """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
+    local = config.local
+    work = local.epochs if local.steps is None else local.steps
+    engine: Engine = Serial()
+    if config.engine.name == "stacked":
+        engine = Stacked() if config.engine.chunk == "auto" else Stacked(config.engine.chunk)
+    return Job(
+        problem=problem_of(config),
+        algorithm=spec.build(METHODS, "method", spec.Spec(config.method or "fedavg", (), config.algorithm)),
+        schedule=Schedule(
+            seed=config.seed or 0,
+            cohort=config.cohort,
+            lr=local.lr,
+            work=work_of(1 if work is None else work),
+            unit="epochs" if local.steps is None else "steps",
+            batch_size=None if local.batch_size == "full" else local.batch_size,
+            lr_decay=local.lr_decay,
+        ),
+        solver=SGD(momentum=local.momentum, weight_decay=local.weight_decay, clip=local.clip),
+        engine=engine,
+    )

@@ -141,6 +141,14 @@ class Problem(Protocol):
         """Metrics of the model x [d]; never called inside the timed path."""
         ...
 
+    def export(self, x: Tensor) -> Mapping[str, Tensor]:
+        """The model x [d] as the named tensors that its user knows."""
+        ...
+
+    def label_counts(self) -> np.ndarray | None:
+        """Samples of each class at each client [N, classes], or None where there are no classes."""
+        ...
+
 
 def n_clients(problem: Problem) -> int:
     """The number of clients N."""

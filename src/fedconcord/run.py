@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,6 +68,12 @@ def start(job: Job) -> State:
         raise UserError(reason)
     x = job.problem.init(job.schedule.seed)
     return State(0, job.algorithm.init(x, population), MemoryStore(job.algorithm.init_client(x)), 0, 0, 0)
+
+
+def resolved(job: Job) -> Job:
+    """The same job with the engine's own choices made, so that they can be written down."""
+    plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
+    return replace(job, engine=job.engine.resolve(job.problem, plan))
 
 
 def advance(job: Job, state: State) -> State:

@@ -13,9 +13,9 @@ from fedconcord.core import Oracle
 class SGD(NamedTuple):
     """Local SGD. A step is x <- x - eta * (filter(clip(g) * scale + wd * x + linear) + prox * (x - anchor)).
 
-    The momentum buffer is the direction itself on the first step of a round and `momentum * buffer + direction` after;
-    it never outlives a round. The proximal pull stays outside the buffer, so that FedNova's a_i is a linear recursion
-    (algorithms.md 2.2). Clipping acts on the stochastic gradient alone, before weight decay and dual terms.
+     The momentum buffer is the direction itself on the first step of a round and `momentum * buffer + direction` after;
+     it never outlives a round. The proximal pull stays outside the buffer, so that FedNova's a_i is a linear recursion
+    . Clipping acts on the stochastic gradient alone, before weight decay and dual terms.
     """
 
     momentum: float = 0.0
@@ -51,9 +51,11 @@ def clipped(g: Tensor, limit: float | None) -> Tensor:
     if limit is None:
         return g
     norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-    return g * (limit / norm.clamp(min=limit))
+    scaled: Tensor = g * (limit / norm.clamp(min=limit))
+    return scaled
 
 
 def ascent(x: Tensor, g: Tensor, radius: float) -> Tensor:
     """The SAM point x + radius * g / (||g|| + 1e-7), per row (Foret et al. 2021; FedSAM, A-FedPDSAM)."""
-    return x + radius * g / (torch.linalg.vector_norm(g, dim=-1, keepdim=True) + 1e-7)
+    point: Tensor = x + radius * g / (torch.linalg.vector_norm(g, dim=-1, keepdim=True) + 1e-7)
+    return point

@@ -254,7 +254,7 @@ def must_be(schema: Mapping[str, Any]) -> str:
 
 def shown(value: Value) -> str:
     """A given value as an error shows it: strings in quotes, so that '1' is not taken for 1."""
-    return repr(value) if isinstance(value, str) else text(value)
+    return repr(value) if isinstance(value, str | float) else text(value)
 
 
 def plain(value: Value) -> Value:
@@ -327,9 +327,9 @@ def options(factory: Callable[..., Any]) -> list[Option]:
 
 
 def describe(factory: Callable[..., Any]) -> tuple[str, str]:
-    """A factory's docstring as (meaning, paper): its first line, and the rest of its first paragraphs on one line."""
+    """A factory's docstring as (meaning, details): its first line, then what follows, the paper, on one line."""
     first, _, rest = (inspect.getdoc(factory) or "").partition("\n")
-    return first.strip(), " ".join(rest.split())
+    return first.strip(), " ".join(re.split(r"^(?:Args|Raises|Returns):", rest, flags=re.MULTILINE)[0].split())
 
 
 # -- names to things -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. Weights: uniform, by size (renormalised over the cohort), or the
     unbiased form x + (N/S) sum_A p_i Delta_i of FedVRA eq. (21), whose weights sum to 1 in expectation only.
 FedSGD: ibid., one full local gradient a round.
-FedProx: Li et al., MLSys 2020, Algorithm 2, inexact local solution by SGD (algorithms.md 1.3).
+FedProx: Li et al., MLSys 2020, Algorithm 2, inexact local solution by SGD.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """FedNova: normalised averaging, for any local solver.
 
-Wang et al., IEEE TSP 2021, eqs. (15)-(17), vanilla, proximal (mu > 0) and with local momentum (set in the local solver).
-Local change x_i - x = -eta G_i a_i; d_i = G_i a_i / ||a_i||_1 and x <- x - tau_eff eta sum_i w_i d_i. The solver reports
-||a_i||_1, so this file knows no solver. tau_eff: sum w_i ||a_i||_1 (`a`, the paper's default) or sum w_i tau_i (`tau`, the
-paper's choice for its proximal table). Deviation from the released code: the pull of mu stays outside the momentum
-buffer and ||a_i||_1 is exact there (algorithms.md 2.2).
+Wang et al., IEEE TSP 2021, eqs. (15)-(17): vanilla, proximal (mu > 0), and with the local solver's momentum.
+Local change x_i - x = -eta G_i a_i; d_i = G_i a_i / ||a_i||_1 and x <- x - tau_eff eta sum_i w_i d_i. The solver
+reports ||a_i||_1, so this file knows no solver. tau_eff: sum w_i ||a_i||_1 (`a`, the paper's default) or
+sum w_i tau_i (`tau`, the paper's choice for its proximal table). Deviation from the released code: the pull of mu
+stays outside the momentum buffer, and ||a_i||_1 is exact there.
 """
 
 from __future__ import annotations

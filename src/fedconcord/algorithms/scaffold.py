@@ -45,6 +45,7 @@ def scaffold(
 
     def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Message, Row]:
         if option == 1:
+            assert client.gradient is not None
             c = client.gradient
         else:
             c = row.c - down.c + (down.x - done.x) / (done.normaliser * client.lr)

@@ -1,4 +1,4 @@
-"""What every data set is to the rest of the package: arrays in memory, and a division in clients if it comes with one."""
+"""What every data set is to the rest of the package: arrays in memory, and a division in clients if it has one."""
 
 from __future__ import annotations
 

@@ -25,6 +25,10 @@ class Outcome(NamedTuple):
 class Engine(Protocol):
     """Runs rounds. Engines differ in speed, not in results (1e-12 relative in float64)."""
 
+    def resolve(self, problem: Problem, plan: Plan) -> Engine:
+        """This engine with every choice made that it would otherwise make by measurement."""
+        ...
+
     def round(
         self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
     ) -> Outcome:

@@ -15,6 +15,10 @@ from fedconcord.state import MemoryStore
 class Serial:
     """Runs the clients of a cohort one after the other; the definition of what the other engines must compute."""
 
+    def resolve(self, problem: Problem, plan: Plan) -> Serial:
+        """Itself: there is nothing to choose."""
+        return self
+
     def round(
         self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
     ) -> Outcome:
@@ -69,4 +73,5 @@ class Serial:
 
 def _one(clients: Client) -> Client:
     """The only client of a stack of one, scalars as []."""
-    return Client(*[leaf[0, 0] if isinstance(leaf, Tensor) else leaf for leaf in clients])
+    id, w, p, steps = (column[0, 0] for column in (clients.id, clients.w, clients.p, clients.steps))
+    return Client(id, w, p, steps, clients.lr)

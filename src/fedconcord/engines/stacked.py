@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Done, Local, Oracle, Plan, Problem, Tree, tree_bytes, tree_map
+from fedconcord.engines import chunk
 from fedconcord.engines.base import Outcome, clients_of, cohort_of, oracle_of
 from fedconcord.solvers import SGD, ascent, clipped, normaliser
 from fedconcord.state import MemoryStore
@@ -18,13 +20,19 @@ SLICE = 512  # samples of a client in one pass of a full gradient
 
 @dataclass(frozen=True)
 class Stacked:
-    """Trains `chunk` clients at a time (None: the whole cohort).
+    """Trains `chunk` clients at a time; "auto" measures once what is fastest here, None takes the whole cohort.
 
     Clients are sorted by their number of steps, most first, and step k runs on the prefix that still has one: unequal
     clients cost their own steps.
     """
 
-    chunk: int | None = None
+    chunk: int | Literal["auto"] | None = "auto"
+
+    def resolve(self, problem: Problem, plan: Plan) -> Stacked:
+        """This engine with its chunk a number, for rounds like this one."""
+        if self.chunk == "auto":
+            return Stacked(chunk.auto(problem, plan))
+        return Stacked(min(self.chunk or len(plan.ids), len(plan.ids)))
 
     def round(
         self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
@@ -33,7 +41,8 @@ class Stacked:
         cohort = cohort_of(problem, plan)
         down = algorithm.broadcast(server)
         order = np.argsort(-plan.steps, kind="stable")
-        width = self.chunk or len(order)
+        width = self.resolve(problem, plan).chunk
+        assert isinstance(width, int)
         total: Tree = None
         bytes_up = 0
         for begin in range(0, len(order), width):

@@ -20,4 +20,4 @@ def cohort(kind: Weights, p: np.ndarray, ids: np.ndarray) -> np.ndarray:
     in expectation only (FedVRA eq. (21)).
     """
     held = p[ids]
-    return held * (len(p) / len(ids)) if kind == "unbiased" else held / held.sum()
+    return np.asarray(held * (len(p) / len(ids)) if kind == "unbiased" else held / held.sum())

@@ -36,7 +36,8 @@ class Quadratic:
         """The minimiser [d] of sum_i p_i f_i for client weights p [N]."""
         weight = torch.as_tensor(p, dtype=self.dtype, device=self.device)
         H = torch.einsum("n,nij->ij", weight, self.H_mean)
-        return torch.linalg.solve(H, weight @ self.b_mean)
+        minimiser: Tensor = torch.linalg.solve(H, weight @ self.b_mean)
+        return minimiser
 
     def init(self, seed: int) -> Tensor:
         return self.x0.clone()
@@ -53,6 +54,12 @@ class Quadratic:
         p = torch.as_tensor(self.sizes / self.sizes.sum(), dtype=self.dtype, device=self.device)
         values = 0.5 * torch.einsum("i,nij,j->n", x, self.H_mean, x) - self.b_mean @ x
         return {"loss": float(p @ values), "distance": float(torch.linalg.vector_norm(x - self._optimum))}
+
+    def export(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x}
+
+    def label_counts(self) -> None:
+        return None
 
 
 def quadratics(

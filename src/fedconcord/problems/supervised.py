@@ -45,7 +45,7 @@ class Supervised:
         for i, part in enumerate(parts):
             if len(part) == 0:
                 raise UserError(f"client {i} of {len(parts)} has no samples; use fewer clients or another partition")
-        self.build = build
+        self.build, self.classes = build, data.classes
         with torch.random.fork_rng(devices=[]):
             self.model = build().to(dtype=dtype, device=self.device)
         self.layout = Layout(self.model)
@@ -91,12 +91,23 @@ class Supervised:
         return torch.autograd.grad(loss, x)[0]
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        if len(x) == 1 and weight is None:
+            return self.gradient(x[0], samples[0])[None]
         inputs, labels = self.x[samples], self.y[samples]
         if weight is None:
             out: Tensor = self._gradients_plain(x, inputs, labels)
         else:
             out = self._gradients(x, inputs, labels, weight)
         return out
+
+    def export(self, x: Tensor) -> dict[str, Tensor]:
+        return self.layout.views(x)
+
+    def label_counts(self) -> np.ndarray:
+        owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
+        counts = np.zeros((len(self.sizes), self.classes), np.int64)
+        np.add.at(counts, (owner, self.y.cpu().numpy()), 1)
+        return counts
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """`test_accuracy` in [0, 1], `test_loss` and `train_loss` (mean cross-entropy; train on a fixed sample)."""

@@ -156,7 +156,7 @@ def _complete(run: Run) -> bool:
     return run.head.status == "complete" and not run.diverged and run.round.size > 0
 
 
-def _left(values: Mapping[int, float]) -> list[float]:
+def _finite(values: Mapping[int, float]) -> list[float]:
     return [v for v in values.values() if math.isfinite(v)]
 
 
@@ -185,9 +185,9 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
         runs=len(m.runs),
         finished=len(m.finished),
         notes=", ".join(f"{n} {s}" for s, n in states if n),
-        final=metric.interval(_left(finals(runs, metric, horizon, column))),
+        final=metric.interval(_finite(finals(runs, metric, horizon, column))),
         last=metric.interval([v for v in last if math.isfinite(v)]),
-        loss=loss.interval(_left(finals(runs, loss, horizon, prefix + loss.column))) if loss and has_loss else None,
+        loss=loss.interval(_finite(finals(runs, loss, horizon, prefix + loss.column))) if loss and has_loss else None,
         reach=tuple(_reach(r, column, target, metric.higher) for r in m.runs),
         seconds=interval([float(np.nanmedian(r.seconds)) for r in m.runs if np.any(np.isfinite(r.seconds))]),
     )
@@ -198,7 +198,7 @@ def _verdict(methods: Sequence[Method], metric: Metric, horizon: int, unpaired: 
     values: dict[str, dict[int, float]] = {}
     for m in methods:
         diverged = sum(r.diverged for r in m.runs)
-        done = finals(m.finished, metric, horizon)
+        done = {s: v for s, v in finals(m.finished, metric, horizon).items() if math.isfinite(v)}
         if diverged:
             left_out.append((m.name, f"{diverged} of {len(m.runs)} seeds diverged"))
         elif not done:
@@ -260,7 +260,9 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
         elif r.head.status == "running":
             said.append(f"{who} was still running {at} when this page was written.")
     ends = sorted({int(r.round[-1]) for m in methods for r in m.finished})
-    if len(ends) > 1:
+    if ends and not any(_complete(r) for r in runs):
+        said.append(f"No run is complete: all that is said here is provisional and taken at round {horizon}.")
+    elif len(ends) > 1:
         said.append(
             f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
             "the last that all of them reached."
@@ -315,7 +317,10 @@ def summarise(runs: Sequence[Run]) -> Summary:
     def rows(target: float) -> list[Row]:
         lines = [_row(m, m.runs[0].head.models[0], primary, loss, horizon, target) for m in methods]
         sign = -1.0 if primary.higher else 1.0
-        worst = lambda r: (not r.finished, not math.isfinite(r.final.mean), sign * np.nan_to_num(r.final.mean))  # noqa: E731
+
+        def worst(r: Row) -> tuple[bool, float]:
+            return not r.finished, sign * r.final.mean if math.isfinite(r.final.mean) else math.inf
+
         return sorted(lines, key=worst)
 
     target, asked = _target(usable, primary, rows)

@@ -1,0 +1,73 @@
+"""Everything that a run needs to go on as if it had never stopped, in one safetensors file.
+
+Randomness is keyed, so there is no generator state to keep: the server's state, the clients' rows and counters are all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedconcord import files
+from fedconcord.core import tree_leaves, tree_unflatten
+from fedconcord.errors import UserError
+from fedconcord.run import Job, State, start
+
+FORMAT = "1"
+
+
+def write(path: Path, state: State) -> None:
+    """Write the state atomically."""
+    tensors = {f"server.{name}": leaf.detach().cpu() for name, leaf in tree_leaves(state.server).items()}
+    tensors |= {f"rows.{name}": leaf for name, leaf in state.store.export().items()}
+    counters = {
+        "format": FORMAT,
+        "round": str(state.round),
+        "bytes_up": str(state.bytes_up),
+        "bytes_down": str(state.bytes_down),
+        "gradient_steps": str(state.gradient_steps),
+    }
+    files.write_bytes(path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata=counters))
+
+
+def read(path: Path, job: Job) -> State:
+    """The state that was written, for the same job.
+
+    Raises:
+        UserError: the file is broken, or belongs to another method, model or number type.
+    """
+    fresh = start(job)
+    try:
+        with safe_open(path, framework="pt") as file:
+            counters = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as broken:
+        raise UserError(f"cannot read the checkpoint {path} ({broken}); delete it to start this run again") from broken
+    if counters.get("format") != FORMAT:
+        raise UserError(f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT})")
+    server = {}
+    for name, leaf in tree_leaves(fresh.server).items():
+        found = tensors.get(f"server.{name}")
+        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
+            got = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+            raise UserError(
+                f"{path} holds {got} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
+                "resume with the configuration that wrote it"
+            )
+        server[name] = found.to(leaf.device)
+    fresh.store.restore({k.removeprefix("rows."): _to(v, job) for k, v in tensors.items() if k.startswith("rows.")})
+    return State(
+        round=int(counters["round"]),
+        server=tree_unflatten(fresh.server, server),
+        store=fresh.store,
+        bytes_up=int(counters["bytes_up"]),
+        bytes_down=int(counters["bytes_down"]),
+        gradient_steps=int(counters["gradient_steps"]),
+    )
+
+
+def _to(tensor: torch.Tensor, job: Job) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.int64 else tensor.to(job.problem.device)

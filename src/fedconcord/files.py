@@ -1,0 +1,44 @@
+"""Atomic writes: a reader sees the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the file's content in one step; it survives a crash of the machine just after."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON; keys keep their order."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> None:
+    """A CSV file. Floats are written in full (shortest text that reads back to the same bits)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([row.get(name, "") for name in header] if isinstance(row, Mapping) else row)
+    write_text(path, out.getvalue())

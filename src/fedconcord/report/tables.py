@@ -1,0 +1,223 @@
+"""The summary table: numbers for machines (CSV) and one set of formatted cells for Markdown, LaTeX and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.report.figures import value
+from fedconcord.report.stats import Interval, interval
+from fedconcord.report.summary import WINDOW, Metric, Reach, Row, Summary
+
+NONE = "–"
+
+
+class Table(NamedTuple):
+    """Formatted cells; `strong` marks the rows of the front: the best and what is not separated from it."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    strong: tuple[bool, ...]
+    caption: str
+
+
+def plain(v: float) -> str:
+    """Three to four significant digits, no exponent where a person would write none."""
+    if not math.isfinite(v):
+        return NONE
+    if v != 0 and (abs(v) < 1e-3 or abs(v) >= 1e5):
+        return f"{v:.2e}"
+    digits = 0 if v == 0 else max(0, 3 - math.floor(math.log10(abs(v))))
+    return f"{v:.{min(digits, 4)}f}"
+
+
+def with_interval(i: Interval, f: Callable[[float], str], log: bool = False) -> str:
+    """'mean ± half', 'mean [low, high]' on a log scale, the mean alone for one value."""
+    if i.n == 0 or not math.isfinite(i.mean):
+        return NONE
+    if i.n == 1 or not math.isfinite(i.low):
+        return f(i.mean)
+    return f"{f(i.mean)} [{f(i.low)}, {f(i.high)}]" if log else f"{f(i.mean)} ± {f(i.half)}"
+
+
+def metric_cell(metric: Metric, i: Interval) -> str:
+    return with_interval(i, (lambda v: f"{100 * v:.2f}") if metric.percent else plain, metric.log)
+
+
+def _unit(values: Sequence[float], units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    top = max((v for v in values if v), default=0.0)
+    return next(((u, s) for u, s in units if top >= 10 * s), units[-1])
+
+
+BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+STEPS = (("10⁹", 1e9), ("10⁶", 1e6), ("10³", 1e3), ("", 1.0))
+
+
+def _digits(v: float) -> str:
+    return f"{v:.1f}" if abs(v) < 100 else f"{v:.0f}"
+
+
+def reach_cell(reach: Sequence[Reach], cost: str, scale: float = 1.0) -> str:
+    """The cost of reaching the target: mean ± half where every seed did; else what is known, without a mean."""
+    got = sorted(v / scale for r in reach if (v := getattr(r, cost)) is not None)
+    if len(got) == len(reach):
+        return with_interval(interval(got), _digits)
+    count = f"({len(got)} of {len(reach)} seeds)" if len(reach) > 1 else ""
+    never = f">{min(r.ended for r in reach if r.round is None):g}" if cost == "round" else NONE
+    if not got:
+        return f"{never} {count}".strip() if cost == "round" else NONE
+    span = _digits(got[0]) if len(got) == 1 else f"{_digits(got[0])} to {_digits(got[-1])}"
+    return f"{span}, {never} {count}" if cost == "round" else f"{span} {count}"
+
+
+def seeds_cell(row: Row) -> str:
+    return f"{row.runs} ({row.notes})" if row.notes else str(row.runs)
+
+
+def target_words(s: Summary) -> str:
+    """The target, and where it comes from."""
+    if not math.isfinite(s.target):
+        return "No target: no run ended with a finite value."
+    side = "at or above" if s.primary.higher else "at or below"
+    text = f"Target: {s.primary.title} {side} {value(s.primary, s.target)}"
+    if s.target_asked:
+        return f"{text}, as the runs ask."
+    if s.primary.higher:
+        return f"{text} (none was asked for: 95 % of the best mean final value, rounded down to whole percent)."
+    if s.primary.log or s.target == 10.0 ** round(math.log10(s.target)):
+        return f"{text} (none was asked for: half the way, in decades, from the start to the best final value)."
+    return f"{text} (none was asked for: 95 % of the way from the start to the best final value)."
+
+
+def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
+    """The formatted table of some rows of the summary."""
+    m = s.primary
+    of = [r for row in s.rows for r in row.reach]
+    byte, byte_scale = _unit([r.bytes or 0.0 for r in of], BYTES)
+    step, step_scale = _unit([r.gradient_steps or 0.0 for r in of], STEPS)
+    goal = value(m, s.target) if math.isfinite(s.target) else "target"
+    percent = ", %" if m.percent else ""
+    header = [
+        "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last value{percent}",
+        f"rounds to {goal}", f"{byte} to {goal}", f"gradient steps to {goal}" + (f", {step}" if step else ""),
+    ]  # fmt: skip
+    if s.loss:
+        header.append(f"final {s.loss.title}")
+    if not models:
+        header.append("seconds a round")
+    cells = []
+    for r in rows:
+        line = [
+            r.name, *([r.model] if models else []), seeds_cell(r), metric_cell(m, r.final), metric_cell(m, r.last),
+            reach_cell(r.reach, "round"), reach_cell(r.reach, "bytes", byte_scale),
+            reach_cell(r.reach, "gradient_steps", step_scale),
+        ]  # fmt: skip
+        if s.loss:
+            line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
+        if not models:
+            line.append(with_interval(r.seconds, plain))
+        cells.append(tuple(line))
+    front = s.verdict.front
+    return Table(tuple(header), tuple(cells), tuple(r.name in front and not models for r in rows), caption(s))
+
+
+def caption(s: Summary) -> str:
+    """What the columns are, exactly."""
+    m = s.primary
+    many = any(r.final.n > 1 for r in s.rows)
+    mean = "geometric mean" if m.log else "mean"
+    parts = [
+        f"Final: the mean of the last {WINDOW} evaluated rounds of a run (to round {s.horizon}), "
+        + (f"then the {mean} over seeds with its 95 % t interval." if many else "one seed, so no interval."),
+        target_words(s) + " The first evaluated round that meets it counts, unsmoothed"
+        + (f" (evaluated every {s.every} rounds)." if s.every > 1 else "."),
+    ]  # fmt: skip
+    if any(r.round is None for row in s.rows for r in row.reach):
+        parts.append(">R: not reached in R rounds; where some seeds reached it no mean is formed.")
+    parts.append("Bytes: up and down, all clients. Seconds: median round, training only.")
+    if s.verdict.front:
+        parts.append("Bold: the best and every method that the data do not separate from it.")
+    if m.log:
+        parts.append("Distances below 1e-12 count as 1e-12.")
+    return " ".join(parts)
+
+
+def to_csv(s: Summary) -> str:
+    """Plain numbers in base units, one line a method and model; empty cells where there is no number."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    spread = ("mean", "low", "high")
+    metric, loss = s.primary.column, s.loss.column if s.loss else "loss"
+    writer.writerow(
+        ["name", "model", "runs", "finished", "state"]
+        + [f"final_{metric}_{k}" for k in spread]
+        + [f"last_{metric}_{k}" for k in spread]
+        + [f"final_{loss}_{k}" for k in spread]
+        + ["target", "reached"]
+        + [f"{c}_to_target_{k}" for c in ("rounds", "bytes", "gradient_steps") for k in spread]
+        + ["rounds_to_target_by_seed"]
+        + [f"seconds_per_round_{k}" for k in spread]
+    )
+    for row in (*s.rows, *s.second):
+        costs: list[float] = []
+        for cost in ("round", "bytes", "gradient_steps"):
+            got = [v for r in row.reach if (v := getattr(r, cost)) is not None]
+            costs += list(interval(got)[:3]) if len(got) == len(row.reach) else [math.nan] * 3
+        numbers = [*row.final[:3], *row.last[:3], *(row.loss[:3] if row.loss else [math.nan] * 3)]
+        seeds = ";".join(f"{r.round:g}" if r.round is not None else f">{r.ended:g}" for r in row.reach)
+        writer.writerow(
+            [row.name, row.model, row.runs, row.finished, row.notes or "complete", *map(_number, numbers)]
+            + [_number(s.target), sum(r.round is not None for r in row.reach), *map(_number, costs), seeds]
+            + [_number(v) for v in row.seconds[:3]]
+        )
+    return out.getvalue()
+
+
+def _number(v: float) -> str:
+    return np.format_float_positional(v, precision=10, unique=True, trim="-") if 1e-4 <= abs(v) < 1e16 else (
+        "0" if v == 0 else f"{v:.10g}" if math.isfinite(v) else ""
+    )  # fmt: skip
+
+
+def to_markdown(t: Table) -> str:
+    def cell(text: str, strong: bool) -> str:
+        text = text.replace("|", "\\|").replace("\n", " ")
+        return f"**{text}**" if strong else text
+
+    lines = ["| " + " | ".join(cell(h, False) for h in t.header) + " |"]
+    lines.append("|" + "|".join([":--"] + ["--:"] * (len(t.header) - 1)) + "|")
+    for row, strong in zip(t.rows, t.strong, strict=True):
+        lines.append("| " + " | ".join(cell(c, strong and j in (0, 2)) for j, c in enumerate(row)) + " |")
+    return "\n".join([*lines, "", t.caption, ""])
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "–": "--",
+    "·": r"$\cdot$", "×": r"$\times$", "|": r"$|$", "⁰": "$^0$", "³": "$^3$", "⁶": "$^6$", "⁹": "$^9$",
+}  # fmt: skip
+
+
+def tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in text)
+
+
+def to_latex(t: Table) -> str:
+    """A table environment for a paper; needs only booktabs."""
+
+    def line(cells: Sequence[str], strong: bool) -> str:
+        done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 2) else tex(c) for j, c in enumerate(cells)]
+        return "    " + " & ".join(done) + r" \\"
+
+    return "\n".join([
+        "% needs \\usepackage{booktabs}",
+        r"\begin{table}", r"  \centering", rf"  \caption{{{tex(t.caption)}}}",
+        rf"  \begin{{tabular}}{{l{'r' * (len(t.header) - 1)}}}", r"    \toprule", line(t.header, False), r"    \midrule",
+        *(line(row, strong) for row, strong in zip(t.rows, t.strong, strict=True)),
+        r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip

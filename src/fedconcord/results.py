@@ -1,0 +1,200 @@
+"""A run and its folder: metrics, times, checkpoint and model, all usable at any moment.
+
+run.json           what was run, with which versions, and how far it came
+metrics.csv        a row an evaluated round; no times in it, so that the same run writes the same bytes
+timing.csv         seconds of each round, training alone
+partition.csv      samples of each class at each client
+checkpoint.safetensors, model.safetensors
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+import fedconcord
+from fedconcord import checkpoint, files
+from fedconcord.errors import UserError
+from fedconcord.run import Job, Row, State, train
+
+COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
+WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
+
+
+def versions() -> dict[str, str]:
+    """Versions that a reader of the results needs."""
+    return {
+        "fedconcord": fedconcord.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def execute(
+    job: Job,
+    folder: Path,
+    *,
+    rounds: int,
+    info: Mapping[str, Any],
+    eval_every: int = 1,
+    checkpoint_every: float = 30.0,
+    resume: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+) -> str:
+    """Train in a folder and return the status: `complete`, `diverged` (a metric is not finite) or `interrupted`.
+
+    Ctrl-C finishes the round that is running, writes everything and returns `interrupted`; a second one stops at once,
+    and the folder holds the last checkpoint. `resume` goes on from the checkpoint to the same bits as a run that never
+    stopped; a folder without a checkpoint starts anew.
+
+    Args:
+        info: put into run.json as it is (method, label, seed, configuration ...).
+        checkpoint_every: seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = folder / "checkpoint.safetensors"
+    state = checkpoint.read(saved, job) if resume and saved.exists() else None
+    metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
+    if state is None:
+        _write_partition(folder / "partition.csv", job)
+    latest = state
+    status = "running"
+    written = -math.inf
+    checkpointed = time.monotonic()
+
+    def keep(now: State) -> None:
+        nonlocal latest
+        latest = now
+
+    def write(status: str) -> None:
+        done = latest.round if latest is not None else 0
+        _write_tables(folder, metrics, timing)
+        files.write_json(folder / "run.json", _description(job, info, status, rounds, done))
+
+    def save() -> None:
+        write(status)
+        if latest is not None:
+            checkpoint.write(saved, latest)
+
+    write(status)
+    with _deferred_interrupt() as interrupted:
+        for row in train(job, rounds, state=state, eval_every=eval_every, on_state=keep):
+            if row.round > 0:
+                timing.append({"round": row.round, "seconds": row.seconds})
+            if row.metrics is not None:
+                metrics.append({"round": row.round} | row.metrics | {name: getattr(row, name) for name in COUNTERS})
+            if on_row is not None:
+                on_row(row)
+            if row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values()):
+                status = "diverged"
+                break
+            if interrupted.is_set():
+                status = "interrupted"
+                break
+            now = time.monotonic()
+            if now - checkpointed > checkpoint_every:
+                save()
+                checkpointed = written = time.monotonic()
+            elif now - written > WRITE_EVERY:
+                write(status)
+                written = time.monotonic()
+        if status == "running":
+            status = "complete"
+        if latest is not None:
+            _write_model(folder / "model.safetensors", job, latest)
+        save()
+    return status
+
+
+def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, done: int) -> dict[str, Any]:
+    return {
+        "format": 1,
+        **info,
+        "status": status,
+        "rounds": rounds,
+        "rounds_done": done,
+        "dim": job.problem.dim,
+        "versions": versions(),
+    }
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into an event, so that a round is never cut in half; the second one acts as ever."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tables(folder: Path, round: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of metrics.csv and timing.csv up to a round, as they stand."""
+    found = []
+    for name in ("metrics.csv", "timing.csv"):
+        try:
+            with open(folder / name, newline="") as file:
+                found.append([dict(row) for row in csv.DictReader(file) if int(row["round"]) <= round])
+        except (OSError, ValueError, KeyError) as broken:
+            raise UserError(f"cannot read {folder / name} ({broken}); restore it or start the run again") from broken
+    return found[0], found[1]
+
+
+def _write_tables(folder: Path, metrics: list[dict[str, Any]], timing: list[dict[str, Any]]) -> None:
+    header = list(metrics[0]) if metrics else ["round", *COUNTERS]
+    files.write_csv(folder / "metrics.csv", header, metrics)
+    files.write_csv(folder / "timing.csv", ["round", "seconds"], timing)
+
+
+def _write_partition(path: Path, job: Job) -> None:
+    counts = job.problem.label_counts()
+    if counts is not None:
+        rows = ([i, *row] for i, row in enumerate(counts.tolist()))
+        files.write_csv(path, ["client", *map(str, range(counts.shape[1]))], rows)
+
+
+def _write_model(path: Path, job: Job, state: State) -> None:
+    models = job.algorithm.models(state.server)
+    x = next(iter(models.values()))
+    named = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in job.problem.export(x).items()}
+    files.write_bytes(path, safetensors.torch.save(named))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """run.json of a folder.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    path = folder / "run.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no run (no run.json); give a folder that a run or comparison wrote") from None
+    except (OSError, ValueError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+    return found
