@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ import torch
 import fedconcord
 from fedconcord import checkpoint, files
 from fedconcord.errors import UserError
-from fedconcord.run import Job, Row, State, train
+from fedconcord.engines import Stacked
+from fedconcord.run import Job, Row, State, resolved, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
@@ -66,6 +68,10 @@ def execute(
         checkpoint_every: seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    before = read_description(folder) if resume else {}
+    if isinstance(job.engine, Stacked) and "chunk" in before:
+        job = replace(job, engine=Stacked(before["chunk"]))  # measured anew it might differ, and so might the last bits
+    job = resolved(job)
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
@@ -128,6 +134,7 @@ def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, do
         "rounds": rounds,
         "rounds_done": done,
         "dim": job.problem.dim,
+        **({"chunk": job.engine.chunk} if isinstance(job.engine, Stacked) else {}),
         "versions": versions(),
     }
 

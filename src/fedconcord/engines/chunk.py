@@ -88,4 +88,6 @@ def _read(path: Path) -> dict[str, int]:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, int) and v >= 1} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, int) and v >= 1}

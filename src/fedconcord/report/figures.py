@@ -23,7 +23,15 @@ from fedconcord.report.stats import interval
 from fedconcord.report.summary import AXES, FLOOR, Method, Metric, Summary, finals, metric_of
 
 INK, MUTED, RULE = "#1b1f24", "#5b6570", "#d9dee3"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#3B3B3B")  # Okabe & Ito, told apart by all
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#3B3B3B",
+)  # Okabe & Ito, told apart by all
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "p", ">", "h", "*")
 PANEL = (4.4, 3.1)  # inches, one of two columns of the page
@@ -301,9 +309,7 @@ def band_words(s: Summary) -> str:
 def _curve_drawing(s: Summary, metric: Metric, axis: str) -> Drawing:
     runs = [r for m in s.methods for r in m.runs]
     log = log_axis(runs, [metric.column])
-    ends = [
-        (m.name, c.mid[-1]) for m in s.methods if (c := curve(m.runs, metric.column, axis, log)).mid.size
-    ]
+    ends = [(m.name, c.mid[-1]) for m in s.methods if (c := curve(m.runs, metric.column, axis, log)).mid.size]
     ends.sort(key=lambda e: e[1])
     span = ""
     if ends:
@@ -620,4 +626,3 @@ def to_inline(fig: Figure, prefix: str, alt: str) -> str:
     label = alt.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
     spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return f'<svg {spaces} {box[0]} role="img" aria-label="{label}">{rest.strip()}'
-

@@ -21,7 +21,7 @@ import matplotlib
 from fedconcord.errors import UserError
 from fedconcord.report import figures, tables
 from fedconcord.report.figures import Drawing, lead_words, look, value
-from fedconcord.report.load import JOB_FIELDS, Run, flatten, load_runs, show, varying
+from fedconcord.report.load import Run, flatten, load_runs, show, varying
 from fedconcord.report.summary import Comparison, Summary, summarise
 
 esc = html.escape
@@ -204,12 +204,13 @@ def _figure(d: Drawing, number: int) -> str:
 
 def _table(t: tables.Table, indices: Sequence[int]) -> str:
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in t.header)
+    main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
     body = []
     for row, strong, index in zip(t.rows, t.strong, indices, strict=True):
-        main = t.header.index(next(h for h in t.header if h.startswith("final")))
-        cells = "".join(f"<td{' class="main"' if j == main else ''}>{esc(c)}</td>" for j, c in enumerate(row[1:], 1))
-        name = f'<th scope="row">{_key(index)}{esc(row[0])}</th>'
-        body.append(f"<tr{' class="strong"' if strong else ''}>{name}{cells}</tr>")
+        opened = ['<td class="main">' if j == main else "<td>" for j in range(len(row))]
+        cells = "".join(f"{o}{esc(c)}</td>" for o, c in zip(opened[1:], row[1:], strict=True))
+        line = '<tr class="strong">' if strong else "<tr>"
+        body.append(f'{line}<th scope="row">{_key(index)}{esc(row[0])}</th>{cells}</tr>')
     return (
         f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
         f'<p class="note">{esc(t.caption)}</p>'
@@ -218,9 +219,8 @@ def _table(t: tables.Table, indices: Sequence[int]) -> str:
 
 def _pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
     top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
-    body = "".join(
-        f'<tr><th scope="row">{esc(r[0])}</th>{"".join(f"<td>{esc(c)}</td>" for c in r[1:])}</tr>' for r in rows
-    )
+    cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
+    body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
     return f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -256,7 +256,9 @@ def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
     if any(flats):
         if same:
             values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
-            parts.append(f"<details open><summary>Shared by every run</summary>{_pairs(values, ('key', 'value'))}</details>")
+            parts.append(
+                f"<details open><summary>Shared by every run</summary>{_pairs(values, ('key', 'value'))}</details>"
+            )
         if differ:
             rows = [(r.name, *(show(f[k]) if k in f else "" for k in differ)) for r, f in zip(runs, flats, strict=True)]
             parts.append(f"<h3>Where the methods differ</h3>{_pairs(rows, ('method', *differ))}")
@@ -267,9 +269,7 @@ def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
         )
         for r in runs:
             toml = esc(to_toml(r.head.config))
-            parts.append(
-                f"<details><summary>{esc(r.name)}, seed {r.head.seed}</summary><pre>{toml}</pre></details>"
-            )
+            parts.append(f"<details><summary>{esc(r.name)}, seed {r.head.seed}</summary><pre>{toml}</pre></details>")
     parts.append(f"<h3>This page, its figures and tables</h3><pre>{esc(command)}</pre>")
     versions = dict.fromkeys(tuple(sorted(r.head.versions.items())) for r in s.runs)
     said = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)
@@ -289,7 +289,9 @@ def _job(s: Summary) -> tuple[str, str]:
     dims = sorted({r.head.dim for r in runs})
     size = f"{dims[0]:,}".replace(",", "\u202f") + (f" to {dims[-1]:,}".replace(",", "\u202f") if len(dims) > 1 else "")
     seeds = sorted({r.head.seed for r in runs})
-    heading = f"{len(s.methods)} methods on {first.data}" if len(s.methods) > 1 else f"{s.methods[0].name} on {first.data}"
+    heading = (
+        f"{len(s.methods)} methods on {first.data}" if len(s.methods) > 1 else f"{s.methods[0].name} on {first.data}"
+    )
     line = " · ".join(
         [
             of("data"),
@@ -300,7 +302,6 @@ def _job(s: Summary) -> tuple[str, str]:
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
         ]
     )
-    assert set(JOB_FIELDS) <= {"partition", "model", "clients", "cohort"}
     return heading, line
 
 
@@ -335,7 +336,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         '<section class="words"><h2>In words</h2>' + "".join(f"<p>{w}</p>" for w in words(s)) + "</section>",
     ]
     if s.warnings:
-        items = "".join(f"<li>{re.sub(r'`([^`]+)`', r'<code>\1</code>', esc(w))}</li>" for w in s.warnings)
+        items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in s.warnings))
         parts.append(f'<section class="warn"><h2>Note</h2><ul>{items}</ul></section>')
     main = tables.table(s, s.rows)
     parts.append("<h2>Results</h2>" + _table(main, [r.index for r in s.rows]) + section("ranking"))

@@ -174,9 +174,7 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     states = [("diverged", sum(r.diverged for r in m.runs))]
     states += [(s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted")]
     column = prefix + metric.column
-    last = [
-        float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics
-    ]
+    last = [float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics]
     has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
     return Row(
         name=m.name,
@@ -308,9 +306,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     horizon = int(min((r.round[-1] for r in counted), default=max(r.round[-1] for r in usable)))
     names = dict.fromkeys(r.name for r in usable)
     methods = tuple(
-        Method(
-            name, i, tuple(r for r in usable if r.name == name), tuple(r for r in counted if r.name == name)
-        )
+        Method(name, i, tuple(r for r in usable if r.name == name), tuple(r for r in counted if r.name == name))
         for i, name in enumerate(names)
     )
 

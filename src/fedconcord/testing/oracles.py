@@ -1,8 +1,8 @@
 """Replay reference trajectories: `python -m fedconcord.testing.oracles DIR [--engine serial|stacked]`.
 
-DIR holds `cases.json` and `quadratic.npz`; arrays, schedules and hyper-parameters are all read from there. A line a case:
-the largest error of any recorded array, relative to the largest entry of its row. Exit status 1 if a case that is
-implemented is above 1e-9, 2 if the folder cannot be used.
+DIR holds `cases.json` and `quadratic.npz`; arrays, schedules and hyper-parameters are all read from there. A line a
+case: the largest error of any recorded array, relative to the largest entry of its row. Exit status 1 if a case that
+is implemented is above 1e-9, 2 if the folder cannot be used.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def method(case: str, given: Mapping[str, Any]) -> Algorithm:
 def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> Job:
     """The job that replays a quadratic case."""
     algorithm = method(case, given)
-    problem = Quadratic(
-        *(torch.as_tensor(arrays[k]) for k in ("H", "b")), arrays["sizes"], torch.as_tensor(arrays["x0"])
-    )
+    H, b, x0 = (torch.as_tensor(arrays[name]) for name in ("H", "b", "x0"))
+    problem = Quadratic(H, b, arrays["sizes"], x0)
     full = given["schedule"] == "full"
     steps = arrays["full_steps" if full else "part_steps"]
     rounds, n = steps.shape
@@ -173,14 +172,14 @@ def main(argv: list[str] | None = None) -> int:
     passed = failed = missing = 0
     for case, given in cases["quadratic"].items():
         try:
-            error = replay(case, given, arrays, ENGINES[args.engine])
+            worst = replay(case, given, arrays, ENGINES[args.engine])
         except NotImplementedCaseError:
             missing += 1
             print(f"{case:28s} not implemented")
             continue
-        good = error <= TOLERANCE
+        good = worst <= TOLERANCE
         passed, failed = passed + good, failed + (not good)
-        print(f"{case:28s} {error:9.2e}  {'ok' if good else 'FAILED'}")
+        print(f"{case:28s} {worst:9.2e}  {'ok' if good else 'FAILED'}")
     for other in sorted(set(cases) - {"quadratic"}):
         missing += 1
         print(f"{other:28s} not implemented")
