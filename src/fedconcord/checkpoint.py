@@ -5,6 +5,7 @@ Randomness is keyed, so there is no generator state to keep: the server's state,
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from fedconcord.core import tree_leaves, tree_unflatten
 from fedconcord.errors import UserError
 from fedconcord.run import Job, State, start
 
-FORMAT = "1"
+FORMAT = 1
 
 
 def write(path: Path, state: State) -> None:
@@ -25,12 +26,13 @@ def write(path: Path, state: State) -> None:
     tensors |= {f"rows.{name}": leaf for name, leaf in state.store.export().items()}
     counters = {
         "format": FORMAT,
-        "round": str(state.round),
-        "bytes_up": str(state.bytes_up),
-        "bytes_down": str(state.bytes_down),
-        "gradient_steps": str(state.gradient_steps),
+        "round": state.round,
+        "bytes_up": state.bytes_up,
+        "bytes_down": state.bytes_down,
+        "gradient_steps": state.gradient_steps,
     }
-    files.write_bytes(path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata=counters))
+    # one metadata entry: several are written in an order that changes from file to file
+    files.write_bytes(path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)}))
 
 
 def read(path: Path, job: Job) -> State:
@@ -42,9 +44,9 @@ def read(path: Path, job: Job) -> State:
     fresh = start(job)
     try:
         with safe_open(path, framework="pt") as file:
-            counters = file.metadata() or {}
+            counters = json.loads((file.metadata() or {}).get("state", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as broken:
+    except (SafetensorError, OSError, ValueError) as broken:
         raise UserError(f"cannot read the checkpoint {path} ({broken}); delete it to start this run again") from broken
     if counters.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT})")
@@ -60,12 +62,12 @@ def read(path: Path, job: Job) -> State:
         server[name] = found.to(leaf.device)
     fresh.store.restore({k.removeprefix("rows."): _to(v, job) for k, v in tensors.items() if k.startswith("rows.")})
     return State(
-        round=int(counters["round"]),
+        round=counters["round"],
         server=tree_unflatten(fresh.server, server),
         store=fresh.store,
-        bytes_up=int(counters["bytes_up"]),
-        bytes_down=int(counters["bytes_down"]),
-        gradient_steps=int(counters["gradient_steps"]),
+        bytes_up=counters["bytes_up"],
+        bytes_down=counters["bytes_down"],
+        gradient_steps=counters["gradient_steps"],
     )
 
 

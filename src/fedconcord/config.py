@@ -386,6 +386,8 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
             "give a smaller cohort or more clients"
         )
     _check_work(config.local)
+    if config.data_dir is not None:  # a run that is resumed from elsewhere must find the same files
+        config = config.model_copy(update={"data_dir": str(Path(config.data_dir).expanduser().absolute())})
     return config
 
 
@@ -530,6 +532,11 @@ def _problem(
         device=device,
         train_samples=train_samples,
     )
+
+
+def forget_problem() -> None:
+    """Let go of the problem that is kept."""
+    _problem.cache_clear()
 
 
 def device_of(config: Config) -> torch.device:

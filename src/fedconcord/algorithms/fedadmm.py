@@ -2,9 +2,9 @@
 
 Gong, Li, Freris, ICDE 2022, Algorithm 1: local L_i(w) = f_i(w) + <y_i, w - theta> + rho/2 ||w - theta||^2; message
 Delta_i = (w_i+ + y_i+/rho) - (w_i + y_i/rho); theta <- theta + eta/|A| sum_A Delta_i.
-Server step eta: 1 (the paper's tables; under partial participation it keeps an error of order rho), `participation` =
-|S|/N (the convergent choice), or a schedule [[round, eta], ...] (Fig. 6). `message=repo` is the released code's
-2 (w_i+ - theta), which is biased towards the start (its fixed point has grad F = -(|S| rho / (2 eta N)) (theta - theta^0)).
+Server step eta: 1 (the paper's tables; under partial participation it keeps an error of order rho), `participation`
+(|S|/N, the convergent choice) or a schedule [[round, eta], ...] (Fig. 6). `message=repo` is the released code's
+2 (w_i+ - theta), which is biased to the start: it stops where grad F = -(|S| rho / (2 eta N)) (theta - theta^0).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _time(problem: Problem, x: torch.Tensor, samples: torch.Tensor) -> float:
 
 def _batch_width(problem: Problem, plan: Plan) -> int:
     if plan.batches is not None:
-        return max(batch.shape[1] for batch in plan.batches)
+        return int(max(batch.shape[1] for batch in plan.batches))
     return int(min(512, np.diff(problem.offsets).max()))
 
 

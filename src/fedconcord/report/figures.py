@@ -39,7 +39,7 @@ WIDE = 8.9  # inches, both columns
 POINTS = 500  # of one line at most: more cannot be seen
 BAND_SEEDS = 5  # from so many seeds on the band is a t interval, below it is the range
 AXIS_TITLES = {"round": "round", "bytes": "bytes up and down", "gradient_steps": "gradient steps of all clients"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
     "axes.edgecolor": MUTED,
@@ -114,6 +114,11 @@ def quantity(v: float) -> str:
     return f"{v:.3g}"
 
 
+def compact(v: float, form: str = ".3g") -> str:
+    """A number with exponents as people write them: 1e-5, not 1e-05."""
+    return re.sub(r"e([-+])0*(\d)", lambda m: f"e{'-' if m[1] == '-' else ''}{m[2]}", format(v, form))
+
+
 def size(v: float) -> str:
     """Bytes in decimal units."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -124,61 +129,80 @@ def size(v: float) -> str:
 
 def value(metric: Metric, v: float) -> str:
     """A metric's value in words."""
+    if metric.log and v <= FLOOR * (1 + 1e-9):
+        return f"at most {compact(FLOOR)}"
     if not math.isfinite(v):
         return "not finite"
-    return f"{100 * v:.4g} %" if metric.percent else f"{v:.3g}"
+    return f"{100 * v:.2f} %" if metric.percent else compact(v)
 
 
-def curve(runs: Sequence[Run], column: str, axis: str, log: bool) -> Curve:
-    """The line of a method's runs: over the rounds that all of them evaluated to a finite value, then run by run."""
+def goal_value(metric: Metric, v: float) -> str:
+    """A target in words: no more digits than it was given with."""
+    return f"{100 * v:.4g} %" if metric.percent else compact(v)
+
+
+def curve(runs: Sequence[Run], column: str, axis: str, floor: float | None, cap: float | None = None) -> Curve:
+    """The line of a method's runs: their mean over the rounds that all of them evaluated, then run by run.
+
+    A run that diverged is drawn on its own, up to its last finite value, unless all of them did. With a floor (see
+    `log_floor`) means are taken in logarithms; with a cap the run breaks off where it first passes it.
+    """
     runs = [r for r in runs if column in r.metrics]
-    ok = {}
+    length = {}  # evaluations of a run before its first value that is not finite
     for r in runs:
-        y = r.metrics[column]
-        bad = np.flatnonzero(~np.isfinite(y))
-        ok[id(r)] = int(bad[0]) if bad.size else y.size
-    shared = set.intersection(*(set(r.round[: ok[id(r)]]) for r in runs)) if runs else set()
+        bad = np.flatnonzero(~np.isfinite(r.metrics[column]))
+        length[r.folder] = int(bad[0]) if bad.size else r.round.size
+
+    def y(r: Run) -> Array:
+        return r.metrics[column] if floor is None else np.log10(np.maximum(r.metrics[column], floor))
+
+    def back(v: Array) -> Array:
+        return v if floor is None else 10.0**v
+
+    averaged = [r for r in runs if not r.diverged] or runs
+    shared = set.intersection(*(set(r.round[: length[r.folder]]) for r in averaged)) if averaged else set()
     at = np.array(sorted(shared))
     if at.size > POINTS:
         at = at[np.unique(np.linspace(0, at.size - 1, POINTS).round().astype(int))]
-    scale: Callable[[Array], Array] = (lambda y: np.log10(np.maximum(y, FLOOR))) if log else (lambda y: y)
-    back: Callable[[Array], Array] = (lambda y: 10.0**y) if log else (lambda y: y)
-    empty = np.empty(0)
-    x, mid, low, high = empty, empty, empty, empty
+    x = mid = low = high = np.empty(0)
     if at.size:
-        rows = [np.searchsorted(r.round, at) for r in runs]
-        ys = np.stack([scale(r.metrics[column][i]) for r, i in zip(runs, rows, strict=True)])
-        x = np.mean([r.axis(axis)[i] for r, i in zip(runs, rows, strict=True)], axis=0)
-        if len(runs) >= BAND_SEEDS:
-            bounds = np.array([interval(y)[:3] for y in ys.T])
+        rows = [np.searchsorted(r.round, at) for r in averaged]
+        ys = np.stack([y(r)[i] for r, i in zip(averaged, rows, strict=True)])
+        x = np.mean([r.axis(axis)[i] for r, i in zip(averaged, rows, strict=True)], axis=0)
+        if len(averaged) >= BAND_SEEDS:
+            bounds = np.array([interval(v)[:3] for v in ys.T])
             mid, low, high = back(bounds[:, 0]), back(bounds[:, 1]), back(bounds[:, 2])
         else:
             mid, low, high = back(ys.mean(0)), back(ys.min(0)), back(ys.max(0))
     tails, breaks = [], []
     for r in runs:
-        end = ok[id(r)]
-        start = int(np.searchsorted(r.round, at[-1])) if at.size else 0
+        end = length[r.folder]
+        start = int(np.searchsorted(r.round, at[-1])) if at.size and r in averaged else 0
         if start < end - 1:
-            step = max(1, (end - start) // POINTS)
-            keep = np.unique(np.r_[np.arange(start, end, step), end - 1])
-            tails.append((r.axis(axis)[keep], back(scale(r.metrics[column][keep]))))
-        if end and (end < r.round.size or r.head.status == "diverged"):
-            breaks.append((float(r.axis(axis)[end - 1]), float(r.metrics[column][end - 1])))
+            keep = np.unique(np.r_[np.arange(start, end, max(1, (end - start) // POINTS)), end - 1])
+            tails.append((r.axis(axis)[keep], back(y(r)[keep])))
+        if end and (end < r.round.size or r.diverged):
+            values = back(y(r)[:end])
+            over = np.flatnonzero(values > cap) if cap is not None else np.empty(0)
+            at_end = int(over[0]) if over.size else end - 1
+            breaks.append((float(r.axis(axis)[at_end]), float(values[at_end])))
     return Curve(x, mid, low, high, tuple(tails), tuple(breaks))
 
 
-def log_axis(runs: Sequence[Run], columns: Sequence[str]) -> bool:
-    """Log where values are positive (a distance may touch 0) and span more than 1.5 decades; never an accuracy."""
+def log_floor(runs: Sequence[Run], columns: Sequence[str]) -> float | None:
+    """Whether these columns get a log axis, and if so the smallest positive value, which stands for 0 on it.
+
+    Log where values are positive (a distance may touch 0) and span more than 1.5 decades; never an accuracy.
+    """
     metrics = [metric_of(c.rsplit(":", 1)[-1]) for c in columns]
-    if any(m.percent for m in metrics):
-        return False
-    all_values = np.concatenate([r.metrics[c] for r in runs for c in columns if c in r.metrics] or [np.empty(0)])
-    finite = all_values[np.isfinite(all_values)]
-    if finite.size == 0:
-        return False
-    if all(m.log for m in metrics):
-        return bool(finite.min() >= 0)
-    return bool(finite.min() > 0 and finite.max() > 30 * finite.min())
+    values = np.concatenate([r.metrics[c] for r in runs for c in columns if c in r.metrics] or [np.empty(0)])
+    finite = values[np.isfinite(values)]
+    positive = finite[finite > 0]
+    if any(m.percent for m in metrics) or not positive.size or finite.min() < 0:
+        return None
+    least = float(positive.min())
+    wide = all(m.log for m in metrics) or (finite.min() > 0 and finite.max() > 30 * least)
+    return least if wide else None
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -219,18 +243,21 @@ def wrap(text: str, width: int, lines: int = 3) -> str:
 
 
 def _legend(fig: Figure, methods: Sequence[Method]) -> None:
-    handles, labels, lines = [], [], 0
-    columns = max(1, min(len(methods), int(fig.get_size_inches()[0] // 2.2)))
+    """The methods below the axes; the figure grows by what they need."""
+    handles, labels = [], []
+    columns = min(len(methods), max(1, int(fig.get_figwidth() // 2.2)))
     for m in methods:
         c, dash, marker = look(m.index)
-        handles.append(Line2D([], [], color=c, linestyle=dash, marker=marker, markersize=4.5, linewidth=1.6))
-        labels.append(wrap(m.name, 30))
-        lines = max(lines, labels[-1].count("\n") + 1)
-    legend = fig.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=2.6)
+        handles.append(Line2D([], [], color=c, linestyle=dash, marker=marker, markersize=4, linewidth=1.5))
+        labels.append(wrap(m.name, 28))
+    legend = fig.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=4)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    rows = math.ceil(len(methods) / columns)
-    fig.set_figheight(fig.get_figheight() + 0.15 + rows * (0.06 + 0.13 * lines))
+    deep = math.ceil(len(methods) / columns)  # entries run down a column first
+    inches = [
+        sum(0.07 + 0.125 * (1 + k.count("\n")) for k in labels[i : i + deep]) for i in range(0, len(labels), deep)
+    ]
+    fig.set_figheight(fig.get_figheight() + 0.1 + max(inches))
 
 
 def _cap(runs: Sequence[Run], columns: Sequence[str], log: bool) -> float | None:
@@ -244,10 +271,10 @@ def _cap(runs: Sequence[Run], columns: Sequence[str], log: bool) -> float | None
     return cap if top > cap else None
 
 
-def _lines(ax: Axes, s: Summary, column: str, axis: str, log: bool, cap: float | None) -> None:
+def _lines(ax: Axes, s: Summary, column: str, axis: str, floor: float | None, cap: float | None) -> None:
     for m in s.methods:
         c, dash, marker = look(m.index)
-        k = curve(m.runs, column, axis, log)
+        k = curve(m.runs, column, axis, floor, cap)
         gid = f"m{m.index}"
         if k.x.size:
             every = max(1, k.x.size // 7)
@@ -264,17 +291,18 @@ def _lines(ax: Axes, s: Summary, column: str, axis: str, log: bool, cap: float |
             (tail,) = ax.plot(x, y, color=c, linestyle=dash, linewidth=0.8, alpha=0.75, zorder=3)
             tail.set_gid(f"{gid}-tail{i}")
         for i, (bx, by) in enumerate(k.breaks):
-            y = min(by, cap) if cap is not None else by
-            (cross,) = ax.plot([bx], [y], "x", color=c, markersize=8, markeredgewidth=2, zorder=5, clip_on=False)
+            end = min(by, cap) if cap is not None else by
+            (cross,) = ax.plot([bx], [end], "x", color=c, markersize=8, markeredgewidth=2, zorder=5, clip_on=False)
             cross.set_gid(f"{gid}-break{i}")
 
 
 def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
     fig, ax = _figure(*PANEL)
     runs = [r for m in s.methods for r in m.runs]
-    log = log_axis(runs, [metric.column])
+    floor = log_floor(runs, [metric.column])
+    log = floor is not None
     cap = None if metric.percent else _cap(runs, [metric.column], log)
-    _lines(ax, s, metric.column, axis, log, cap)
+    _lines(ax, s, metric.column, axis, floor, cap)
     _y_axis(ax, metric, log)
     _x_axis(ax, axis)
     if cap is not None:
@@ -284,8 +312,9 @@ def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
     if metric == s.primary and math.isfinite(s.target):
         ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         ax.annotate(
-            f"target {value(metric, s.target)}", (1, s.target), (0, 2), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", va="bottom", fontsize=7, color=MUTED,
+            f"target {goal_value(metric, s.target)}", (0, s.target), (3, 2 if metric.higher else -2),
+            xycoords=("axes fraction", "data"), textcoords="offset points", ha="left",
+            va="bottom" if metric.higher else "top", fontsize=7, color=MUTED,
         )  # fmt: skip
     if legend and len(s.methods) > 1:
         _legend(fig, s.methods)
@@ -303,24 +332,29 @@ def band_words(s: Summary) -> str:
         (False, True): f"the band the range from the lowest to the highest seed (fewer than {BAND_SEEDS} seeds)",
         (True, True): f"the band its 95 % t interval, with fewer than {BAND_SEEDS} seeds the range",
     }
-    return f"Line: the mean over seeds; {bands[t, r]}."
+    text = f"Line: the mean over seeds; {bands[t, r]}."
+    ends = [{float(x.round[-1]) for x in m.runs} for m in s.methods]
+    if any(len(e) > 1 for e in ends) or any(x.diverged for m in s.methods for x in m.runs):
+        text += " Thin lines: single seeds that diverged or go on after others have ended."
+    return text
 
 
 def _curve_drawing(s: Summary, metric: Metric, axis: str) -> Drawing:
     runs = [r for m in s.methods for r in m.runs]
-    log = log_axis(runs, [metric.column])
-    ends = [(m.name, c.mid[-1]) for m in s.methods if (c := curve(m.runs, metric.column, axis, log)).mid.size]
+    floor = log_floor(runs, [metric.column])
+    curves = {m.name: curve(m.runs, metric.column, axis, floor) for m in s.methods}
+    ends = [(name, float(c.mid[-1])) for name, c in curves.items() if c.mid.size]
     ends.sort(key=lambda e: e[1])
     span = ""
     if ends:
         span = f" Lines end between {value(metric, ends[0][1])} ({ends[0][0]})"
         span += f" and {value(metric, ends[-1][1])} ({ends[-1][0]})."
     notes = []
-    if log:
+    if floor is not None:
         notes.append("Log axis; mean taken in logarithms.")
-    if not metric.percent and _cap(runs, [metric.column], log) is not None:
+    if not metric.percent and _cap(runs, [metric.column], floor is not None) is not None:
         notes.append("The axis is cut: a run leaves it.")
-    if any(curve(m.runs, metric.column, axis, log).breaks for m in s.methods):
+    if any(c.breaks for c in curves.values()):
         notes.append("× marks the last finite value of a run that diverged.")
     where = "bytes sent" if axis == "bytes" else AXIS_TITLES[axis]
     return Drawing(
@@ -337,15 +371,16 @@ def _label_rows(ax: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
     ax.set_ylim(len(labels) - 0.35, -0.75)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
+    halo = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
     for i, (label, note) in enumerate(zip(labels, notes, strict=True)):
         room = 64 - len(note)
         ax.annotate(
             wrap(label, room, 1), (0, i - 0.27), (2, 0), xycoords=("axes fraction", "data"), fontsize=7.5,
-            textcoords="offset points", va="center", ha="left",
+            textcoords="offset points", va="center", ha="left", bbox=halo, zorder=3,
         )  # fmt: skip
         ax.annotate(
             note, (1, i - 0.27), (-2, 0), xycoords=("axes fraction", "data"), fontsize=7.5, color=MUTED,
-            textcoords="offset points", va="center", ha="right",
+            textcoords="offset points", va="center", ha="right", bbox=halo, zorder=3,
         )  # fmt: skip
 
 
@@ -377,8 +412,10 @@ def _final(s: Summary, legend: bool) -> Figure:
         ax.xaxis.set_major_formatter(FuncFormatter(_decades))
         ax.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     elif dots:
-        pad = 0.12 * (max(dots) - min(dots)) or 0.01
-        ax.set_xlim(min(dots) - pad, max(dots) + pad)
+        span = (max(dots) - min(dots)) or 0.01
+        ends = [e for r in s.rows for e in (r.final.low, r.final.high) if math.isfinite(e)] or dots
+        left, right = (max(min(ends), min(dots) - span / 2), min(max(ends), max(dots) + span / 2))
+        ax.set_xlim(min([left, *dots]) - 0.05 * span, max([right, *dots]) + 0.05 * span)
         ax.xaxis.set_major_locator(MaxNLocator(6))
         if s.primary.percent:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}"))
@@ -389,7 +426,7 @@ def lead_words(metric: Metric, v: float) -> str:
     """A lead on the averaging scale: points, a factor or a difference."""
     if metric.percent:
         return f"{100 * v:.2f}"
-    return f"{10.0**v:.3g}" if metric.log else f"{v:.3g}"
+    return compact(10.0**v) if metric.log else compact(v)
 
 
 def _leads(s: Summary, legend: bool) -> Figure:
@@ -418,11 +455,11 @@ def _leads(s: Summary, legend: bool) -> Figure:
         ax.set_xlim(f(left - pad), f(right + pad))
         ax.xaxis.set_major_formatter(FuncFormatter(_decades))
         ax.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
-        ax.set_xlabel(f"how many times smaller the final {s.primary.title} of {wrap(s.verdict.top or '', 40, 1)} is")
+        ax.set_xlabel(f"how many times smaller the final {s.primary.title} of {s.method(s.verdict.top or '').short} is")
     else:
         ax.set_xlim(unit * (left - pad), unit * (right + pad))
         what = "points" if s.primary.percent else s.primary.title
-        ax.set_xlabel(f"lead of {wrap(s.verdict.top or '', 48, 1)} ({what})")
+        ax.set_xlabel(f"lead of {s.method(s.verdict.top or '').short} ({what})")
     return fig
 
 
@@ -480,7 +517,7 @@ def _partition(run: Run, legend: bool) -> Figure:
     bar.ax.set_yticklabels(["0", "50", "100"])
     bar.ax.tick_params(labelsize=7, length=2)
     bar.set_label("% of its data", fontsize=7)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     return fig
 
 
@@ -493,20 +530,22 @@ def _models(s: Summary, legend: bool) -> Figure:
     axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     runs = [r for n in names for r in s.method(n).runs]
     keys = [s.primary.column] + [f"{r.model}:{s.primary.column}" for r in s.second]
-    log = log_axis(runs, keys)
+    floor = log_floor(runs, keys)
+    log = floor is not None
     cap = None if s.primary.percent else _cap(runs, keys, log)
     for ax, name in zip(axes, names, strict=False):
         m = s.method(name)
         c = look(m.index).colour
         first, *others = m.runs[0].head.models
-        k = curve(m.runs, s.primary.column, "round", log)
+        k = curve(m.runs, s.primary.column, "round", floor)
         ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{first} (its answer)")
         for j, model in enumerate(others):
-            k = curve(m.runs, f"{model}:{s.primary.column}", "round", log)
+            k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
             ax.plot(k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
         _y_axis(ax, s.primary, log)
         ax.set_ylabel("")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_xlim(left=0)
         ax.set_title(wrap(name, 36 if columns == 3 else 48, 2), fontsize=7.5, loc="left")
         ax.legend(fontsize=6.5, loc="best", handlelength=2.2)
         if cap is not None:
@@ -525,7 +564,7 @@ def _partition_words(run: Run) -> str:
     share = np.median(run.counts.max(1)[sizes > 0] / sizes[sizes > 0]) if np.any(sizes > 0) else 0.0
     return (
         f"The median client holds {np.median(sizes):g} samples (from {sizes.min():g} to {sizes.max():g}) of "
-        f"{np.median(held):g} of the {run.counts.shape[1]} classes; its most common class is {100 * share:.0f} % of them."
+        f"{np.median(held):g} of the {run.counts.shape[1]} classes; its most common class makes up {100 * share:.0f} %."
     )
 
 
@@ -534,12 +573,15 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
     out: dict[str, list[Drawing]] = {"ranking": []}
     if len(s.methods) > 1:
         order = ", ".join(f"{r.name} {value(s.primary, r.final.mean)}" for r in s.rows)
-        bars = "bars: 95 % t interval over seeds" if any(r.final.n > 1 for r in s.rows) else "one seed, no interval"
+        many = any(r.final.n > 1 for r in s.rows)
+        dots = (
+            "Dots: single seeds; large mark: mean; bar: 95 % t interval over seeds, cut at the frame." if many else ""
+        )
         out["ranking"].append(
             Drawing(
                 "final",
                 f"Final {s.primary.title} of each method, best first: {order}.",
-                f"Final {s.primary.title}. Dots: single seeds; large mark: mean; {bars}, cut at the frame.",
+                f"Final {s.primary.title}, {'' if many else 'one seed, '}best first. {dots}".strip(),
                 False,
                 lambda legend: _final(s, legend),
             )
@@ -572,8 +614,9 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
             Drawing(
                 "models",
                 f"{s.primary.title.capitalize()} against rounds of every model that these methods offer: {names}.",
-                "Means over seeds. Solid: the model that the method answers with; dashed: the other it offers.",
-                len(set(r.name for r in s.second)) > 1,
+                "Solid: the model that the method answers with; dashed: the other it offers"
+                + ("; means over seeds." if any(len(m.runs) > 1 for m in s.methods) else "."),
+                len({r.name for r in s.second}) > 1,
                 lambda legend: _models(s, legend),
             )
         )
@@ -599,9 +642,17 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
     return out
 
 
+def _laid_out(fig: Figure) -> Figure:
+    """The figure with its layout found once; every save after it would find the same one again, slowly."""
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")
+    return fig
+
+
 def to_files(fig: Figure) -> tuple[bytes, bytes]:
     """(SVG, PNG): text as outlines, no date, so that a file looks and reads the same anywhere."""
     svg, png = io.BytesIO(), io.BytesIO()
+    _laid_out(fig)
     fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": "fedconcord"})
     fig.savefig(png, format="png", dpi=160, metadata={"Software": "fedconcord"})
     return svg.getvalue(), png.getvalue()
@@ -611,7 +662,9 @@ def to_inline(fig: Figure, prefix: str, alt: str) -> str:
     """An <svg> element for the page: text stays text in the page's font, ids are the figure's own."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        _laid_out(fig).savefig(
+            buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
@@ -624,5 +677,4 @@ def to_inline(fig: Figure, prefix: str, alt: str) -> str:
     box = re.search(r'viewBox="[^"]+"', tag)
     assert box is not None
     label = alt.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return f'<svg {spaces} {box[0]} role="img" aria-label="{label}">{rest.strip()}'
+    return f'<svg {box[0]} role="img" aria-label="{label}">{rest.strip()}'

@@ -20,7 +20,7 @@ import matplotlib
 
 from fedconcord.errors import UserError
 from fedconcord.report import figures, tables
-from fedconcord.report.figures import Drawing, lead_words, look, value
+from fedconcord.report.figures import Drawing, goal_value, lead_words, look, value
 from fedconcord.report.load import Run, flatten, load_runs, show, varying
 from fedconcord.report.summary import Comparison, Summary, summarise
 
@@ -46,10 +46,6 @@ def listing(names: Sequence[str], last: str = "and") -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
-def _bold(names: Sequence[str]) -> list[str]:
-    return [f"<b>{esc(n)}</b>" for n in names]
-
-
 def _lead(s: Summary, c: Comparison) -> str:
     """'by 1.20 points (paired 95 % interval 0.50 to 1.90)'."""
     low, high = lead_words(s.primary, c.lead.low), lead_words(s.primary, c.lead.high)
@@ -66,6 +62,11 @@ def words(s: Summary) -> list[str]:
     final = {r.name: r.final for r in s.rows}
     what = f"final {m.title}"
     said: list[str] = []
+
+    def short(name: str) -> str:
+        return esc(s.method(name).short)
+
+    side = "highest" if m.higher else "lowest"
     seeds = listing([str(x) for x in v.seeds]) if v.seeds else ""
     tests = f"Holm-corrected over {len(v.comparisons)} comparisons" if len(v.comparisons) > 1 else "one comparison"
     if v.kind == "best" and v.top is not None:
@@ -73,36 +74,39 @@ def words(s: Summary) -> list[str]:
         worst = max(c.p_holm for c in v.comparisons)
         others = "every other method" if len(v.comparisons) > 1 and not v.left_out else "every other ranked method"
         said.append(
-            f"<b>{esc(v.top)} is best</b> in {what} ({value(m, final[v.top].mean)}): "
+            f"<b>{short(v.top)} is best</b> in {what} ({value(m, final[v.top].mean)}): "
             + (
-                f"ahead of {others}, and of the next, {esc(near.name)}, {_lead(s, near)}"
+                f"ahead of {others}, and of the next, {short(near.name)}, {_lead(s, near)}"
                 if len(v.comparisons) > 1
-                else f"ahead of {esc(near.name)} {_lead(s, near)}"
+                else f"ahead of {short(near.name)} {_lead(s, near)}"
             )
-            + f". No paired interval includes {1 if m.log else 0}; p ≤ {max(worst, 1e-4):.2g} ({tests}, seeds {seeds})."
+            + f". Every paired interval excludes {1 if m.log else 0}; p ≤ {max(worst, 1e-4):.2g}"
+            + f" ({tests}, seeds {seeds})."
         )
     elif v.kind == "tied" and v.top is not None:
         tied = [c for c in v.comparisons if not c.separated]
         behind = [c.name for c in v.comparisons if c.separated]
-        names = sorted(v.front, key=lambda n: s.method(n).index) if len(v.front) > 6 else list(v.front)
+        front = listing([f"<b>{short(n)}</b>" for n in v.front])
         said.append(
-            f"<b>No single best:</b> the data do not separate {listing(_bold(names))} in {what} "
-            f"(highest mean: {esc(v.top)}, {value(m, final[v.top].mean)}; paired by seed, {tests}, seeds {seeds})."
-            if m.higher
-            else f"<b>No single best:</b> the data do not separate {listing(_bold(names))} in {what} "
-            f"(lowest mean: {esc(v.top)}, {value(m, final[v.top].mean)}; paired by seed, {tests}, seeds {seeds})."
+            f"<b>No single best:</b> the data do not separate {front} in {what} ({side} mean: {short(v.top)}, "
+            f"{value(m, final[v.top].mean)}; paired by seed, {tests}, seeds {seeds})."
         )
         same = [c.name for c in tied if c.lead.low == c.lead.high == 0]
         if same:
-            said.append(f"{esc(v.top)} and {listing([esc(n) for n in same])} have equal values in every seed.")
+            said.append(f"{short(v.top)} and {listing([short(n) for n in same])} have equal values in every seed.")
         if behind:
-            said.append(f"{esc(v.top)} is ahead of {listing([esc(n) for n in behind])}.")
+            said.append(f"{short(v.top)} is ahead of {listing([short(n) for n in behind])}.")
+        alone = [c.name for c in tied if c.lead.low > 0]
+        if alone and len(v.comparisons) > 1:
+            said.append(
+                f"Taken alone, the paired 95 % interval of its lead over {listing([short(n) for n in alone], 'or')} "
+                f"excludes {1 if m.log else 0}; corrected for {len(v.comparisons)} comparisons that is not enough."
+            )
     elif v.kind == "one seed" and v.top is not None:
-        side = "highest" if m.higher else "lowest"
         said.append(
-            f"One seed only: no interval can be given, so <b>no best method is named</b>. The {side} {what} of this one "
-            f"draw is that of {esc(v.top)} ({value(m, final[v.top].mean)}); <code>--seeds 0,1,2</code> or more would "
-            "tell whether that holds."
+            f"One seed only: no interval can be given, so <b>no best method is named</b>. The {side} {what} of this "
+            f"one draw is that of {short(v.top)} ({value(m, final[v.top].mean)}); <code>--seeds 0,1,2</code> or "
+            "more would tell whether that holds."
         )
     elif v.kind == "one method" and v.top is not None:
         i = final[v.top]
@@ -113,16 +117,16 @@ def words(s: Summary) -> list[str]:
         elif i.n == 1:
             spread = " (one seed, so no interval)"
         others = " It is the only method that can be ranked." if v.left_out else ""
-        said.append(f"{esc(v.top)} ends at {m.title} <b>{value(m, i.mean)}</b>{spread}.{others}")
+        said.append(f"{short(v.top)} ends at {m.title} <b>{value(m, i.mean)}</b>{spread}.{others}")
     elif v.kind == "unpaired":
         said.append(
-            "<b>No best method is named:</b> the runs are not paired by seed (see below), and a difference between them "
-            "would be that of the clients as much as that of the methods."
+            "<b>No best method is named:</b> the runs are not paired by seed (see below), and a difference between "
+            "them would be that of the clients as much as that of the methods."
         )
     else:
         said.append("<b>No best method is named:</b> no method has a complete run.")
     if v.left_out:
-        said.append("Not ranked: " + "; ".join(f"{esc(n)} ({esc(why)})" for n, why in v.left_out) + ".")
+        said.append("Not ranked: " + "; ".join(f"{short(n)} ({esc(why)})" for n, why in v.left_out) + ".")
     if v.kind in ("best", "tied") and len(v.seeds) < 5:
         degrees = f"{len(v.seeds) - 1} degree{'s' if len(v.seeds) > 2 else ''} of freedom"
         said.append(
@@ -136,11 +140,11 @@ def words(s: Summary) -> list[str]:
 def _target_words(s: Summary) -> list[str]:
     if not math.isfinite(s.target) or len(s.rows) < 2:
         return []
-    hits = [(r.name, sum(x.round is not None for x in r.reach), len(r.reach)) for r in s.rows]
-    every = [esc(n) for n, k, of in hits if k == of]
-    some = [f"{esc(n)} ({k} of {of} seeds)" for n, k, of in hits if 0 < k < of]
-    never = [esc(n) for n, k, _ in hits if k == 0]
-    goal = f"{value(s.primary, s.target)} {s.primary.title}"
+    hits = [(esc(s.method(r.name).short), sum(x.round is not None for x in r.reach), len(r.reach)) for r in s.rows]
+    every = [n for n, k, of in hits if k == of]
+    some = [f"{n} ({k} of {of} seeds)" for n, k, of in hits if 0 < k < of]
+    never = [n for n, k, _ in hits if k == 0]
+    goal = f"{goal_value(s.primary, s.target)} {s.primary.title}"
     if len(every) == len(hits):
         return [f"Every method reaches {goal} in every run; the table says at what cost."]
     parts = [f"in every run by {listing(every)}"] if every else []
@@ -202,15 +206,27 @@ def _figure(d: Drawing, number: int) -> str:
     return f"<figure{kind}><div>{svg}</div>{note}</figure>"
 
 
+def _breakable(name: str) -> str:
+    """A long name may break after a comma or an opening bracket, and nowhere else if it can be helped."""
+    return re.sub(r"([,(])(?=\S)", r"\1<wbr>", esc(name)) if len(name) > 24 else esc(name)
+
+
+def _cell(text: str) -> str:
+    """What stands in brackets at the end of a cell goes below it, small."""
+    found = re.fullmatch(r"(.*?) ([(\[].*[)\]])", text)
+    return f"{esc(found[1])}<br><small>{esc(found[2])}</small>" if found else esc(text)
+
+
 def _table(t: tables.Table, indices: Sequence[int]) -> str:
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in t.header)
     main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
     body = []
     for row, strong, index in zip(t.rows, t.strong, indices, strict=True):
         opened = ['<td class="main">' if j == main else "<td>" for j in range(len(row))]
-        cells = "".join(f"{o}{esc(c)}</td>" for o, c in zip(opened[1:], row[1:], strict=True))
+        cells = "".join(f"{o}{_cell(c)}</td>" for o, c in zip(opened[1:], row[1:], strict=True))
         line = '<tr class="strong">' if strong else "<tr>"
-        body.append(f'{line}<th scope="row">{_key(index)}{esc(row[0])}</th>{cells}</tr>')
+        name = f'<div class="name">{_key(index)}<span>{_breakable(row[0])}</span></div>'
+        body.append(f'{line}<th scope="row">{name}</th>{cells}</tr>')
     return (
         f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
         f'<p class="note">{esc(t.caption)}</p>'
@@ -222,6 +238,10 @@ def _pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
     cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
     body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
     return f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _terms(pairs: Sequence[tuple[str, str]]) -> str:
+    return "<dl>" + "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in pairs) + "</dl>"
 
 
 def to_toml(config: Mapping[str, Any], prefix: str = "") -> str:
@@ -256,9 +276,7 @@ def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
     if any(flats):
         if same:
             values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
-            parts.append(
-                f"<details open><summary>Shared by every run</summary>{_pairs(values, ('key', 'value'))}</details>"
-            )
+            parts.append(f"<details open><summary>Shared by every run</summary>{_terms(values)}</details>")
         if differ:
             rows = [(r.name, *(show(f[k]) if k in f else "" for k in differ)) for r, f in zip(runs, flats, strict=True)]
             parts.append(f"<h3>Where the methods differ</h3>{_pairs(rows, ('method', *differ))}")
@@ -292,11 +310,11 @@ def _job(s: Summary) -> tuple[str, str]:
     heading = (
         f"{len(s.methods)} methods on {first.data}" if len(s.methods) > 1 else f"{s.methods[0].name} on {first.data}"
     )
+    parts = [of(f) for f in ("data", "partition", "model")]
     line = " · ".join(
         [
-            of("data"),
-            of("partition"),
-            f"{of('model')} ({size} parameters)",
+            *(p for p in parts if p.lower() not in ("", "none")),
+            f"{size} parameters",
             f"{of('clients')} clients, {of('cohort')} a round",
             f"{of('rounds')} rounds",
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
@@ -339,7 +357,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in s.warnings))
         parts.append(f'<section class="warn"><h2>Note</h2><ul>{items}</ul></section>')
     main = tables.table(s, s.rows)
-    parts.append("<h2>Results</h2>" + _table(main, [r.index for r in s.rows]) + section("ranking"))
+    parts.append("<h2>Results</h2>" + _table(main, [r.style for r in s.rows]) + section("ranking"))
     for i, axis in enumerate(("round", "bytes", "gradient_steps")):
         if drawn[axis]:
             title, lead = TITLES[axis]
@@ -350,7 +368,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         parts.append(
             f"<h2>{TITLES['models'][0]}</h2>"
             + section("models")
-            + _table(second._replace(caption="Columns as in the table of results."), [r.index for r in s.second])
+            + _table(second._replace(caption="Columns as in the table of results."), [r.style for r in s.second])
         )
     if drawn["partition"]:
         parts.append(f"<h2>{TITLES['partition'][0]}</h2>" + section("partition"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -73,7 +75,7 @@ class Row(NamedTuple):
     """One line of the table: a method and one of its models, over its seeds."""
 
     name: str
-    index: int  # of the method: its colour and line style
+    style: int  # the index of the method: its colour and line style
     model: str
     runs: int
     finished: int
@@ -118,6 +120,7 @@ class Verdict(NamedTuple):
 @dataclass(frozen=True)
 class Method:
     name: str
+    short: str  # the name without its parameters where that is still unique: for sentences
     index: int
     runs: tuple[Run, ...]  # with at least one evaluated round
     finished: tuple[Run, ...]  # of them, those that the tables average
@@ -178,7 +181,7 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
     return Row(
         name=m.name,
-        index=m.index,
+        style=m.index,
         model=model,
         runs=len(m.runs),
         finished=len(m.finished),
@@ -254,7 +257,9 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
         elif r.diverged:
             said.append(f"{who} diverged {at}.")
         elif r.head.status == "interrupted":
-            said.append(f"{who} was interrupted {at}; `fedconcord run --resume {r.folder}` continues it.")
+            said.append(
+                f"{who} was interrupted {at}; `fedconcord run --resume {shlex.quote(str(r.folder))}` continues it."
+            )
         elif r.head.status == "running":
             said.append(f"{who} was still running {at} when this page was written.")
     ends = sorted({int(r.round[-1]) for m in methods for r in m.finished})
@@ -305,8 +310,16 @@ def summarise(runs: Sequence[Run]) -> Summary:
     counted = complete or [r for r in usable if not r.diverged]  # in the middle of a job: all that is there
     horizon = int(min((r.round[-1] for r in counted), default=max(r.round[-1] for r in usable)))
     names = dict.fromkeys(r.name for r in usable)
+    bare = {name: name.split("(")[0].strip() for name in names}
+    unique = Counter(bare.values())
     methods = tuple(
-        Method(name, i, tuple(r for r in usable if r.name == name), tuple(r for r in counted if r.name == name))
+        Method(
+            name=name,
+            short=bare[name] if bare[name] and unique[bare[name]] == 1 else name,
+            index=i,
+            runs=tuple(r for r in usable if r.name == name),
+            finished=tuple(r for r in counted if r.name == name),
+        )
         for i, name in enumerate(names)
     )
 

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from fedconcord.report.figures import value
+from fedconcord.report.figures import compact, goal_value
 from fedconcord.report.stats import Interval, interval
 from fedconcord.report.summary import WINDOW, Metric, Reach, Row, Summary
 
@@ -26,27 +24,37 @@ class Table(NamedTuple):
     caption: str
 
 
-def plain(v: float) -> str:
-    """Three to four significant digits, no exponent where a person would write none."""
-    if not math.isfinite(v):
-        return NONE
-    if v != 0 and (abs(v) < 1e-3 or abs(v) >= 1e5):
-        return f"{v:.2e}"
-    digits = 0 if v == 0 else max(0, 3 - math.floor(math.log10(abs(v))))
-    return f"{v:.{min(digits, 4)}f}"
+def decimals(v: float) -> int | None:
+    """How many decimals show three or four digits of a number; None: an exponent reads better."""
+    if not math.isfinite(v) or (v != 0 and (abs(v) < 1e-3 or abs(v) >= 1e5)):
+        return None
+    return 3 if v == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(v)))))
 
 
-def with_interval(i: Interval, f: Callable[[float], str], log: bool = False) -> str:
+def tenths(v: float) -> int:
+    return 1 if abs(v) < 100 else 0
+
+
+def number(v: float, digits: int | None) -> str:
+    return compact(v, ".1e" if digits is None else f".{digits}f")
+
+
+def with_interval(i: Interval, digits: Callable[[float], int | None], log: bool = False) -> str:
     """'mean ± half', 'mean [low, high]' on a log scale, the mean alone for one value."""
     if i.n == 0 or not math.isfinite(i.mean):
         return NONE
     if i.n == 1 or not math.isfinite(i.low):
-        return f(i.mean)
-    return f"{f(i.mean)} [{f(i.low)}, {f(i.high)}]" if log else f"{f(i.mean)} ± {f(i.half)}"
+        return number(i.mean, digits(i.mean))
+    if log:
+        return "{} [{}, {}]".format(*(number(v, digits(v)) for v in i[:3]))
+    d = digits(i.mean)
+    return f"{number(i.mean, d)} ± {number(i.half, d)}"
 
 
 def metric_cell(metric: Metric, i: Interval) -> str:
-    return with_interval(i, (lambda v: f"{100 * v:.2f}") if metric.percent else plain, metric.log)
+    if metric.percent:
+        return with_interval(Interval(100 * i.mean, 100 * i.low, 100 * i.high, i.n), lambda v: 2)
+    return with_interval(i, decimals, metric.log)
 
 
 def _unit(values: Sequence[float], units: Sequence[tuple[str, float]]) -> tuple[str, float]:
@@ -58,21 +66,22 @@ BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 STEPS = (("10⁹", 1e9), ("10⁶", 1e6), ("10³", 1e3), ("", 1.0))
 
 
-def _digits(v: float) -> str:
-    return f"{v:.1f}" if abs(v) < 100 else f"{v:.0f}"
-
-
 def reach_cell(reach: Sequence[Reach], cost: str, scale: float = 1.0) -> str:
     """The cost of reaching the target: mean ± half where every seed did; else what is known, without a mean."""
     got = sorted(v / scale for r in reach if (v := getattr(r, cost)) is not None)
+    digits: Callable[[float], int] = (lambda v: 0) if cost == "round" else tenths
     if len(got) == len(reach):
-        return with_interval(interval(got), _digits)
+        return with_interval(interval(got), digits if len(got) == 1 else tenths)
     count = f"({len(got)} of {len(reach)} seeds)" if len(reach) > 1 else ""
-    never = f">{min(r.ended for r in reach if r.round is None):g}" if cost == "round" else NONE
+    if cost == "round":
+        ends = sorted({r.ended for r in reach if r.round is None})
+        never = ", ".join(f">{e:g}" for e in (ends if len(ends) < 3 else ends[:1]))
+    else:
+        never = ""
     if not got:
         return f"{never} {count}".strip() if cost == "round" else NONE
-    span = _digits(got[0]) if len(got) == 1 else f"{_digits(got[0])} to {_digits(got[-1])}"
-    return f"{span}, {never} {count}" if cost == "round" else f"{span} {count}"
+    span = dict.fromkeys(number(v, digits(v)) for v in (got[0], got[-1]))
+    return f"{' to '.join(span)}{', ' if never else ''}{never} {count}".strip()
 
 
 def seeds_cell(row: Row) -> str:
@@ -84,7 +93,7 @@ def target_words(s: Summary) -> str:
     if not math.isfinite(s.target):
         return "No target: no run ended with a finite value."
     side = "at or above" if s.primary.higher else "at or below"
-    text = f"Target: {s.primary.title} {side} {value(s.primary, s.target)}"
+    text = f"Target: {s.primary.title} {side} {goal_value(s.primary, s.target)}"
     if s.target_asked:
         return f"{text}, as the runs ask."
     if s.primary.higher:
@@ -100,11 +109,11 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     of = [r for row in s.rows for r in row.reach]
     byte, byte_scale = _unit([r.bytes or 0.0 for r in of], BYTES)
     step, step_scale = _unit([r.gradient_steps or 0.0 for r in of], STEPS)
-    goal = value(m, s.target) if math.isfinite(s.target) else "target"
+    goal = goal_value(m, s.target) if math.isfinite(s.target) else "target"
     percent = ", %" if m.percent else ""
     header = [
-        "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last value{percent}",
-        f"rounds to {goal}", f"{byte} to {goal}", f"gradient steps to {goal}" + (f", {step}" if step else ""),
+        "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last{percent}",
+        f"rounds to {goal}", f"{byte} to {goal}", f"{step} gradient steps to {goal}".strip(),
     ]  # fmt: skip
     if s.loss:
         header.append(f"final {s.loss.title}")
@@ -113,14 +122,15 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     cells = []
     for r in rows:
         line = [
-            r.name, *([r.model] if models else []), seeds_cell(r), metric_cell(m, r.final), metric_cell(m, r.last),
+            r.name, *([r.model] if models else []), seeds_cell(r), metric_cell(m, r.final),
+            metric_cell(m, r.last._replace(low=math.nan)),
             reach_cell(r.reach, "round"), reach_cell(r.reach, "bytes", byte_scale),
             reach_cell(r.reach, "gradient_steps", step_scale),
         ]  # fmt: skip
         if s.loss:
             line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
         if not models:
-            line.append(with_interval(r.seconds, plain))
+            line.append(with_interval(r.seconds, decimals))
         cells.append(tuple(line))
     front = s.verdict.front
     return Table(tuple(header), tuple(cells), tuple(r.name in front and not models for r in rows), caption(s))
@@ -179,9 +189,7 @@ def to_csv(s: Summary) -> str:
 
 
 def _number(v: float) -> str:
-    return np.format_float_positional(v, precision=10, unique=True, trim="-") if 1e-4 <= abs(v) < 1e16 else (
-        "0" if v == 0 else f"{v:.10g}" if math.isfinite(v) else ""
-    )  # fmt: skip
+    return f"{v:.10g}" if math.isfinite(v) else ""
 
 
 def to_markdown(t: Table) -> str:
@@ -214,10 +222,11 @@ def to_latex(t: Table) -> str:
         done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 2) else tex(c) for j, c in enumerate(cells)]
         return "    " + " & ".join(done) + r" \\"
 
+    columns = "l" + "r" * (len(t.header) - 1)
     return "\n".join([
         "% needs \\usepackage{booktabs}",
         r"\begin{table}", r"  \centering", rf"  \caption{{{tex(t.caption)}}}",
-        rf"  \begin{{tabular}}{{l{'r' * (len(t.header) - 1)}}}", r"    \toprule", line(t.header, False), r"    \midrule",
+        rf"  \begin{{tabular}}{{{columns}}}", r"    \toprule", line(t.header, False), r"    \midrule",
         *(line(row, strong) for row, strong in zip(t.rows, t.strong, strict=True)),
         r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
     ])  # fmt: skip

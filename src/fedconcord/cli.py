@@ -1,0 +1,493 @@
+"""The command `fedconcord`: options in, folders and a report out. A mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import fedconcord
+from fedconcord.errors import UserError, closest, unknown
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
+    from fedconcord.api import Finished, Planned
+    from fedconcord.config import Source
+    from fedconcord.run import Row
+
+app = typer.Typer(
+    name="fedconcord",
+    help="Federated optimisation with unequal clients: run one method, or compare several on the same clients.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console(highlight=False, soft_wrap=False)
+
+TEXTS = frozenset(  # options that are text as they stand; others may be numbers
+    ("method", "methods", "seeds", "data", "data_dir", "partition", "model", "out", "device", "engine", "dtype")
+)
+SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
+
+
+def _option(help: str, metavar: str, *names: str, hidden: bool = False) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, hidden=hidden, show_default=False)
+
+
+Data = Annotated[str | None, _option("Data set or problem; `list data` shows all. [digits]", "NAME")]
+DataDir = Annotated[str | None, _option("Folder of data files. [$FEDCONCORD_DATA, else the user's cache]", "DIR")]
+Partition = Annotated[str | None, _option("Who holds which samples, as in shards(2). [dirichlet(0.1)]", "NAME")]
+Model = Annotated[str | None, _option("Model. [2nn]", "NAME")]
+Clients = Annotated[str | None, _option("Clients in all. [50]", "N")]
+CohortOption = Annotated[str | None, _option("Clients in a round. [10]", "N")]
+Rounds = Annotated[str | None, _option("Communication rounds. [100]", "N")]
+Epochs = Annotated[str | None, _option("Local epochs: 3, or uniform(1,5). [1]", "WORK")]
+Steps = Annotated[str | None, _option("Local steps, instead of epochs.", "WORK")]
+BatchSize = Annotated[str | None, _option("Samples a local step, or full. [10]", "N")]
+LR = Annotated[str | None, _option("Local step size. [0.1]", "NUMBER", "--lr")]
+Target = Annotated[str | None, _option("Test accuracy whose first round is reported, as in 0.9.", "NUMBER")]
+Out = Annotated[str | None, _option("Folder of the results. [runs/<data>-<method>-<n>]", "DIR")]
+Resume = Annotated[str | None, _option("Continue this folder, with its settings.", "DIR")]
+Device = Annotated[str | None, _option("cpu, cuda or auto. [cpu]", "NAME")]
+EngineOption = Annotated[str | None, _option("stacked or serial; results do not depend on it. [stacked]", "NAME")]
+Dtype = Annotated[str | None, _option("float32 or float64. [float32]", "NAME")]
+ConfigFile = Annotated[str | None, _option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
+Set = Annotated[list[str] | None, _option("Any setting, as in --set local.momentum=0.9; repeatable.", "KEY=VALUE")]
+Method = Annotated[str | None, _option("The method, with parameters: fedprox(mu=0.1). [fedavg]", "NAME")]
+Methods = Annotated[str | None, _option("Methods, as in fedavg,fedprox(mu=0.1),scaffold(local.lr=0.05).", "LIST")]
+Seed = Annotated[str | None, _option("Seed of all randomness. [0]", "N")]
+Seeds = Annotated[str | None, _option("Seeds, as in 0,1,2. [0]", "LIST")]
+OneMethod = Annotated[str | None, _option("", "NAME", "--method", hidden=True)]
+ManyMethods = Annotated[str | None, _option("", "LIST", "--methods", hidden=True)]
+OneSeed = Annotated[str | None, _option("", "N", "--seed", hidden=True)]
+ManySeeds = Annotated[str | None, _option("", "LIST", "--seeds", hidden=True)]
+Jobs = Annotated[str | None, _option("Runs at once, each in its own process. [1]", "N")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedconcord {fedconcord.__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def run(
+    method: Method = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    seed: Seed = None,
+    target: Target = None,
+    out: Out = None,
+    resume: Resume = None,
+    device: Device = None,
+    engine: EngineOption = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    methods: ManyMethods = None,
+    seeds: ManySeeds = None,
+) -> None:
+    """Train one method."""
+    sources = _sources(locals())
+    from fedconcord import api
+
+    planned = api.plan_resumed_run(Path(resume), *sources) if resume else api.plan_run(*sources)
+    again = f"fedconcord run --resume {shlex.quote(str(planned.folder))}"
+    with _Show([planned]) as show:
+        show(0, None)
+        try:
+            result = api.execute(planned, lambda row: show(0, row))
+        except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
+            raise _interrupted(planned.folder, again) from None
+        show(0, result)
+    if result.status == "interrupted":
+        raise _interrupted(planned.folder, again)
+    if result.status == "diverged":
+        _say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
+    _say(f"results: {planned.folder}")
+
+
+@app.command()
+def compare(
+    methods: Methods = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    seeds: Seeds = None,
+    target: Target = None,
+    jobs: Jobs = None,
+    out: Out = None,
+    resume: Resume = None,
+    device: Device = None,
+    engine: EngineOption = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    method: OneMethod = None,
+    seed: OneSeed = None,
+) -> None:
+    """Compare methods on the same clients; write the report."""
+    sources = _sources(locals())
+    from fedconcord import api
+
+    at_once = None if jobs is None else _count("--jobs", jobs)
+    if resume:
+        folder, planned, at_once = api.plan_resumed_comparison(Path(resume), at_once, *sources)
+    else:
+        folder, planned, at_once = api.plan_comparison(at_once, *sources)
+    again = f"fedconcord compare --resume {shlex.quote(str(folder))}"
+    with _Show(planned) as show:
+        try:
+            results = api.execute_all(planned, at_once, show)
+        except KeyboardInterrupt:
+            raise _interrupted(folder, again) from None
+    if any(result.status == "interrupted" for result in results):
+        raise _interrupted(folder, again)
+    failed = [result for result in results if result.status == "failed"]
+    if len(failed) == len(results):
+        raise UserError(f"every run failed, the first because: {failed[0].error}")
+    compared = api.finish_comparison(folder, results)
+    _say_summary(folder)
+    for result in failed:
+        _complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
+    _say(f"report: {compared.report}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
+    out: Annotated[str | None, _option("Folder of the report. [the first PATH]", "DIR")] = None,
+) -> None:
+    """Write the report of runs, finished or not."""
+    from fedconcord import api
+
+    page = api.report(paths, out)
+    _say_summary(*map(Path, paths))
+    _say(f"report: {page}")
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="methods, data, models, partitions, work or settings.", metavar="[WHAT]")
+    ] = None,
+) -> None:
+    """Show methods, data, models and so on, with all parameters."""
+    from fedconcord import config
+    from fedconcord.algorithms import METHODS
+    from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.partitions import PARTITIONS
+    from fedconcord.heterogeneity.work import WORK
+    from fedconcord.models import MODELS
+    from fedconcord.problems import PROBLEMS
+
+    registries: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "methods": METHODS,
+        "data": {**DATASETS, **PROBLEMS},
+        "models": MODELS,
+        "partitions": PARTITIONS,
+        "work": WORK,
+    }
+    if what is not None and what not in (*registries, "settings"):
+        raise unknown("topic", what, (*registries, "settings"))
+    for name, registry in registries.items():
+        if what in (None, name):
+            _show_registry(name, registry)
+    if what in (None, "settings"):
+        _show_settings(config.keys())
+
+
+# -- sources and sentences -----------------------------------------------------------------------------------------
+
+
+def _sources(given: Mapping[str, Any]) -> list[Source]:
+    """The settings file and the options of a command, by its local variables."""
+    from fedconcord import config, spec
+    from fedconcord.api import NAMED
+
+    options = {
+        NAMED.get(name, name): (
+            f"--{name.replace('_', '-')}",
+            spec.scalar(value) if isinstance(value, str) and name not in TEXTS else value,
+        )
+        for name, value in given.items()
+        if name not in ("config", "set", "resume", "jobs")
+    }
+    file = [] if given["config"] is None else [config.from_file(Path(given["config"]))]
+    return [*file, config.from_options(options, given["set"] or ())]
+
+
+def _count(option: str, given: str) -> int:
+    if not given.strip().isdecimal() or int(given) < 1:
+        raise UserError(f"{option} must be an integer >= 1, given {given!r}")
+    return int(given)
+
+
+def _say(line: str) -> None:
+    """A line on stdout that no terminal width breaks."""
+    print(line, flush=True)
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _interrupted(folder: Path, again: str) -> typer.Exit:
+    """Say what is left and how to go on."""
+    if folder.exists():
+        _complain(f"interrupted: {folder} is usable as it is; continue with: {again}")
+    else:
+        _complain("interrupted before the first round; nothing was written")
+    return typer.Exit(130)
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+
+def _latest(metrics: Mapping[str, float]) -> str:
+    """The one metric that a person follows."""
+    if "test_accuracy" in metrics:
+        return f"accuracy {100 * metrics['test_accuracy']:.1f} %"
+    name = next((name for name in ("distance", "test_loss", "loss", *metrics) if name in metrics), None)
+    return f"{name} {metrics[name]:.4g}" if name else ""
+
+
+class _Show:
+    """Live progress, called as `api.Progress`: a bar a run on a terminal, plain lines elsewhere."""
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        self.planned = planned
+        self.bars: Progress | None = None
+        if console.is_terminal:
+            self.bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[latest]}", markup=False),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                expand=True,
+            )
+        self.tasks: dict[int, TaskID] = {}
+        self.ended = 0
+        self.said = time.monotonic()
+
+    def __enter__(self) -> _Show:
+        if self.bars:
+            self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bars:
+            self.bars.stop()
+
+    def name(self, number: int) -> str:
+        config = self.planned[number].config
+        return f"{config.label}, seed {config.seed}"
+
+    def __call__(self, number: int, event: Row | Finished | None) -> None:
+        from fedconcord.run import Row
+
+        if event is None:
+            if self.bars:
+                total = self.planned[number].config.rounds
+                self.tasks[number] = self.bars.add_task(self.name(number), total=total, latest="")
+        elif isinstance(event, Row):
+            self._row(number, event)
+        else:
+            self._end(number, event)
+
+    def _row(self, number: int, row: Row) -> None:
+        latest = _latest(row.metrics) if row.metrics else None
+        if self.bars:
+            self.bars.update(self.tasks[number], completed=row.round)
+            if latest is not None:
+                self.bars.update(self.tasks[number], latest=latest)
+        elif latest is not None and time.monotonic() - self.said > SAY_EVERY:
+            self.said = time.monotonic()
+            rounds = self.planned[number].config.rounds
+            _say(f"{self.name(number)}: round {row.round} of {rounds}, {latest}")
+
+    def _end(self, number: int, result: Finished) -> None:
+        if result.status == "interrupted" and number not in self.tasks and self.bars:
+            return
+        self.ended += 1
+        count = f"[{self.ended}/{len(self.planned)}] " if len(self.planned) > 1 else ""
+        outcome = (
+            f"failed: {result.error}"
+            if result.status == "failed"
+            else f"{result.status}, {result.rounds} rounds, {_latest(result.metrics)}".rstrip(", ")
+        )
+        line = f"{count}{self.name(number)}: {outcome}"
+        if self.bars:
+            if number in self.tasks:
+                self.bars.remove_task(self.tasks[number])
+            self.bars.console.print(line, markup=False, soft_wrap=True)
+        else:
+            _say(line)
+
+
+def _say_summary(*folders: Path) -> None:
+    """The table of the comparison: final metric and rounds to the target, best first."""
+    from fedconcord.report.load import load_runs
+    from fedconcord.report.summary import summarise
+    from fedconcord.report.tables import metric_cell, reach_cell, seeds_cell, target_words
+
+    summary = summarise(load_runs(folders))
+    percent = ", %" if summary.primary.percent else ""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for title in ("seeds", f"final {summary.primary.title}{percent}", "rounds to target"):
+        table.add_column(title, justify="right")
+    for row in summary.rows:
+        cells = (row.name, seeds_cell(row), metric_cell(summary.primary, row.final), reach_cell(row.reach, "round"))
+        table.add_row(*map(escape, cells))
+    console.print(table)
+    if math.isfinite(summary.target):
+        _say(target_words(summary))
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def _parameters(rows: Sequence[tuple[str, str, str, str]], first: str) -> Padding:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column(first, overflow="fold", no_wrap=True)
+    table.add_column("default", overflow="fold")
+    table.add_column("values", overflow="fold", max_width=26)
+    table.add_column("meaning", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return Padding(table, (0, 0, 0, 4), expand=False)
+
+
+def _show_registry(title: str, registry: Mapping[str, Callable[..., Any]]) -> None:
+    from fedconcord import spec
+
+    console.print(f"[bold]{title}[/bold]")
+    for name, factory in registry.items():
+        meaning, details = spec.describe(factory)
+        console.print(Padding(f"[bold cyan]{escape(name)}[/bold cyan]  {escape(meaning)}", (0, 0, 0, 2), expand=False))
+        if details:
+            console.print(Padding(f"[dim]{escape(details)}[/dim]", (0, 0, 0, 4), expand=False))
+        rows = [
+            (
+                option.name,
+                "needed" if option.required else spec.text(option.default),
+                f"{option.kind} {option.range}".strip(),
+                option.meaning,
+            )
+            for option in spec.options(factory)
+        ]
+        if rows:
+            console.print(_parameters(rows, "parameter"))
+        console.print()
+
+
+def _show_settings(keys: Mapping[str, Mapping[str, Any]]) -> None:
+    from fedconcord import config, spec
+
+    chosen = {
+        "method": "fedavg",
+        "seed": 0,
+        "seeds": [0],
+        "partition": config.DEFAULT_PARTITION,
+        "model": config.DEFAULT_MODEL,
+    }
+    rows = []
+    for key, schema in keys.items():
+        values = spec.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
+        default = chosen.get(key, schema.get("default"))
+        shown = "" if default in (None, {}) else default if isinstance(default, str) else spec.text(default)
+        rows.append((key, shown, values, schema.get("description", "")))
+    console.print("[bold]settings[/bold]  keys of a TOML file, of --set and of settings= in Python")
+    console.print(_parameters(rows, "key"))
+
+
+# -- the program ---------------------------------------------------------------------------------------------------
+
+
+def _usage(error: Any) -> str:
+    """typer's complaint about the command line as one sentence."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "fedconcord"
+    name = getattr(error, "option_name", None)
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if name is not None and text.startswith("No such option") and context is not None:
+        known = [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
+        text = f"unknown option {name}{closest(name, known)}"
+    elif text.startswith("No such command") and context is not None:
+        commands = context.command.list_commands(context)
+        given = text.split("'")[1]
+        text = f"unknown command {given!r}{closest(given, commands)}"
+    return f"{text[0].lower()}{text[1:]}; `{path} --help` shows what there is"
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code: 0, 1 (a run failed), 2 (a mistake), 130 (interrupted)."""
+    try:
+        code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (UserError, OSError) as error:
+        from fedconcord.api import sentence
+
+        _complain(f"error: {sentence(error)}")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted before the first round; nothing was written")
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _complain(f"error: {_usage(error)}")
+        return 2
+
+
+def main() -> None:
+    """The entry point of the command `fedconcord`."""
+    if threading.current_thread() is threading.main_thread():  # a scheduler's SIGTERM is as gentle as Ctrl-C
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    sys.exit(call(sys.argv[1:]))

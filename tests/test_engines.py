@@ -1,0 +1,185 @@
+"""Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedconcord import rng
+from fedconcord.algorithms import METHODS
+from fedconcord.core import Oracle, tree_leaves
+from fedconcord.data import Dataset
+from fedconcord.engines import Serial, Stacked, chunk
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import batches, uniform
+from fedconcord.problems import Supervised
+from fedconcord.run import Job, State, advance, start
+from fedconcord.solvers import SGD
+
+
+def small(dtype: torch.dtype = torch.float64) -> Supervised:
+    """A small image problem with a convolution and clients of very unequal sizes."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((120, 1, 6, 6)).astype(np.float32)
+    y = draw.integers(0, 3, 120)
+    data = Dataset("noise", x[:100], y[:100], x[100:], y[100:], classes=3)
+    cuts = np.cumsum([1, 3, 7, 12, 20, 9, 30])
+    parts = np.split(np.arange(100), cuts)
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
+        )
+
+    return Supervised(build, data, parts, dtype=dtype)
+
+
+SCHEDULE = Schedule(seed=5, cohort=5, lr=0.1, work=uniform(1, 3), batch_size=4)
+
+
+def run(job: Job, rounds: int = 4) -> State:
+    state = start(job)
+    for _ in range(rounds):
+        state = advance(job, state)
+    return state
+
+
+def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
+    assert (a.bytes_up, a.bytes_down, a.gradient_steps) == (b.bytes_up, b.bytes_down, b.gradient_steps)
+    pairs = list(zip(tree_leaves(a.server).items(), tree_leaves(b.server).items(), strict=True))
+    assert a.store.ids().tolist() == b.store.ids().tolist()
+    if len(a.store):
+        rows = [tree_leaves(s.store.gather(s.store.ids())).items() for s in (a, b)]
+        pairs += list(zip(*rows, strict=True))
+    for (name, left), (_, right) in pairs:
+        assert left.shape == right.shape
+        assert float((left - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max())), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stacked_equals_serial(name: str) -> None:
+    job = Job(small(), METHODS[name](), SCHEDULE, engine=Serial())
+    reference = run(job)
+    for width in (None, 1, 2):
+        assert_same(run(replace(job, engine=Stacked(width))), reference)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [SGD(momentum=0.9), SGD(weight_decay=0.1, clip=0.2), SGD(oracle=Oracle("full")), SGD(oracle=Oracle("sam", 0.1))],
+    ids=["momentum", "decay-clip", "full", "sam"],
+)
+@pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
+def test_every_solver_setting_on_every_engine(name: str, solver: SGD) -> None:
+    job = Job(small(), METHODS[name](), SCHEDULE, solver, Serial())
+    assert_same(run(replace(job, engine=Stacked(3))), run(job))
+
+
+def test_full_batches_and_a_long_client() -> None:
+    """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
+    job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())
+    reference = run(job)
+    from fedconcord.engines import stacked
+
+    before, stacked.SLICE = stacked.SLICE, 8
+    try:
+        assert_same(run(replace(job, engine=Stacked(None))), reference)
+    finally:
+        stacked.SLICE = before
+
+
+def test_bytes_are_the_messages() -> None:
+    d = small().dim
+    for name, up, down in (("fedavg", 1, 1), ("scaffold", 2, 2), ("fedadmm", 1, 1), ("afedpd", 1, 2)):
+        state = run(Job(small(), METHODS[name](), SCHEDULE), rounds=3)
+        assert state.bytes_up == 3 * 5 * up * d * 8, name
+        assert state.bytes_down == 3 * 5 * down * d * 8, name
+    nova = run(Job(small(), METHODS["fednova"](), SCHEDULE), rounds=1)
+    assert nova.bytes_up == 5 * (d + 2) * 8
+
+
+def test_only_sampled_clients_have_rows() -> None:
+    job = Job(small(), METHODS["scaffold"](), replace(SCHEDULE, cohort=2))
+    state = advance(job, start(job))
+    plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
+    assert state.store.ids().tolist() == plan.ids.tolist()
+
+
+def test_draws_do_not_depend_on_the_cohort_around_a_client() -> None:
+    """Client 6's batches and steps in round 3 are the same whoever else takes part."""
+    p = small()
+    fedavg = METHODS["fedavg"]()
+    everyone = replace(SCHEDULE, cohort=8).plan(3, fedavg, p.offsets, p.sizes)
+    for cohort in range(1, 8):
+        plan = replace(SCHEDULE, cohort=cohort).plan(3, fedavg, p.offsets, p.sizes)
+        assert plan.batches is not None
+        assert everyone.batches is not None
+        for k, i in enumerate(plan.ids):
+            assert plan.steps[k] == everyone.steps[i]
+            assert np.array_equal(plan.batches[k], everyone.batches[i])
+
+
+def test_batches_visit_every_sample_once_an_epoch() -> None:
+    drawn = batches(seed=0, round=2, client=9, n=10, batch_size=4, steps=7)
+    assert drawn.shape == (7, 4)
+    assert (drawn[2] >= 0).sum() == 2  # the short last batch
+    for epoch in (drawn[:3], drawn[3:6]):
+        assert sorted(epoch[epoch >= 0]) == list(range(10))
+    assert not np.array_equal(drawn[:3], drawn[3:6])
+
+
+def test_keys_are_independent() -> None:
+    """No two keys that a run uses share a stream: first draws over seeds, purposes, rounds and clients are distinct."""
+    first = {
+        float(rng.generator(seed, purpose, round, client).random())
+        for seed in range(3)
+        for purpose in rng.Purpose
+        for round in range(5)
+        for client in range(20)
+    }
+    assert len(first) == 3 * len(rng.Purpose) * 5 * 20
+
+
+def test_a_keyed_draw_is_pinned() -> None:
+    """Published results depend on these bits; a change of them must be a decision."""
+    assert rng.generator(7, rng.Purpose.BATCH, 3, 11).integers(0, 10**9, 3).tolist() == [282982965, 315003046, 415082555]
+
+
+def test_batchnorm_is_refused_by_name() -> None:
+    data = Dataset("d", np.zeros((4, 3), np.float32), np.zeros(4, np.int64), np.zeros((1, 3), np.float32), np.zeros(1), 2)
+    with pytest.raises(UserError, match=r"layer '1' is BatchNorm1d.*torch.nn.GroupNorm\(2, 4\)"):
+        Supervised(
+            lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), data, [np.arange(4)]
+        )
+
+
+def test_the_start_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    p = small()
+    x = p.init(3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(p.init(3), x)
+    assert not torch.equal(p.init(4), x)
+
+
+def test_chunk_is_measured_once_and_remembered(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    p = small()
+    plan = SCHEDULE.plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
+    chosen = chunk.auto(p, plan)
+    assert 1 <= chosen <= 5
+    monkeypatch.setattr(chunk, "measure", lambda *args: pytest.fail("measured again"))
+    assert chunk.auto(p, plan) == chosen
+    (tmp_path / "fedconcord" / "chunk.json").write_text("broken")
+    monkeypatch.setattr(chunk, "measure", lambda *args: 2)
+    assert chunk.auto(p, plan) == 2
+
+
+@pytest.mark.parametrize("cohort", [0, 9])
+def test_an_impossible_cohort_is_one_sentence(cohort: int) -> None:
+    with pytest.raises(UserError, match=f"a cohort of {cohort} cannot be drawn from 8 clients"):
+        start(Job(small(), METHODS["fedavg"](), replace(SCHEDULE, cohort=cohort)))

@@ -1,0 +1,92 @@
+"""Imports go one way between the layers of the design; a planted violation is found."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
+
+LAYERS = [
+    {"errors", "files"},
+    {"core", "rng", "flat"},
+    {"problems", "data", "models"},
+    {"algorithms", "solvers", "server"},
+    {"heterogeneity"},
+    {"state"},
+    {"engines"},
+    {"run", "evaluate", "diagnose", "checkpoint", "results"},
+    {"config", "spec", "build", "api", "cli", "report", "__main__"},
+    {"testing"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level modules of the package that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("fedconcord.")}
+    return found & set(LEVEL)
+
+
+def violations(source: Path) -> list[str]:
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        own = path.relative_to(source).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        assert own in LEVEL, f"{path} belongs to no layer: give it one in {__file__}"
+        found += [f"{path} imports {name}" for name in imported(path) if LEVEL[name] > LEVEL[own]]
+        if own == "algorithms" and imported(path) - {"algorithms", "core", "solvers", "server", "errors"}:
+            found.append(f"{path} knows more than the contract")
+        if own == "engines" and "algorithms" in imported(path):
+            found.append(f"{path} names an algorithm")
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    assert violations(SOURCE) == []
+
+
+def test_a_planted_violation_is_found(tmp_path: Path) -> None:
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "bad.py").write_text("def f():\n    from fedconcord.engines import Serial\n")
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "bad.py").write_text("import fedconcord.algorithms.fedavg\n")
+    (tmp_path / "core.py").write_text("from fedconcord import run\n")
+    text = "\n".join(violations(tmp_path))
+    for wrong in ("bad.py imports engines", "engines/bad.py names an algorithm", "core.py imports run"):
+        assert wrong in text
+
+
+def test_flower_is_imported_in_one_place() -> None:
+    users = [path for path in SOURCE.rglob("*.py") if "flwr" in path.read_text()]
+    assert len(users) <= 1
+
+
+def test_method_files_are_short() -> None:
+    """About 60 lines of code at most: docstrings, blank lines and imports do not count."""
+    for path in (SOURCE / "algorithms").glob("*.py"):
+        if path.name == "__init__.py":
+            continue
+        tree = ast.parse(path.read_text())
+        docstrings = set()
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+                if isinstance(body[0].value, ast.Constant):
+                    docstrings |= set(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                docstrings |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+        code = [
+            number
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            if line.strip() and not line.strip().startswith("#") and number not in docstrings
+        ]
+        assert len(code) <= 70, f"{path.name} has {len(code)} lines of code"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from fedconcord.errors import UserError
+from fedconcord.flat import Layout
+from fedconcord.models import MODELS
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("cnn1", MNIST, 10, 1_663_370),
+        ("cnn2", CIFAR, 10, 1_105_098),
+        ("lenet", CIFAR, 10, 797_962),
+        ("lenet", CIFAR, 100, 815_332),
+        ("2nn", MNIST, 10, 199_210),
+        ("2nn", (561,), 6, 153_806),
+        ("2nn", (178,), 2, 76_402),
+        ("logreg", MNIST, 10, 7_850),
+        ("logreg", (60,), 10, 610),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    """The papers' counts: experiments.md, algorithms.md 2.5, 5.5 and 8.6."""
+    model = MODELS[name](shape, classes)
+    assert Layout(model).dim == parameters
+    assert model(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [MNIST, CIFAR, (2, 16, 20), (1, 17, 31)])
+def test_other_image_sizes(name: str, shape: tuple[int, ...]) -> None:
+    assert MODELS[name](shape, 7)(torch.zeros(3, *shape)).shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_sequential_of_known_layers(name: str) -> None:
+    """What the stacked engine's kernels take; every hidden layer is followed by ReLU and the last by nothing."""
+    model = MODELS[name](CIFAR, 10)
+    assert type(model) is nn.Sequential
+    layers = list(model)
+    assert {type(layer) for layer in layers} <= {nn.Flatten, nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.ReLU}
+    learned = [k for k, layer in enumerate(layers) if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    assert learned[-1] == len(layers) - 1
+    assert all(isinstance(layers[k + 1], nn.ReLU) for k in learned[:-1])
+
+
+def test_the_caller_seeds() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model = MODELS["2nn"]((5,), 3)
+        return Layout(model).flatten(model)
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "smallest"),
+    [
+        ("cnn1", (60,), "4x4"),
+        ("cnn1", (1, 3, 28), "4x4"),
+        ("cnn2", (3, 32), "4x4"),
+        ("lenet", (1, 8, 8), "16x16"),
+        ("lenet", (3, 32, 15), "16x16"),
+    ],
+)
+def test_refused_shapes(name: str, shape: tuple[int, ...], smallest: str) -> None:
+    with pytest.raises(UserError) as error:
+        MODELS[name](shape, 10)
+    text = str(error.value)
+    assert "\n" not in text
+    for part in (repr(name), smallest, str(shape), "logreg"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_factory_convention(name: str) -> None:
+    first, second, *options = inspect.signature(MODELS[name]).parameters.values()
+    assert (first.name, second.name) == ("shape", "classes")
+    assert first.kind is second.kind is inspect.Parameter.POSITIONAL_ONLY
+    assert all(p.default is not p.empty for p in options)
+    assert (MODELS[name].__doc__ or "").splitlines()[0]

@@ -1,0 +1,139 @@
+"""Run folders: interrupted at any round and resumed, they hold the same bytes as if nothing had happened."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedconcord import checkpoint, files, results
+from fedconcord.algorithms import METHODS
+from fedconcord.core import tree_leaves
+from fedconcord.engines import Stacked
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import uniform
+from fedconcord.problems import quadratics
+from fedconcord.results import execute
+from fedconcord.run import Job, Row, advance, start
+from fedconcord.state import MemoryStore
+
+
+def job(name: str, **options: object) -> Job:
+    problem = quadratics(0, 12, torch.float32, torch.device("cpu"), dim=5)
+    return Job(problem, METHODS[name](**options), Schedule(4, 3, 0.1, uniform(1, 4), batch_size=1), engine=Stacked(None))
+
+
+def interrupt_at(round: int):
+    def on_row(row: Row) -> None:
+        if row.round == round:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_row
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resume_is_bit_for_bit(name: str, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    cut = int(np.random.default_rng(len(name)).integers(1, 9))
+    assert execute(job(name), whole, rounds=10, info={"method": name}) == "complete"
+    assert execute(job(name), parts, rounds=10, info={"method": name}, on_row=interrupt_at(cut)) == "interrupted"
+    assert json.loads((parts / "run.json").read_text())["rounds_done"] == cut
+    assert (parts / "model.safetensors").exists()
+    assert execute(job(name), parts, rounds=10, info={"method": name}, resume=True) == "complete"
+    for file in ("metrics.csv", "model.safetensors", "checkpoint.safetensors"):
+        assert (whole / file).read_bytes() == (parts / file).read_bytes(), file
+
+
+def test_killed_between_checkpoints(tmp_path: Path) -> None:
+    """The tables may be ahead of the checkpoint; resume goes back to it and writes the same rows again."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    execute(job("scaffold"), whole, rounds=10, info={})
+    execute(job("scaffold"), parts, rounds=4, info={})
+    four = (parts / "checkpoint.safetensors").read_bytes()
+    execute(job("scaffold"), parts, rounds=7, info={}, resume=True)
+    (parts / "checkpoint.safetensors").write_bytes(four)
+    execute(job("scaffold"), parts, rounds=10, info={}, resume=True)
+    assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
+
+
+def test_a_state_that_forgets_the_rows_is_noticed(tmp_path: Path) -> None:
+    """The comparison above can fail: without the clients' rows a resumed run is another algorithm."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    execute(job("scaffold"), whole, rounds=10, info={})
+    execute(job("scaffold"), parts, rounds=5, info={})
+    this = job("scaffold")
+    state = checkpoint.read(parts / "checkpoint.safetensors", this)
+    checkpoint.write(parts / "checkpoint.safetensors", state._replace(store=MemoryStore(state.store.template)))
+    execute(this, parts, rounds=10, info={}, resume=True)
+    assert (whole / "metrics.csv").read_bytes() != (parts / "metrics.csv").read_bytes()
+
+
+def test_divergence_is_a_status(tmp_path: Path) -> None:
+    this = job("fedavg")
+    problem = quadratics(0, 12, torch.float32, torch.device("cpu"), dim=5)
+    wild = Job(problem, this.algorithm, Schedule(4, 3, 1e6, batch_size=None), engine=Stacked(None))
+    assert execute(wild, tmp_path, rounds=50, info={}) == "diverged"
+    assert json.loads((tmp_path / "run.json").read_text())["rounds_done"] < 50
+
+
+def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
+    execute(job("fedavg"), tmp_path, rounds=2, info={})
+    with pytest.raises(UserError, match="holds nothing for the server's 'c'"):
+        execute(job("scaffold"), tmp_path, rounds=4, info={}, resume=True)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"\x10garbage")
+    with pytest.raises(UserError, match="cannot read the checkpoint"):
+        execute(job("fedavg"), tmp_path, rounds=4, info={}, resume=True)
+
+
+def test_the_final_model_is_the_methods_answer(tmp_path: Path) -> None:
+    execute(job("afedpd"), tmp_path, rounds=3, info={})
+    this = job("afedpd")
+    state = start(this)
+    for _ in range(3):
+        state = advance(this, state)
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["x"], state.server.mean)
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.txt"
+    files.write_text(target, "old")
+
+    def fail(*args: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        files.write_text(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_store_round_trip_and_growth() -> None:
+    template = METHODS["fedadmm"]().init_client(torch.arange(3.0))
+    store = MemoryStore(template)
+    ids = np.array([5, 2, 900_000])
+    assert torch.equal(store.gather(ids).w, torch.arange(3.0).expand(3, 3))
+    rows = type(template)(torch.randn(3, 3), torch.randn(3, 3))
+    store.scatter(ids, rows)
+    store.scatter(np.array([7]), type(template)(torch.ones(1, 3), torch.ones(1, 3)))
+    again = MemoryStore(template)
+    again.restore(store.export())
+    for held in (store, again):
+        assert held.ids().tolist() == [2, 5, 7, 900_000]
+        for name, leaf in tree_leaves(held.gather(ids)).items():
+            assert torch.equal(leaf, getattr(rows, name))
+        assert torch.equal(held.gather(np.array([8])).w[0], torch.arange(3.0))
+
+
+def test_versions_are_recorded(tmp_path: Path) -> None:
+    execute(job("fedavg"), tmp_path, rounds=1, info={"seed": 4})
+    described = results.read_description(tmp_path)
+    assert described["versions"]["torch"] == torch.__version__
+    assert described["seed"] == 4
+    with pytest.raises(UserError, match="holds no run"):
+        results.read_description(tmp_path / "nowhere")
