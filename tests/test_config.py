@@ -391,6 +391,7 @@ def test_wrong_run(named: dict[str, Any], said: str) -> None:
             "a comparison needs methods: write --methods fedavg,scaffold, or methods = [...] in the settings file; "
             f"known: {', '.join(sorted(METHODS))}",
         ),
+        ({"methods": 1.5}, "methods must be a list of methods such as fedavg,fedprox(mu=0.1), given 1.5 (--methods)"),
         ({"methods": ""}, "methods must be a list of methods such as fedavg,fedprox(mu=0.1), given [] (--methods)"),
         (
             {"methods": "fedprox(0.1),fedprox(mu=.1)"},
@@ -420,7 +421,7 @@ def test_wrong_comparison(named: dict[str, Any], said: str) -> None:
     [
         ("cleints = 5", f"unknown key 'cleints' (job.toml) (did you mean 'clients'?){KEYS}"),
         ("[locl]\nlr = 1", f"unknown key 'locl' (job.toml) (did you mean 'local'?){KEYS}"),
-        ("[local]\nlearning = 1", f"unknown key 'local.learning' (job.toml){KEYS}"),
+        ("[local]\nlearning = 1", f"unknown key 'local.learning' (job.toml) (did you mean 'local.lr'?){KEYS}"),
         ("clients = '5'", "clients must be an integer >= 1, given '5' (job.toml)"),
         ("clients = [5]", "clients must be an integer >= 1, given [5] (job.toml)"),
         ("seeds = 2020-01-01", "seeds must be a list of integers >= 0 such as 0,1,2, given 2020-01-01 (job.toml)"),
@@ -470,8 +471,8 @@ def test_settings_become_a_job() -> None:
         resolve_run(
             options(
                 "local.momentum=0.9", "local.weight_decay=0.01", "local.clip=3", "local.lr_decay=0.99",
-                "engine.chunk=2", method="fednova(mu=0.1)", data="quadratics(dim=4)", clients=6, cohort=2, seed=3, local__steps=4,
-                local__batch_size="full", local__lr=0.2, engine__dtype="float64",
+                "engine.chunk=2", method="fednova(mu=0.1)", data="quadratics(dim=4)", clients=6, cohort=2, seed=3,
+                local__steps=4, local__batch_size="full", local__lr=0.2, engine__dtype="float64",
             )
         )
     )  # fmt: skip
@@ -498,7 +499,7 @@ def test_epochs_count_epochs() -> None:
             )
         )
     )
-    assert job.engine == Serial()
+    assert isinstance(job.engine, Serial)
     plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
     assert plan.steps.tolist() == [4] * 4
 

@@ -210,8 +210,8 @@ def test_cifar10_as_published(data_dir: Path) -> None:
     assert np.bincount(data.train_y).tolist() == [5000] * 10
     assert np.bincount(data.test_y).tolist() == [1000] * 10
     # The published mean and deviation of each channel, which wrong planes or a shifted row would miss.
-    np.testing.assert_allclose(data.train_x[::5].mean((0, 2, 3), dtype=np.float64), 0, atol=0.02)
-    np.testing.assert_allclose(data.train_x[::5].std((0, 2, 3), dtype=np.float64), 1, atol=0.02)
+    np.testing.assert_allclose(data.train_x[:10_000].mean((0, 2, 3), dtype=np.float64), 0, atol=0.02)
+    np.testing.assert_allclose(data.train_x[:10_000].std((0, 2, 3), dtype=np.float64), 1, atol=0.02)
     # In photographs neighbours are alike; a wrong row length or order of axes loses this in one direction.
     x = data.train_x[:500]
     spread = x.var()

@@ -184,15 +184,15 @@ def dirichlet_sample_by_sample(
 
 def test_dirichlet_has_the_law_of_the_loop() -> None:
     """On a small case every division's frequency agrees with FedDyn's loop (chi-square of homogeneity)."""
-    y = np.array([0, 0, 0, 1, 1])
-    runs = 2000
+    y = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    runs = 1500
     rng = np.random.default_rng(0)
-    loop = Counter(dirichlet_sample_by_sample(y, 3, rng, 0.7) for _ in range(runs))
-    ours = Counter(tuple(map(tuple, counts(y, dirichlet(y, 3, rng, 0.7), 2).tolist())) for _ in range(runs))
+    loop = Counter(dirichlet_sample_by_sample(y, 3, rng, 1.0) for _ in range(runs))
+    ours = Counter(tuple(map(tuple, counts(y, dirichlet(y, 3, rng, 1.0), 3).tolist())) for _ in range(runs))
     tables = loop | ours
-    assert len(tables) == 5  # sizes 2, 2, 1: every division that there is
+    assert len(tables) == 29  # client sizes 3, 3, 2: every division that there is
     chi2 = sum((loop[t] - ours[t]) ** 2 / (loop[t] + ours[t]) for t in tables)
-    assert chi2 < 18.5  # 0.1 % point at 4 degrees of freedom
+    assert chi2 < 56.9  # 0.1 % point at 28 degrees of freedom
 
 
 def test_dirichlet_picks_samples_of_a_class_at_random() -> None:

@@ -268,13 +268,15 @@ def resolve_run(*sources: Source) -> Config:
     """The settings of one run."""
     values, origin = _merge(sources)
     for one, many in (("method", "methods"), ("seed", "seeds")):
-        given = values.pop(many, None)
-        if given is not None and len(given) != 1:
+        given = values.get(many)
+        if not isinstance(given, list):  # none, or wrong: `_checked` says so
+            continue
+        del values[many]
+        if len(given) != 1:
             raise UserError(
                 f"a run takes one {one}, given {len(given)} ({origin[many]}); use fedconcord compare for several"
             )
-        if given is not None:
-            values[one] = given[0]
+        values[one], origin[one] = given[0], origin[many]
     config = _checked(values, origin)
     return config.single(config.method or "fedavg", config.seed or 0)
 
@@ -291,7 +293,7 @@ def resolve_compare(*sources: Source) -> Config:
             "a comparison needs methods: write --methods fedavg,scaffold, or methods = [...] in the settings file; "
             f"known: {', '.join(sorted(METHODS))}"
         )
-    if len(values["methods"]) > 1:
+    if isinstance(values["methods"], list) and len(values["methods"]) > 1:
         for key in values:
             if key == "label" or key.startswith("algorithm."):
                 raise UserError(

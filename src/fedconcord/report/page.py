@@ -21,7 +21,7 @@ import matplotlib
 from fedconcord.errors import UserError
 from fedconcord.report import figures, tables
 from fedconcord.report.figures import Drawing, goal_value, lead_words, look, value
-from fedconcord.report.load import Run, flatten, load_runs, show, varying
+from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, load_runs, show, varying
 from fedconcord.report.summary import Comparison, Summary, summarise
 
 esc = html.escape
@@ -266,32 +266,61 @@ def to_toml(config: Mapping[str, Any], prefix: str = "") -> str:
     return "\n".join(lines).strip()
 
 
+def whole_job(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The settings of the comparison that gives all these runs; None if no single comparison does."""
+    labels = list(dict.fromkeys(r.head.label for r in runs))
+    seeds = sorted({r.head.seed for r in runs})
+    made = {(r.head.label, r.head.seed) for r in runs}
+    texts = all(r.head.config and r.name == r.head.label and r.head.label.startswith(r.head.method) for r in runs)
+    if not texts or len(made) != len(labels) * len(seeds) or len(made) == 1:
+        return None
+    job = json.loads(json.dumps(runs[0].head.config))
+    for key in ("method", "label", "seed", "algorithm", "out"):  # a method's text holds what is its own
+        job.pop(key, None)
+    for key in varying(runs):
+        section, _, leaf = key.rpartition(".")
+        if key == "method" or section == "algorithm":
+            continue
+        plain = [r for r in runs if f"{key}=" not in r.head.label]  # those that took it from the job
+        values = {show(flatten(r.head.config).get(key)): flatten(r.head.config).get(key) for r in plain}
+        if section != "local" or len(values) > 1:
+            return None
+        job["local"].pop(leaf, None)
+        if values:
+            job["local"][leaf] = next(iter(values.values()))
+    return {"methods": labels, "seeds": seeds, **job}
+
+
 def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
     runs = [m.runs[0] for m in s.methods]  # a run for each method: seeds share their settings
     flats = [flatten(r.head.config) for r in runs]
     differ = varying(runs)
-    same = [k for k in dict.fromkeys(k for f in flats for k in f) if k not in differ and "seed" not in k.split(".")]
+    every = dict.fromkeys(k for f in flats for k in f)
+    same = [k for k in every if k not in differ and not UNPAIRED_KEYS & set(k.split("."))]
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
     parts = ["<h2>Settings and how to get this again</h2>"]
+    if same:
+        values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
+        parts.append(f"<details open><summary>Shared by every run</summary>{_terms(values)}</details>")
+    if differ:
+        named = {k: k.removeprefix("algorithm.") for k in differ if k != "method"}
+        own = [", ".join(f"{named[k]} = {show(f[k])}" for k in named if k in f) for f in flats]
+        rows = [(r.name, text) for r, text in zip(runs, own, strict=True)]
+        parts.append(f"<h3>Where the methods differ</h3>{_pairs(rows, ('method', 'settings'))}")
     if any(flats):
-        if same:
-            values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
-            parts.append(f"<details open><summary>Shared by every run</summary>{_terms(values)}</details>")
-        if differ:
-            rows = [(r.name, *(show(f[k]) if k in f else "" for k in differ)) for r, f in zip(runs, flats, strict=True)]
-            parts.append(f"<h3>Where the methods differ</h3>{_pairs(rows, ('method', *differ))}")
-        parts.append(
-            "<h3>The same runs</h3><p>Each run folder holds its settings in <code>run.json</code>. As a file for the "
-            "command, those of each method are below: save one as <code>job.toml</code>, then</p>"
-            f"<pre>fedconcord run --config job.toml --out {esc(shlex.quote('runs/new'))}</pre>"
-        )
+        parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")
+        job = whole_job(s.runs)
+        if job is not None:
+            parts.append("<pre>fedconcord compare --config job.toml --out runs/again</pre>")
+            parts.append(f"<details><summary>the whole comparison</summary><pre>{esc(to_toml(job))}</pre></details>")
+        parts.append("<pre>fedconcord run --config job.toml --out runs/again</pre>")
         for r in runs:
-            toml = esc(to_toml(r.head.config))
-            parts.append(f"<details><summary>{esc(r.name)}, seed {r.head.seed}</summary><pre>{toml}</pre></details>")
+            toml = f"<pre>{esc(to_toml(r.head.config))}</pre>"
+            parts.append(f"<details><summary>{esc(r.name)}, seed {r.head.seed}</summary>{toml}</details>")
     parts.append(f"<h3>This page, its figures and tables</h3><pre>{esc(command)}</pre>")
     versions = dict.fromkeys(tuple(sorted(r.head.versions.items())) for r in s.runs)
     said = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)
-    parts.append(f"<p class='note'>Versions: {esc(said or 'not recorded')}.</p>")
+    parts.append(f'<p class="note">Versions: {esc(said or "not recorded")}.</p>')
     return "\n".join(parts)
 
 
@@ -383,7 +412,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         title=esc(f"{heading} · fedconcord"),
         heading=esc(heading),
         job=esc(job),
-        body="\n".join(parts),
+        body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),  # no line break between a number and its unit
         footer="Written by fedconcord. Every figure is also in <code>figures/</code> (SVG and PNG), the table in "
         "<code>tables/</code> (CSV, Markdown, LaTeX).",
     )

@@ -1,0 +1,375 @@
+"""The command as a person meets it: real processes on digits, stopped and resumed, and every mistake one sentence."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedconcord import api, cli
+from fedconcord import config as settings
+from fedconcord.api import Finished, Planned
+from fedconcord.run import Row
+
+# exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
+JOB = ["--data", "digits", "--model", "logreg", "--clients", "20", "--cohort", "5", "--epochs", "uniform(1,3)", "--lr", "0.05", "--rounds", "60", "--set", "engine.threads=1", "--set", "engine.chunk=5", "--set", "checkpoint.every=0"]
+COMPARE = ["compare", "--methods", "scaffold,fedadmm(rho=0.1)", "--jobs", "2", *JOB]
+SAME = ("metrics.csv", "model.safetensors", "partition.csv")
+FOLDERS = ("scaffold/seed-0", "fedadmm-rho=0.1/seed-0")
+PROC = Path("/proc/self/stat").exists()
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedconcord", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def wait_for_round(folder: Path, round: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(6000):
+        assert process.poll() is None, process.communicate()
+        path = folder / "run.json"
+        if path.exists() and json.loads(path.read_text())["rounds_done"] >= round:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder} never came to round {round}")
+
+
+def status(folder: Path) -> tuple[str, int]:
+    saved = json.loads((folder / "run.json").read_text())
+    return saved["status"], saved["rounds_done"]
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A comparison that nothing interrupted."""
+    out = tmp_path_factory.mktemp("cli") / "whole"
+    code, said, complained = finish(start(*COMPARE, "--target", "0.5", "--out", out))
+    assert (code, complained) == (0, "")
+    lines = said.splitlines()
+    assert re.fullmatch(r"\[1/2\] .*, seed 0: complete, 60 rounds, accuracy \d+\.\d %", lines[0])
+    assert any("rounds to target" in line for line in lines)
+    assert any(line.startswith("fedadmm(rho=0.1) ") for line in lines)
+    assert "Target: test accuracy at or above 50 %, as the runs ask." in lines
+    assert lines[-1] == f"report: {out / 'report.html'}"
+    yield out
+
+
+def assert_same(whole: Path, other: Path) -> None:
+    for name in SAME:
+        assert (whole / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_compare_leaves_a_folder_a_run_and_the_report(whole: Path) -> None:
+    assert "<html" in (whole / "report.html").read_text()[:200].lower()
+    for folder in FOLDERS:
+        saved = json.loads((whole / folder / "run.json").read_text())
+        assert (saved["status"], saved["rounds_done"], saved["seed"], saved["target"]) == ("complete", 60, 0, 0.5)
+        assert saved["config"]["local"]["epochs"] == "uniform(1,3)"
+        assert len((whole / folder / "metrics.csv").read_text().splitlines()) == 62
+    # the methods met the same clients and the same start
+    first, second = ((whole / folder / "metrics.csv").read_text().splitlines()[1] for folder in FOLDERS)
+    assert first.split(",")[:4] == second.split(",")[:4]
+    assert (whole / FOLDERS[0] / "partition.csv").read_bytes() == (whole / FOLDERS[1] / "partition.csv").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(kind: signal.Signals, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a run"
+    process = start("run", "--method", "fedadmm(rho=0.1)", *JOB, "--target", "0.5", "--out", out)
+    wait_for_round(out, 3, process)
+    process.send_signal(kind)
+    code, _, complained = finish(process)
+    done = status(out)
+    assert 3 <= done[1] < 60
+    if kind != signal.SIGKILL:
+        assert code == 130
+        assert complained == f"interrupted: {out} is usable as it is; continue with: fedconcord run --resume '{out}'\n"
+        assert done[0] == "interrupted"
+        assert (out / "model.safetensors").exists()
+    code, said, complained = finish(start("run", "--resume", out))
+    assert (code, complained) == (0, "")
+    assert said.splitlines()[-1] == f"results: {out}"
+    assert_same(whole / FOLDERS[1], out)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_a_comparison_that_was_stopped_goes_on_to_the_same_bytes(
+    kind: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "parts"
+    process = start(*COMPARE, "--target", "0.5", "--out", out)
+    for folder in FOLDERS:
+        wait_for_round(out / folder, 2, process)
+    workers = children(process.pid) if PROC else []
+    process.send_signal(kind)
+    code, _, complained = finish(process)
+    if kind == signal.SIGINT:
+        assert code == 130
+        assert complained.splitlines()[-1].endswith(f"continue with: fedconcord compare --resume {out}")
+        assert [status(out / folder)[0] for folder in FOLDERS] == ["interrupted"] * 2
+    for _ in range(500):  # no worker may write on behind the back of a resumed comparison
+        if not any(Path(f"/proc/{worker}").exists() for worker in workers):
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError(f"workers {workers} outlive the command")
+    code, said, complained = finish(start("compare", "--resume", out))
+    assert (code, complained) == (0, "")
+    assert said.splitlines()[-1] == f"report: {out / 'report.html'}"
+    for folder in FOLDERS:
+        assert_same(whole / folder, out / folder)
+
+
+def test_resuming_what_is_finished_repeats_nothing(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.glob("*/*/*")}
+    assert cli.call(["compare", "--resume", str(whole)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("*/*/*")} == before
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {whole / 'report.html'}"
+
+
+def test_report_of_any_folders(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["report", *(str(whole / folder) for folder in FOLDERS), "--out", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'r' / 'report.html'}"
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+# -- from Python ---------------------------------------------------------------------------------------------------
+
+QUICK: dict[str, Any] = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 3, "rounds": 4, "epochs": "uniform(1,3)"}
+
+
+def test_run_from_python(tmp_path: Path) -> None:
+    seen: list[Row] = []
+    result = api.run(
+        "fedprox(mu=0.5)", **QUICK, out=tmp_path / "r", settings={"local.momentum": 0.5}, on_row=seen.append
+    )
+    assert (result.label, result.status, result.rounds) == ("fedprox(mu=0.5)", "complete", 4)
+    assert result.metrics["loss"] == pytest.approx(seen[-1].metrics["loss"])  # type: ignore[index]
+    assert [row.round for row in seen] == [0, 1, 2, 3, 4]
+    longer = api.run(resume=tmp_path / "r", rounds=6)
+    assert (longer.status, longer.rounds) == ("complete", 6)
+
+
+def test_compare_from_python(tmp_path: Path) -> None:
+    found = api.compare(["fedavg", "scaffold(local.lr=0.05)"], **QUICK, seeds=[0, 1], out=tmp_path / "c")
+    assert [(r.label, r.seed, r.status) for r in found.runs] == [
+        ("fedavg", 0, "complete"), ("scaffold(local.lr=0.05)", 0, "complete"),
+        ("fedavg", 1, "complete"), ("scaffold(local.lr=0.05)", 1, "complete"),
+    ]  # fmt: skip
+    assert found.report == tmp_path / "c" / "report.html"
+    assert found.runs[1].folder == tmp_path / "c" / "scaffold-local.lr=0.05" / "seed-0"
+
+
+@pytest.mark.skipif(not PROC, reason="finds processes in /proc")
+def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path: Path) -> None:
+    events: list[tuple[int, str]] = []
+
+    def progress(number: int, event: Row | Finished | None) -> None:
+        events.append((number, type(event).__name__))
+        if number == 0 and events.count((0, "Row")) == 1:
+            for worker in children(os.getpid()):
+                if api_worker(worker):
+                    os.kill(worker, signal.SIGKILL)
+                    break
+
+    def api_worker(pid: int) -> bool:  # the one that runs number 0 was started first
+        return b"fedconcord.api" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    found = api.compare(
+        ["fedavg", "fedprox", "scaffold"], **{**QUICK, "rounds": 3000}, out=tmp_path / "c", jobs=2, progress=progress,
+        settings={"eval.every": 100},
+    )  # fmt: skip
+    states = [result.status for result in found.runs]
+    assert sorted(states) == ["complete", "complete", "failed"]
+    failed = found.runs[states.index("failed")]
+    assert failed.error == "its process was killed (signal 9)"
+    assert found.report is not None
+    again = api.compare(resume=tmp_path / "c")
+    assert [result.status for result in again.runs] == ["complete"] * 3
+
+
+def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, planned, _ = api.plan_comparison(
+        1, settings.from_nested({"methods": "fedavg,fedprox", **plain(QUICK), "out": str(tmp_path / "c")}, "test")
+    )
+    sound = settings.build
+
+    def broken(config: settings.Config) -> Any:
+        if config.method == "fedavg":
+            raise RuntimeError("planted")
+        return sound(config)
+
+    monkeypatch.setattr(settings, "build", broken)
+    first, second = api.execute_all(planned)
+    assert (first.status, second.status) == ("failed", "complete")
+    assert first.error == f"RuntimeError: planted (all of it in {first.folder / 'error.txt'})"
+    assert "planted" in (first.folder / "error.txt").read_text()
+
+
+def plain(named: dict[str, Any]) -> dict[str, Any]:
+    return {api.NAMED.get(name, name): value for name, value in named.items()}
+
+
+def test_default_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = [api.run("fedavg", **QUICK).folder for _ in range(2)]
+    assert folders == [Path("runs/quadratics-fedavg-1"), Path("runs/quadratics-fedavg-2")]
+
+
+def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
+    def progress(number: int, event: Row | Finished | None) -> None:
+        if number == 0 and isinstance(event, Row) and event.round == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = api.compare(["fedavg", "fedprox"], **QUICK, out=tmp_path / "c", progress=progress)
+    assert [(r.status, r.rounds) for r in found.runs] == [("interrupted", 2), ("interrupted", 0)]
+    assert found.report is None
+    again = api.compare(resume=tmp_path / "c")
+    assert [(r.status, r.rounds) for r in again.runs] == [("complete", 4), ("complete", 4)]
+
+
+# -- lists and sentences -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["methods", "data", "models", "partitions", "work", "settings", None])
+def test_list_fits_a_terminal(
+    what: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.call(["list", *([what] if what else [])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("\x1b" in line for line in lines)
+    text = "\n".join(lines)
+    if what in ("methods", None):
+        assert "Karimireddy et al., ICML 2020" in text
+        assert re.search(r"^ +mu +0\.1 +number >= 0 +weight of the pull", text, re.MULTILINE)
+    if what in ("settings", None):
+        assert re.search(r"^ +local\.lr +0\.1 +number > 0 ", text, re.MULTILINE)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["--version"]) == 0
+    assert re.fullmatch(r"fedconcord \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+    assert cli.call([]) == 0
+    assert "compare" in capsys.readouterr().out
+    assert cli.call(["run", "--help"]) == 0
+    assert "--batch-size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("rn", "unknown command 'rn' (did you mean 'run'?); `fedconcord --help` shows what there is"),
+        ("run --methdo x", "unknown option --methdo (did you mean '--method'?); `fedconcord run --help` shows what there is"),
+        ("report", "missing argument 'PATH...'; `fedconcord report --help` shows what there is"),
+        ("run --lr -1", "local.lr must be a number > 0, given -1 (--lr)"),
+        ("run --batch-size ful", "local.batch_size must be an integer >= 1 or full, given 'ful' (--batch-size) (did you mean 'full'?)"),
+        ("run --seeds 0,1", "a run takes one seed, given 2 (--seeds); use fedconcord compare for several"),
+        ("compare --methods fedavg --jobs 0", "--jobs must be an integer >= 1, given '0'"),
+        ("compare --methods fedavg,fedavgg", None),
+        ("list metods", "unknown topic 'metods' (did you mean 'methods'?); known: data, methods, models, partitions, settings, work"),
+        ("run --resume nowhere", "nowhere holds no run (no run.json); give a folder that a run or comparison wrote"),
+        ("compare --resume nowhere", "nowhere holds no comparison (no compare.json); give the folder that fedconcord compare wrote"),
+        ("run --out taken", "the folder taken is not empty; continue what it holds with --resume taken, or give another --out"),
+        ("run --out file", "out file is a file; give a folder"),
+        ("run --config no.toml", "cannot read the settings no.toml: No such file or directory"),
+        ("run --data mnist --data-dir empty", None),
+        ("compare --methods fedvra(gamma=[1,2])", "fedvra(gamma=[1,2]): gamma lists 2 values for 50 clients; give one number or one a client"),
+        ("report empty", None),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(
+    arguments: str,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "x").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    assert cli.call(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    if said is not None:
+        assert captured.err == f"error: {said}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "taken"]
+
+
+def test_a_mistake_in_a_real_process_has_no_traceback() -> None:
+    code, said, complained = finish(start("run", "--rounds", "many"))
+    assert (code, said) == (2, "")
+    assert complained == "error: rounds must be an integer >= 1, given 'many' (--rounds)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lr", "3"], "local.lr (--lr) cannot change when {} is resumed, which keeps its settings; leave it out, "
+         "or start anew without --resume"),
+        (["--rounds", "2"], "{} has done 4 rounds already, given rounds 2; give 4 or more"),
+    ],
+)  # fmt: skip
+def test_what_resume_refuses(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = api.run("fedavg", **QUICK, out=tmp_path / "r").folder
+    assert cli.call(["run", "--resume", str(folder), *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {said.format(folder)}\n"
+    assert cli.call(["compare", "--resume", str(folder)]) == 2
+    assert (
+        capsys.readouterr().err == f"error: {folder} holds one run; continue it with fedconcord run --resume {folder}\n"
+    )
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "--data", "quadratics", "--lr", "1e6", "--rounds", "50", "--clients", "5", "--cohort", "5", "--epochs", "5", "--out"]
+    assert cli.call([*arguments, str(tmp_path / "r")]) == 0
+    assert "diverged: a metric is no longer finite after round " in capsys.readouterr().out
+
+
+def test_every_run_failing_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(entry: Planned, on_row: object = None) -> Finished:
+        raise OSError(28, "No space left on device", str(entry.folder))
+
+    monkeypatch.setattr(api, "execute", fail)
+    arguments = ["compare", "--methods", "fedavg,fedprox", "--data", "quadratics", "--out", str(tmp_path / "c")]
+    assert cli.call(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        f"error: every run failed, the first because: {tmp_path / 'c' / 'fedavg' / 'seed-0'}: No space left on device\n"
+    )
+    assert captured.out.splitlines()[1].startswith("[2/2] fedprox, seed 0: failed: ")
