@@ -13,7 +13,7 @@ from pathlib import Path
 # set before torch starts, and inherited by every command that a test runs
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
+import pytest
 
 UNPACK = Path(__file__).resolve().parents[2] / "shared" / "data" / "unpack.py"
 

@@ -17,7 +17,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, uniform
 from fedconcord.problems import Supervised
 from fedconcord.run import Job, State, advance, start
-from fedconcord.solvers import SGD
+from fedconcord.solvers import Solver
 
 
 def small(dtype: torch.dtype = torch.float64) -> Supervised:
@@ -69,11 +69,11 @@ def test_stacked_equals_serial(name: str) -> None:
 
 @pytest.mark.parametrize(
     "solver",
-    [SGD(momentum=0.9), SGD(weight_decay=0.1, clip=0.2), SGD(oracle=Oracle("full")), SGD(oracle=Oracle("sam", 0.1))],
+    [Solver(momentum=0.9), Solver(weight_decay=0.1, clip=0.2), Solver(oracle=Oracle("full")), Solver(oracle=Oracle("sam", 0.1))],
     ids=["momentum", "decay-clip", "full", "sam"],
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
-def test_every_solver_setting_on_every_engine(name: str, solver: SGD) -> None:
+def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
     job = Job(small(), METHODS[name](), SCHEDULE, solver, Serial())
     assert_same(run(replace(job, engine=Stacked(3))), run(job))
 

@@ -13,7 +13,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.run import Job, State, advance, start
-from fedconcord.solvers import SGD
+from fedconcord.solvers import Solver
 
 CPU = torch.device("cpu")
 
@@ -215,7 +215,7 @@ def path_twice(engine: Serial | Stacked) -> torch.Tensor:
 def test_the_local_solver_alone() -> None:
     """Weight decay, momentum and clipping on one client against a loop written out here."""
     this = job(METHODS["fedprox"](mu=0.3), cohort=1)
-    this = replace(this, solver=SGD(momentum=0.8, weight_decay=0.05, clip=0.5))
+    this = replace(this, solver=Solver(momentum=0.8, weight_decay=0.05, clip=0.5))
     p = this.problem
     plan = this.schedule.plan(0, this.algorithm, p.offsets, p.sizes)
     x = start_x = p.init(0) + 0.0

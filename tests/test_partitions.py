@@ -162,46 +162,52 @@ def test_shards_refuses() -> None:
 def dirichlet_sample_by_sample(
     y: np.ndarray, clients: int, rng: np.random.Generator, alpha: float
 ) -> tuple[tuple[int, ...], ...]:
-    """FedDyn's loop as released (utils_dataset.py), for labels 0 .. C-1; the table of clients by classes."""
+    """FedDyn's loop (utils_dataset.py), for labels 0 .. C-1; the table of clients by classes."""
     left = np.bincount(y).tolist()
     room = [len(y) // clients + (i < len(y) % clients) for i in range(clients)]
-    prior = rng.dirichlet([alpha] * len(left), size=clients).cumsum(axis=1).tolist()
+    prior = rng.dirichlet([alpha] * len(left), size=clients).tolist()
     table = [[0] * len(left) for _ in range(clients)]
     while sum(room):
         i = int(rng.integers(clients))
         if not room[i]:
             continue
         room[i] -= 1
-        while True:
-            u = rng.random()
-            c = next((k for k, edge in enumerate(prior[i]) if u <= edge), len(left) - 1)
-            if left[c]:
-                break
+        # Drawing until an available class comes up, which may take for ever, is a draw from those available.
+        weight = [prior[i][c] * (left[c] > 0) for c in range(len(left))]
+        u, c = rng.random() * sum(weight), 0
+        while u >= weight[c]:
+            u -= weight[c]
+            c += 1
         left[c] -= 1
         table[i][c] += 1
     return tuple(map(tuple, table))
 
 
-def test_dirichlet_has_the_law_of_the_loop() -> None:
-    """On a small case every division's frequency agrees with FedDyn's loop (chi-square of homogeneity)."""
-    y = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    runs = 1500
+@pytest.mark.parametrize("runs", [1500, pytest.param(40_000, marks=pytest.mark.slow)])
+def test_dirichlet_has_the_law_of_the_loop(runs: int) -> None:
+    """On a small case every division's frequency agrees with FedDyn's loop (chi-square of homogeneity).
+
+    Few runs see a wrong prior or order of clients; classes closed in the wrong order take many.
+    """
+    y = np.repeat([0, 1, 2, 3], [1, 2, 4, 3])
     rng = np.random.default_rng(0)
-    loop = Counter(dirichlet_sample_by_sample(y, 3, rng, 1.0) for _ in range(runs))
-    ours = Counter(tuple(map(tuple, counts(y, dirichlet(y, 3, rng, 1.0), 3).tolist())) for _ in range(runs))
+    loop = Counter(dirichlet_sample_by_sample(y, 2, rng, 0.3) for _ in range(runs))
+    ours = Counter(tuple(map(tuple, counts(y, dirichlet(y, 2, rng, 0.3), 4).tolist())) for _ in range(runs))
     tables = loop | ours
-    assert len(tables) == 29  # client sizes 3, 3, 2: every division that there is
+    assert len(tables) == 22  # every division that there is
     chi2 = sum((loop[t] - ours[t]) ** 2 / (loop[t] + ours[t]) for t in tables)
-    assert chi2 < 56.9  # 0.1 % point at 28 degrees of freedom
+    assert chi2 < 46.8  # 0.1 % point at 21 degrees of freedom
 
 
 def test_dirichlet_picks_samples_of_a_class_at_random() -> None:
-    """Each sample of a class goes to each client equally often."""
-    y = np.repeat([0, 1], 6)
-    first = np.zeros(12)
-    for seed in range(1500):
-        first[dirichlet(y, 2, key(seed), 0.5)[0]] += 1
-    assert (np.abs(first - 750) < 4.5 * np.sqrt(1500 * 0.25)).all()
+    """Which samples of a class go together does not depend on their order, though late draws have other clients."""
+    y, runs = np.repeat([0, 1], 6), 1500
+    near = far = 0
+    for seed in range(runs):
+        held = np.isin([0, 1, 5], dirichlet(y, 2, key(seed), 0.2)[0])
+        near += held[0] == held[1]
+        far += held[0] == held[2]
+    assert abs(near - far) < 4 * np.sqrt(runs / 2)
 
 
 @pytest.mark.parametrize(("alpha", "published"), [(0.1, 2.36), (0.3, 3.44), (0.6, 4.50), (1.0, 5.21)])
@@ -271,6 +277,7 @@ def test_dominant_rest_is_from_all_classes() -> None:
     """A class that is not a client's own comes with (1 - share) of that class's proportion, on average."""
     table = counts(MNIST, dominant(MNIST, 50, key(0), 0.8, 2), 10)
     others = np.sort(table, axis=1)[:, :8] / table.sum(axis=1, keepdims=True)
+    assert others.max() < 0.1  # dealt unshuffled, a client's rest would be one class: 0.2
     assert others.mean() == pytest.approx(0.02, abs=0.004)
 
 

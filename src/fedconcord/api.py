@@ -45,7 +45,9 @@ NAMED = {  # arguments and options whose key has another name
     "engine": "engine.name",
     "dtype": "engine.dtype",
 }
-ON_RESUME = ("rounds", "engine.", "checkpoint.", "eval.target")  # settings that a resumed job may change
+ON_RESUME = frozenset(  # settings that a resumed job may change
+    ("rounds", "engine.name", "engine.device", "engine.threads", "checkpoint.every", "eval.target")
+)
 FORMAT = 1
 
 
@@ -293,7 +295,7 @@ def _new_folder(config: Config, what: str) -> Path:
 def _allowed(changes: Sequence[Source], folder: Path) -> None:
     for source in changes:
         for key in source.values:
-            if not any(key == open_key or (key.startswith(open_key) and open_key[-1] == ".") for open_key in ON_RESUME):
+            if key not in ON_RESUME:
                 raise UserError(
                     f"{key} ({source.origin[key]}) cannot change when {folder} is resumed, which keeps its settings; "
                     "leave it out, or start anew without --resume"
@@ -481,6 +483,7 @@ def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress,
 class _Worker:
     def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         self.number: int | None = None  # the run it does
+        self.ready = False  # whether it has ever been
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", "from fedconcord.api import worker; worker()"],
@@ -573,7 +576,7 @@ class _Pool:
         if "finished" in event:
             assert worker.number is not None
             self._end(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
-        # it is ready for the next run
+        worker.ready = True
         if self.todo and not stopping:
             worker.number = self.todo.pop(0)
             entry = self.planned[worker.number]
@@ -596,7 +599,6 @@ class _Pool:
         """A worker that ended by itself: its run has failed, and another worker takes its place."""
         if worker not in self.workers:
             return
-        began = worker.number is not None
         status = self._drop(worker)
         words = worker.last_words
         why = f"its process was killed (signal {-status})" if status < 0 else f"its process ended ({status}): {words}"
@@ -605,10 +607,10 @@ class _Pool:
             self._end(worker, _not_done(entry, "interrupted") if stopping else _not_done(entry, "failed", why))
         if stopping:
             return
-        if not began:  # it cannot even start, and another one would not either
-            raise UserError(f"a worker process could not start: {words or why}; use --jobs 1")
-        if self.todo:
+        if self.todo and worker.ready:
             self.workers.append(_Worker(self.events))
+        elif self.todo and not self.workers:  # none can even start
+            raise UserError(f"no worker process could start, the last because {words or why}; use --jobs 1")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS, Supervised
 from fedconcord.run import Job
-from fedconcord.solvers import SGD
+from fedconcord.solvers import Solver
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
@@ -365,8 +365,9 @@ def _validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, o
         for part in full.removeprefix(prefix).split("."):
             value = value[part]
         place = f" ({origin[full]})" if full in origin else ""
-        wanted = spec.must_be(keys()[full.split(": ")[-1]])
-        raise UserError(f"{full} must be {wanted}, given {spec.shown(value)}{place}") from None
+        schema = keys()[full.split(": ")[-1]]
+        given = f"{spec.shown(value)}{spec.near_choice(schema, value)}{place}"
+        raise UserError(f"{full} must be {spec.must_be(schema)}, given {given}") from None
 
 
 def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
@@ -572,6 +573,6 @@ def build(config: Config) -> Job:
             batch_size=None if local.batch_size == "full" else local.batch_size,
             lr_decay=local.lr_decay,
         ),
-        solver=SGD(momentum=local.momentum, weight_decay=local.weight_decay, clip=local.clip),
+        solver=Solver(momentum=local.momentum, weight_decay=local.weight_decay, clip=local.clip),
         engine=engine,
     )

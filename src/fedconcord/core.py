@@ -14,6 +14,9 @@ A round, as every engine runs it:
     total  = sum over the cohort of contribute(up, client, cohort)
     server = update(server, total, cohort)
     row    = settle(down, server, row)           only for methods whose client state depends on the aggregate
+
+Hooks for what does not fit: `prelude` (a message before the local steps, Mime), `prologue` (all clients once before
+round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC).
 """
 
 from __future__ import annotations
@@ -47,8 +50,11 @@ class Client(NamedTuple):
     w: Tensor  # [] weight of this client's move in the server's step
     p: Tensor  # [] weight of this client in the objective
     steps: Tensor  # [] local steps K_i of this round
+    inclusion: Tensor  # [] expected number of times that the sampling draws this client
     lr: float  # local step size eta of this round
+    noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`full_gradient`)
+    hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
 
 
 class Cohort(NamedTuple):
@@ -59,13 +65,17 @@ class Cohort(NamedTuple):
     size: int  # clients in the cohort S
     mass: float  # sum of p_i over the cohort
     mean_steps: float  # sum of p_i K_i over the cohort / mass
+    dim: int  # d
+    coin: float  # uniform on [0, 1), keyed by (seed, round)
     lr: float  # local step size eta of this round
 
 
 class Local(NamedTuple):
     """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)).
 
-    `filter` is the local solver's momentum; weight decay and clipping act on g before it.
+    `filter` is the local solver's momentum; clipping and weight decay act on g before it. The fields below `scale` are
+    for methods that need them: with a table, g is g - table[j] for the step's block j, then linear += table_rate * that
+    and table[j] = g; with a dual rate, linear += dual_rate * (x - anchor) after every step.
     """
 
     x: Tensor  # [d] starting point
@@ -73,6 +83,14 @@ class Local(NamedTuple):
     prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor; a tensor where it differs by client
     anchor: Tensor | None = None  # [d] needed when prox is not 0
     scale: float = 1.0  # kappa, weight of the stochastic gradient
+    lr_scale: float = 1.0  # factor on eta
+    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples (SVRG, Mime)
+    table: Tensor | None = None  # [M, d] last gradient of each block (SAGA, LoSAC)
+    table_rate: float | Tensor = 0.0  # []
+    dual_rate: float = 0.0  # (ADMM with inexact steps)
+    momentum: float | None = None  # in place of the solver's (MFL)
+    buffer: Tensor | None = None  # [d] the momentum buffer at the start, in place of none (MFL)
+    metric: Tensor | None = None  # [d, d] the direction, pull included, is solved against it (Newton clients)
 
 
 class Done(NamedTuple):
@@ -81,13 +99,31 @@ class Done(NamedTuple):
     x: Tensor  # [d] the client's model after its local steps
     steps: Tensor  # [] local steps taken
     normaliser: Tensor  # [] ||a_i||_1: the response of (x_start - x) / eta to gradients that are all 1 (FedNova)
+    linear: Tensor | None = None  # [d] as it ended, where steps change it
+    table: Tensor | None = None  # [M, d] as it ended
+    buffer: Tensor | None = None  # [d] momentum buffer as it ended
 
 
 class Oracle(NamedTuple):
     """Which gradient of f_i a local step uses."""
 
-    kind: Literal["minibatch", "full", "sam"] = "minibatch"
+    kind: Literal["minibatch", "full", "sam", "svrg"] = "minibatch"  # svrg: g(x) - g(x^t) + grad f_i(x^t)
     radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
+
+
+class Prelude(NamedTuple):
+    """A message of every client before the local steps: its full gradient at x^t, in client.gradient."""
+
+    contribute: Callable[[Client, Cohort], Tree]  # summed over the cohort
+    absorb: Callable[[Tree, Tree], Tree]  # (down, total) -> down; the total is sent to the cohort
+
+
+class Prologue(NamedTuple):
+    """All clients once before round 0, with their block gradients at x^0."""
+
+    row: Callable[[Tree, Tensor], Tree]  # (row, blocks [M, d]) -> row
+    contribute: Callable[[Tensor, Tensor], Tree]  # (blocks [M, d], p_i []), summed over all clients
+    update: Callable[[Tree, Tree], Tree]  # (server, total) -> server
 
 
 @dataclass(frozen=True)
@@ -107,6 +143,12 @@ class Algorithm:
     oracle: Oracle | None = None  # overrides the local solver's
     steps: int | None = None  # overrides the local work (FedSGD: 1)
     full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
+    hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
+    normalised: bool = False  # uses done.normaliser, so only local solvers that have one will do
+    blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
+    prelude: Prelude | None = None
+    prologue: Prologue | None = None
+    communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
 
 
@@ -130,11 +172,19 @@ class Problem(Protocol):
         """Mean gradient [d] at x [d] over the samples [B]: the reference, one client at a time."""
         ...
 
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        """Mean loss [] at x [d] over the samples [B]; differentiable in x."""
+        ...
+
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
         """Gradients [S, d] at x [S, d], row s over samples [S, B] with weight [S, B] (None: 1/B each).
 
         Padding carries weight 0 and any valid sample index; the result may alias no input.
         """
+        ...
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        """Hessian [d, d] of the mean loss at x [d] over the samples [B]; UserError where d is too large for it."""
         ...
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -163,8 +213,12 @@ class Plan(NamedTuple):
     steps: np.ndarray  # [S] int64 local steps
     w: np.ndarray  # [S] float64 aggregation weights
     p: np.ndarray  # [S] float64 objective weights
+    inclusion: np.ndarray  # [S] float64 expected number of times that the sampling draws the client
     batches: list[np.ndarray] | None  # S arrays [K_i, B] of sample positions inside the client, -1 pads; None: all
     lr: float  # local step size
+    seed: int  # of the keys of noise
+    coin: float = 0.0  # the round's coin
+    blocks: list[np.ndarray] | None = None  # S arrays [K_i] of block indices, for table methods
 
 
 # -- trees of NamedTuples ------------------------------------------------------------------------------------------

@@ -10,11 +10,22 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, n_clients
+from fedconcord import solvers
+from fedconcord.core import (
+    Algorithm,
+    Plan,
+    Population,
+    Problem,
+    Prologue,
+    Tree,
+    n_clients,
+    tree_bytes,
+    tree_map,
+)
 from fedconcord.engines import Engine, Stacked
 from fedconcord.errors import UserError
-from fedconcord.heterogeneity import weights
-from fedconcord.solvers import SGD
+from fedconcord.heterogeneity import sampling, weights
+from fedconcord.solvers import Solver
 from fedconcord.state import MemoryStore
 
 
@@ -27,6 +38,8 @@ class Planner(Protocol):
     @property
     def cohort(self) -> int: ...
 
+    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]: ...
+
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan: ...
 
 
@@ -37,7 +50,7 @@ class Job:
     problem: Problem
     algorithm: Algorithm
     schedule: Planner
-    solver: SGD = SGD()
+    solver: Solver = Solver()
     engine: Engine = Stacked()
 
 
@@ -59,15 +72,41 @@ def start(job: Job) -> State:
         UserError: the method refuses this population or cohort, or the cohort exceeds the population.
     """
     n, cohort = n_clients(job.problem), job.schedule.cohort
-    if not 1 <= cohort <= n:
-        raise UserError(f"a cohort of {cohort} cannot be drawn from {n} clients; give a cohort from 1 to {n}")
+    sampling.check(cohort, n)
     p = weights.objective(job.algorithm.weights, job.problem.sizes)
     population = Population(n, torch.as_tensor(p, device=job.problem.device))
-    reason = job.algorithm.refuse(population, cohort)
+    reason = job.algorithm.refuse(population, cohort) or solvers.refuse(job.solver, job.algorithm)
     if reason is not None:
         raise UserError(reason)
     x = job.problem.init(job.schedule.seed)
-    return State(0, job.algorithm.init(x, population), MemoryStore(job.algorithm.init_client(x)), 0, 0, 0)
+    server, store = job.algorithm.init(x, population), MemoryStore(job.algorithm.init_client(x))
+    if job.algorithm.prologue is None:
+        return State(0, server, store, 0, 0, 0)
+    return _prologue(job, job.algorithm.prologue, State(0, server, store, 0, 0, 0), population)
+
+
+def _prologue(job: Job, prologue: Prologue, state: State, population: Population) -> State:
+    """Every client's block gradients at x^0, and what the server makes of them."""
+    problem, total, sent = job.problem, None, 0
+    for i in range(population.n):
+        members = job.schedule.members(i, job.algorithm, problem.offsets)
+        gradients = torch.stack(
+            [
+                problem.gradient(state.server.x, problem.offsets[i] + torch.as_tensor(block, device=problem.device))
+                for block in members
+            ]
+        )
+        ids = np.array([i])
+        row = tree_map(lambda leaf: leaf[0], state.store.gather(ids))
+        state.store.scatter(ids, tree_map(lambda leaf: leaf[None], prologue.row(row, gradients)))
+        share = prologue.contribute(gradients, population.p[i].to(gradients))
+        total = share if total is None else tree_map(torch.add, total, share)
+        sent += tree_bytes(share)
+    down = population.n * tree_bytes(state.server.x)
+    evaluations = population.n * len(members)
+    return state._replace(
+        server=prologue.update(state.server, total), bytes_up=sent, bytes_down=down, gradient_steps=evaluations
+    )
 
 
 def resolved(job: Job) -> Job:

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedconcord.core import Oracle
+from fedconcord.core import Algorithm, Local, Oracle
 
 
-class SGD(NamedTuple):
-    """Local SGD. A step is x <- x - eta * (filter(clip(g) * scale + wd * x + linear) + prox * (x - anchor)).
+class Solver(NamedTuple):
+    """How a client minimises its local problem. A step of `sgd` is
 
-     The momentum buffer is the direction itself on the first step of a round and `momentum * buffer + direction` after;
-     it never outlives a round. The proximal pull stays outside the buffer, so that FedNova's a_i is a linear recursion
-    . Clipping acts on the stochastic gradient alone, before weight decay and dual terms.
+        x <- x - eta_k * (filter(scale * clip(g) + weight_decay * x + linear) + prox * (x - anchor))
+
+    The momentum buffer is the direction itself on the first step of a round and `momentum * buffer + direction` after;
+    it never outlives a round. The proximal pull stays outside the buffer, so that FedNova's a_i is a linear recursion.
+    Clipping acts on the oracle's gradient alone, before weight decay and dual terms.
     """
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None  # largest l2 norm of a client's stochastic gradient
     oracle: Oracle = Oracle()
+    step_decay: float = 1.0  # eta_k = eta * step_decay ** k within a round
+    tolerance: float | None = None  # stop when ||grad L_i||^2 <= this (FedADMM eq. (6)); the planned steps are the cap
+    kind: Literal["sgd", "lbfgs"] = "sgd"
 
 
-def normaliser(steps: Tensor, prox: float | Tensor, lr: float, momentum: float) -> Tensor:
+def refuse(solver: Solver, algorithm: Algorithm) -> str | None:
+    """Why this method cannot use this local solver, or None."""
+    oracle = algorithm.oracle or solver.oracle
+    if algorithm.oracle is not None and solver.oracle.kind not in ("minibatch", algorithm.oracle.kind):
+        return f"the method brings its own gradient, {algorithm.oracle.kind}; leave local.oracle at minibatch"
+    if algorithm.blocks is not None or algorithm.prelude is not None:
+        if oracle.kind != "minibatch":
+            return f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle.kind}"
+        if solver.kind == "lbfgs" or solver.tolerance is not None:
+            return "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
+    if algorithm.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
+        return "the method takes one Newton or gradient step a round; use plain local SGD"
+    if solver.kind == "lbfgs" and algorithm.normalised:
+        return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
+    if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
+        return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
+    if solver.kind == "lbfgs" and oracle.kind not in ("minibatch", "full"):
+        return f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle.kind}"
+    return None
+
+
+def normaliser(
+    steps: Tensor, prox: float | Tensor, lr: float, momentum: float, step_decay: float = 1.0, scale: float = 1.0
+) -> Tensor:
     """||a_i||_1 of FedNova (IEEE TSP 2021, section IV): the local step run on the scalar gradient 1.
 
     It is (x_start - x_end) / eta when every gradient is 1 and the anchor is the start; weight decay counts as gradient.
@@ -32,18 +60,25 @@ def normaliser(steps: Tensor, prox: float | Tensor, lr: float, momentum: float) 
     Args:
         steps: local steps of each client, any shape.
         prox: the proximal weight, a number or one a client.
-        lr: local step size.
-        momentum: of the local solver.
+        lr: local step size eta.
+        momentum, step_decay: of the local solver.
+        scale: weight of the gradient in the direction.
 
     Returns: the shape of `steps`; equal to `steps` for plain SGD.
     """
-    if momentum == 0.0 and not isinstance(prox, Tensor) and prox == 0.0:
-        return steps
-    moved, buffer = torch.zeros_like(steps), 0.0
+    if momentum == 0.0 and step_decay == 1.0 and not isinstance(prox, Tensor) and prox == 0.0:
+        return steps * scale
+    moved, buffer, eta = torch.zeros_like(steps), 0.0, 1.0
     for k in range(int(steps.max())):
-        buffer = momentum * buffer + 1.0
-        moved = torch.where(steps > k, moved + buffer - lr * prox * moved, moved)
+        buffer = momentum * buffer + scale
+        moved = torch.where(steps > k, moved + eta * (buffer - lr * prox * moved), moved)
+        eta *= step_decay
     return moved
+
+
+def momentum_of(solver: Solver, local: Local) -> float:
+    """The momentum in force: the method's own if it names one."""
+    return solver.momentum if local.momentum is None else local.momentum
 
 
 def clipped(g: Tensor, limit: float | None) -> Tensor:

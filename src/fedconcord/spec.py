@@ -252,6 +252,14 @@ def must_be(schema: Mapping[str, Any]) -> str:
     return _phrase(schema, schema)
 
 
+def near_choice(schema: Mapping[str, Any], value: Value) -> str:
+    """' (did you mean 'x'?)' where a schema has choices and the value is close to one."""
+    if not isinstance(value, str):
+        return ""
+    leaves = _alternatives(schema, schema)
+    return closest(value, [str(choice) for leaf in leaves for choice in leaf.get("enum", [leaf.get("const", "")])])
+
+
 def shown(value: Value) -> str:
     """A given value as an error shows it: strings in quotes, so that '1' is not taken for 1."""
     return repr(value) if isinstance(value, str | float) else text(value)
@@ -290,11 +298,9 @@ class Option:
             # JSON mode: strict about numbers, texts and booleans, and a list still serves for a tuple.
             return adapter.validate_json(json.dumps(value), strict=True)
         except ValidationError:
-            wanted, near = must_be(adapter.json_schema()), ""
-            if isinstance(value, str):
-                leaves = _alternatives(*(adapter.json_schema(),) * 2)
-                near = closest(value, [str(c) for leaf in leaves for c in leaf.get("enum", [leaf.get("const", "")])])
-            raise UserError(f"{where}: {self.name} must be {wanted}, given {shown(value)}{near}") from None
+            schema = adapter.json_schema()
+            given = f"{shown(value)}{near_choice(schema, value)}"
+            raise UserError(f"{where}: {self.name} must be {must_be(schema)}, given {given}") from None
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:

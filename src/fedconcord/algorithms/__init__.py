@@ -2,23 +2,48 @@
 
 from collections.abc import Callable
 
-from fedconcord.algorithms.afedpd import afedpd
+from fedconcord.algorithms.afedpd import afedpd, afedpdsam
 from fedconcord.algorithms.fedadmm import fedadmm
-from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsgd
-from fedconcord.algorithms.feddyn import feddyn
+from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
+from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
+from fedconcord.algorithms.fedcm import fedcm
+from fedconcord.algorithms.feddyn import feddyn, fedspeed
 from fedconcord.algorithms.fednova import fednova
+from fedconcord.algorithms.fednova_vr import fednova_vr
+from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedconcord.algorithms.fedpd import fedpd
 from fedconcord.algorithms.fedvra import fedvra
+from fedconcord.algorithms.losac import fedsaga, losac
+from fedconcord.algorithms.mfl import mfl
+from fedconcord.algorithms.mimesvrg import mimesvrg
 from fedconcord.algorithms.scaffold import scaffold
+from fedconcord.algorithms.vrlsgd import vrlsgd
 from fedconcord.core import Algorithm
 
 METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedsgd": fedsgd,
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
     "fedprox": fedprox,
-    "scaffold": scaffold,
+    "fedsam": fedsam,
+    "fedcm": fedcm,
+    "mfl": mfl,
     "fednova": fednova,
+    "fednova_vr": fednova_vr,
+    "scaffold": scaffold,
+    "vrlsgd": vrlsgd,
+    "mimesvrg": mimesvrg,
+    "fedsaga": fedsaga,
+    "losac": losac,
     "feddyn": feddyn,
+    "fedspeed": fedspeed,
+    "fedpd": fedpd,
     "fedadmm": fedadmm,
+    "fedadmm_inexact": fedadmm_inexact,
     "fedvra": fedvra,
     "afedpd": afedpd,
+    "afedpdsam": afedpdsam,
 }

@@ -8,13 +8,19 @@ The row s_i lives where the paper keeps the duals, at the server; the method's a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.algorithms.fedavg import Radius
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+
+
+Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")]
+Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]
 
 
 class Server(NamedTuple):
@@ -26,10 +32,7 @@ class Row(NamedTuple):
     s: Tensor  # [d] own part of the dual, in model units
 
 
-def afedpd(
-    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 0.1,
-    weights: Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")] = "uniform",
-) -> Algorithm:
+def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
 
     A-FedPD, NeurIPS 2024, Algorithm 1.
@@ -58,3 +61,11 @@ def afedpd(
         models=lambda server: {"mean": server.mean, "server": server.x},
         weights=weights,
     )
+
+
+def afedpdsam(rho: Rho = 0.1, radius: Radius = 0.1, weights: Normalised = "uniform") -> Algorithm:
+    """A-FedPDSAM: A-FedPD with sharpness-aware local gradients.
+
+    A-FedPD, NeurIPS 2024.
+    """
+    return replace(afedpd(rho, weights), oracle=Oracle("sam", radius))

@@ -3,6 +3,7 @@
 FedAvg: McMahan et al., AISTATS 2017, Algorithm 1. Weights: uniform, by size (renormalised over the cohort), or the
     unbiased form x + (N/S) sum_A p_i Delta_i of FedVRA eq. (21), whose weights sum to 1 in expectation only.
 FedSGD: ibid., one full local gradient a round.
+FedSAM: Qu et al., ICML 2022: FedAvg with the SAM gradient.
 FedProx: Li et al., MLSys 2020, Algorithm 2, inexact local solution by SGD.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedconcord.core import Algorithm, Local, Oracle, Weights
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
+Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM")]
 WeightsOption = Annotated[Weights, Field(description="how the server weighs the cohort")]
 
 
@@ -45,6 +47,18 @@ def fedsgd(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
     McMahan et al., AISTATS 2017; baseline of FedADMM (ICDE 2022).
     """
     return replace(fedavg(server_lr, weights), oracle=Oracle("full"), steps=1)
+
+
+def fedsam(
+    radius: Radius = 0.1,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """FedSAM: FedAvg with sharpness-aware local gradients.
+
+    Qu et al., ICML 2022; g at x + radius g / (||g|| + 1e-7) on the same mini-batch.
+    """
+    return replace(fedavg(server_lr, weights), oracle=Oracle("sam", radius))
 
 
 def fedprox(

@@ -1,18 +1,23 @@
 """FedDyn: dynamic regularisation.
 
 Acar et al., ICLR 2021, Algorithm 1, in the letters of its released code: h_i = -(1/alpha) * (gradient memory), in model
-units. The server's offset is the mean of h over *all* clients, a running sum.
+units. The server's offset is the mean of h over *all* clients, a running sum. FedSpeed is the same with the SAM gradient.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.algorithms.fedavg import Radius
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+
+
+Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
 
 
 class Server(NamedTuple):
@@ -30,9 +35,7 @@ class Sums(NamedTuple):
     h: Tensor  # [d] sum p_i (x_i - x)
 
 
-def feddyn(
-    alpha: Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")] = 0.1,
-) -> Algorithm:
+def feddyn(alpha: Alpha = 0.1) -> Algorithm:
     """FedDyn: a linear term and a pull that align clients' and server's stationary points.
 
     Acar et al., ICLR 2021, Algorithm 1.
@@ -55,3 +58,12 @@ def feddyn(
         update=update,
         models=lambda server: {"server": server.x, "mean": server.mean},
     )
+
+
+def fedspeed(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
+    """FedSpeed: FedDyn with sharpness-aware local gradients.
+
+    Sun et al., ICLR 2023, with the all-client mean of the released code: the paper's own server, the participants' mean
+    alone, drifts on heterogeneous quadratics.
+    """
+    return replace(feddyn(alpha), oracle=Oracle("sam", radius))

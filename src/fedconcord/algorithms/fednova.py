@@ -49,4 +49,5 @@ def fednova(
         contribute=lambda up, client, cohort: Message(client.w / up.a * up.move, client.w * up.a, client.w * up.tau),
         update=update,
         weights=weights,
+        normalised=True,
     )

@@ -44,7 +44,7 @@ class Sums(NamedTuple):
 
 
 RULES: dict[str, Rule] = {
-    "inverse_p": lambda client, cohort: torch.full_like(client.p, cohort.n / cohort.size),
+    "inverse_p": lambda client, cohort: 1.0 / client.inclusion,
     "fednova": lambda client, cohort: cohort.mean_steps / (client.steps * cohort.mass),
 }
 
@@ -54,7 +54,7 @@ def fedvra(
     a: Annotated[float, Field(ge=0, description="dual step")] = 7.0,
     d: Annotated[
         Annotated[float, Field(gt=0)] | Literal["inverse_p", "fednova"],
-        Field(description="server step: a number, inverse_p (N/S), or FedNova's Q_eff / (Q_i sum_A omega)"),
+        Field(description="server step: a number, inverse_p (1 / the probability of the client, N/S if uniform), or FedNova's Q_eff / (Q_i sum_A omega)"),
     ] = 10.0,
     weights: Annotated[Literal["uniform", "size"], Field(description="omega_i, over all clients")] = "uniform",
 ) -> Algorithm:

@@ -64,4 +64,5 @@ def scaffold(
         update=update,
         weights=weights,
         full_gradient=option == 1,
+        normalised=option == 2,
     )

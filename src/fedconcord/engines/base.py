@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Oracle, Plan, Problem, Tree, n_clients
-from fedconcord.solvers import SGD
+from fedconcord import rng
+from fedconcord.core import Algorithm, Client, Cohort, Local, Oracle, Plan, Problem, Tree, n_clients
+from fedconcord.solvers import Solver
 from fedconcord.state import MemoryStore
 
 
@@ -19,7 +20,7 @@ class Outcome(NamedTuple):
     server: Tree
     bytes_down: int  # all messages to the cohort
     bytes_up: int  # all messages of the cohort
-    gradient_steps: int  # local steps, summed over the cohort; a full gradient at x counts one
+    gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
 
 
 class Engine(Protocol):
@@ -30,7 +31,7 @@ class Engine(Protocol):
         ...
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
     ) -> Outcome:
         """One round: returns the new server state and writes the cohort's rows to the store."""
         ...
@@ -45,26 +46,57 @@ def cohort_of(problem: Problem, plan: Plan) -> Cohort:
         size=len(plan.ids),
         mass=mass,
         mean_steps=float(plan.p @ plan.steps) / mass,
+        dim=problem.dim,
+        coin=plan.coin,
         lr=plan.lr,
     )
 
 
-def clients_of(problem: Problem, plan: Plan, select: np.ndarray, gradient: Tensor | None) -> Client:
+def clients_of(problem: Problem, plan: Plan, select: np.ndarray) -> Client:
     """The clients at these positions of the plan, scalars stacked as [S, 1]."""
 
     def column(values: np.ndarray, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(values[select]).to(dtype=dtype, device=problem.device)[:, None]
+
+    def noise(n: int) -> Tensor:
+        draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
+        return torch.as_tensor(np.stack(draws)).to(dtype=problem.dtype, device=problem.device)
 
     return Client(
         id=column(plan.ids, torch.int64),
         w=column(plan.w, problem.dtype),
         p=column(plan.p, problem.dtype),
         steps=column(plan.steps, problem.dtype),
+        inclusion=column(plan.inclusion, problem.dtype),
         lr=plan.lr,
-        gradient=gradient,
+        noise=noise,
     )
 
 
-def oracle_of(algorithm: Algorithm, solver: SGD) -> Oracle:
+def oracle_of(algorithm: Algorithm, solver: Solver) -> Oracle:
     """The gradient oracle in force: the method's own if it names one."""
     return algorithm.oracle or solver.oracle
+
+
+def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:
+    """The local problem whose mini-batch gradients are SVRG-corrected around the server's model x, if asked."""
+    if oracle.kind != "svrg":
+        return local
+    assert gradient is not None
+    corrected = local.scale * gradient if local.linear is None else local.linear + local.scale * gradient
+    return local._replace(snapshot=x, linear=corrected)
+
+
+def wants_full_gradient(algorithm: Algorithm, oracle: Oracle) -> bool:
+    """Whether every client of a round evaluates its full gradient at the server's model."""
+    return algorithm.full_gradient or algorithm.prelude is not None or oracle.kind == "svrg"
+
+
+def extra_gradients(problem: Problem, plan: Plan, full: bool) -> int:
+    """Mini-batch gradients in one full gradient of every client of the cohort, if one is wanted."""
+    if not full:
+        return 0
+    if plan.batches is None:
+        return len(plan.ids)
+    held = problem.offsets[plan.ids + 1] - problem.offsets[plan.ids]
+    return int(sum(-(-n // batch.shape[1]) for n, batch in zip(held, plan.batches, strict=True)))

@@ -7,8 +7,17 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Plan, Problem, Tree, tree_bytes, tree_map
-from fedconcord.engines.base import Outcome, clients_of, cohort_of, oracle_of
-from fedconcord.solvers import SGD, ascent, clipped, normaliser
+from fedconcord.engines import lbfgs
+from fedconcord.engines.base import (
+    Outcome,
+    clients_of,
+    cohort_of,
+    extra_gradients,
+    oracle_of,
+    wants_full_gradient,
+    with_oracle,
+)
+from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
 from fedconcord.state import MemoryStore
 
 
@@ -20,58 +29,142 @@ class Serial:
         return self
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
     ) -> Outcome:
         """One round, as `core` states it."""
         cohort = cohort_of(problem, plan)
         oracle = oracle_of(algorithm, solver)
-        down = algorithm.broadcast(server)
-        total: Tree = None
-        bytes_up = 0
-        for position, i in enumerate(plan.ids):
-            row = tree_map(lambda leaf: leaf[0], store.gather(plan.ids[position : position + 1]))
-            everything = torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device)
-            gradient = problem.gradient(server.x, everything) if algorithm.full_gradient else None
-            client = _one(clients_of(problem, plan, np.array([position]), None))._replace(gradient=gradient)
-            batches = plan.batches[position] if plan.batches is not None and oracle.kind != "full" else None
-            steps = [
-                everything
-                if batches is None
-                else problem.offsets[i] + torch.as_tensor(batches[k][batches[k] >= 0], device=problem.device)
-                for k in range(plan.steps[position])
+        talks = algorithm.communicates is None or algorithm.communicates(cohort)
+        full = wants_full_gradient(algorithm, oracle)
+        everything = [
+            torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device) for i in plan.ids
+        ]
+        clients = [_one(clients_of(problem, plan, np.array([k]))) for k in range(len(plan.ids))]
+        if full:
+            clients = [
+                client._replace(gradient=problem.gradient(server.x, samples))
+                for client, samples in zip(clients, everything, strict=True)
             ]
-            done = self._local(problem, solver, oracle, algorithm.start(down, row, client), steps, plan.lr)
-            up, row = algorithm.finish(down, row, done, client)
-            share = algorithm.contribute(up, client, cohort)
-            total = share if total is None else tree_map(torch.add, total, share)
-            bytes_up += tree_bytes(up)
-            store.scatter(plan.ids[position : position + 1], tree_map(lambda leaf: leaf[None], row))
-        server = algorithm.update(server, total, cohort)
-        if algorithm.settle is not None:
-            rows = store.gather(plan.ids)
-            store.scatter(plan.ids, algorithm.settle(down, server, rows))
-        extra = len(plan.ids) if algorithm.full_gradient else 0
-        return Outcome(server, len(plan.ids) * tree_bytes(down), bytes_up, int(plan.steps.sum()) + extra)
+        down = algorithm.broadcast(server)
+        bytes_down = len(clients) * tree_bytes(down) if talks else 0
+        bytes_up = 0
+        if algorithm.prelude is not None:
+            total = _sum([algorithm.prelude.contribute(client, cohort) for client in clients])
+            bytes_up += sum(tree_bytes(client.gradient) for client in clients)
+            bytes_down += len(clients) * tree_bytes(total)
+            down = algorithm.prelude.absorb(down, total)
 
-    def _local(
-        self, problem: Problem, solver: SGD, oracle: Oracle, local: Local, steps: list[Tensor], lr: float
-    ) -> Done:
-        x, buffer = local.x, None
-        for samples in steps:
-            g = problem.gradient(x, samples)
-            if oracle.kind == "sam":
-                g = problem.gradient(ascent(x, g, oracle.radius), samples)
-            direction = local.scale * clipped(g, solver.clip) + solver.weight_decay * x
-            if local.linear is not None:
-                direction = direction + local.linear
-            buffer = direction if buffer is None else solver.momentum * buffer + direction
-            pull = 0.0 if local.anchor is None else local.prox * (x - local.anchor)
-            x = x - lr * (buffer + pull)
+        shares = []
+        evaluations = extra_gradients(problem, plan, full)
+        for k, client in enumerate(clients):
+            ids = plan.ids[k : k + 1]
+            row = tree_map(lambda leaf: leaf[0], store.gather(ids))
+            if algorithm.hessian_at is not None:
+                client = client._replace(hessian=problem.hessian(algorithm.hessian_at(down, row), everything[k]))
+            local = with_oracle(algorithm.start(down, row, client), oracle, server.x, client.gradient)
+            batches = plan.batches[k] if plan.batches is not None and oracle.kind != "full" else None
+            steps = [
+                everything[k]
+                if batches is None
+                else problem.offsets[plan.ids[k]]
+                + torch.as_tensor(batches[step][batches[step] >= 0], device=problem.device)
+                for step in range(plan.steps[k])
+            ]
+            blocks = plan.blocks[k] if plan.blocks is not None else None
+            done, cost = solve(problem, solver, oracle, local, steps, blocks, everything[k], plan.lr)
+            evaluations += cost
+            up, row = algorithm.finish(down, row, done, client)
+            if talks:
+                shares.append(algorithm.contribute(up, client, cohort))
+                bytes_up += tree_bytes(up)
+            store.scatter(ids, tree_map(lambda leaf: leaf[None], row))
+        if talks:
+            server = algorithm.update(server, _sum(shares), cohort)
+            if algorithm.settle is not None:
+                store.scatter(plan.ids, algorithm.settle(down, server, store.gather(plan.ids)))
+        return Outcome(server, bytes_down, bytes_up, evaluations)
+
+
+def solve(
+    problem: Problem,
+    solver: Solver,
+    oracle: Oracle,
+    local: Local,
+    steps: list[Tensor],
+    blocks: np.ndarray | None,
+    everything: Tensor,
+    lr: float,
+) -> tuple[Done, int]:
+    """The local loop of one client, and the mini-batch gradients it evaluated.
+
+    Args:
+        steps: the samples of each step.
+        blocks: the block of each step, for tables.
+        everything: all samples of the client.
+    """
+    x, linear, buffer = local.x, local.linear, local.buffer
+    table = None if local.table is None else local.table.clone()
+    momentum = momentum_of(solver, local)
+    taken = evaluations = 0
+    if solver.kind == "lbfgs":
+        x, evaluations = lbfgs.minimise(problem, solver, local, everything, len(steps))
         count = torch.tensor(float(len(steps)), dtype=problem.dtype, device=problem.device)
-        return Done(x, count, normaliser(count, local.prox, lr, solver.momentum))
+        return Done(x, count, count * torch.nan), evaluations
+
+    def oracle_gradient(samples: Tensor) -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        g = problem.gradient(x, samples)
+        if oracle.kind == "sam":
+            evaluations += 1
+            g = problem.gradient(ascent(x, g, oracle.radius), samples)
+        if local.snapshot is not None:
+            evaluations += 1
+            g = g - problem.gradient(local.snapshot, samples)
+        return clipped(g, solver.clip)
+
+    def pull() -> Tensor | float:
+        return 0.0 if local.anchor is None else local.prox * (x - local.anchor)
+
+    for k, samples in enumerate(steps):
+        g = oracle_gradient(samples)
+        if table is not None:
+            assert blocks is not None
+            g, table[blocks[k]] = g - table[blocks[k]], g
+        direction = local.scale * g + solver.weight_decay * x
+        if linear is not None:
+            direction = direction + linear
+        buffer = direction if buffer is None else momentum * buffer + direction
+        step = buffer + pull()
+        if local.metric is not None:
+            step = torch.linalg.solve(local.metric, step)
+        x = x - lr * local.lr_scale * solver.step_decay**k * step
+        if table is not None and linear is not None:
+            linear = linear + local.table_rate * g
+        if local.dual_rate:
+            linear = local.dual_rate * (x - local.anchor) + linear
+        taken += 1
+        if solver.tolerance is not None:
+            evaluations += 1
+            whole = local.scale * problem.gradient(x, everything) + solver.weight_decay * x + pull()
+            whole = whole if linear is None else whole + linear
+            if float(whole.square().sum()) <= solver.tolerance:
+                break
+    count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
+    norm = normaliser(count, local.prox, lr * local.lr_scale, momentum, solver.step_decay, local.scale)
+    return Done(x, count, norm, linear, table, buffer), evaluations
 
 
 def _one(clients: Client) -> Client:
     """The only client of a stack of one, scalars as []."""
-    id, w, p, steps = (column[0, 0] for column in (clients.id, clients.w, clients.p, clients.steps))
-    return Client(id, w, p, steps, clients.lr)
+    id, w, p, steps, inclusion = (
+        column[0, 0] for column in (clients.id, clients.w, clients.p, clients.steps, clients.inclusion)
+    )
+    return Client(id, w, p, steps, inclusion, clients.lr, lambda n: clients.noise(n)[0])
+
+
+def _sum(trees: list[Tree]) -> Tree:
+    total = trees[0]
+    for tree in trees[1:]:
+        total = tree_map(torch.add, total, tree)
+    return total

@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Done, Local, Oracle, Plan, Problem, Tree, tree_bytes, tree_map
-from fedconcord.engines import chunk
-from fedconcord.engines.base import Outcome, clients_of, cohort_of, oracle_of
-from fedconcord.solvers import SGD, ascent, clipped, normaliser
+from fedconcord.engines import chunk, lbfgs
+from fedconcord.engines.base import (
+    Outcome,
+    clients_of,
+    cohort_of,
+    extra_gradients,
+    oracle_of,
+    wants_full_gradient,
+    with_oracle,
+)
+from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
 from fedconcord.state import MemoryStore
 
 SLICE = 512  # samples of a client in one pass of a full gradient
@@ -35,85 +43,185 @@ class Stacked:
         return Stacked(min(self.chunk or len(plan.ids), len(plan.ids)))
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: SGD, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
     ) -> Outcome:
         """One round, as `core` states it."""
         cohort = cohort_of(problem, plan)
-        down = algorithm.broadcast(server)
+        oracle = oracle_of(algorithm, solver)
+        talks = algorithm.communicates is None or algorithm.communicates(cohort)
+        full = wants_full_gradient(algorithm, oracle)
         order = np.argsort(-plan.steps, kind="stable")
         width = self.resolve(problem, plan).chunk
         assert isinstance(width, int)
-        total: Tree = None
+        chunks = [order[begin : begin + width] for begin in range(0, len(order), width)]
+        down = algorithm.broadcast(server)
+        bytes_down = len(order) * tree_bytes(down) if talks else 0
         bytes_up = 0
-        for begin in range(0, len(order), width):
-            select = order[begin : begin + width]
+        if algorithm.prelude is not None:
+            total = None
+            for select in chunks:
+                client = clients_of(problem, plan, select)
+                client = client._replace(gradient=_full(problem, server.x.expand(len(select), -1), plan.ids[select]))
+                total = _add(total, _reduce(algorithm.prelude.contribute(client, cohort)))
+                bytes_up += tree_bytes(client.gradient)
+            bytes_down += len(order) * tree_bytes(total)
+            down = algorithm.prelude.absorb(down, total)
+
+        total = None
+        evaluations = extra_gradients(problem, plan, full)
+        for select in chunks:
             ids = plan.ids[select]
             rows = store.gather(ids)
-            gradient = None
-            if algorithm.full_gradient:
-                shared = server.x.expand(len(ids), -1)
-                gradient = _full(problem, shared, problem.offsets[ids], problem.offsets[ids + 1])
-            client = clients_of(problem, plan, select, gradient)
-            local = algorithm.start(down, rows, client)
-            done = _solve(problem, solver, oracle_of(algorithm, solver), local, plan, select)
+            client = clients_of(problem, plan, select)
+            if full and algorithm.prelude is None:
+                client = client._replace(gradient=_full(problem, server.x.expand(len(ids), -1), ids))
+            if algorithm.hessian_at is not None:
+                points = algorithm.hessian_at(down, rows).expand(len(ids), -1)
+                curvature = [problem.hessian(x, _all(problem, i)) for x, i in zip(points, ids, strict=True)]
+                client = client._replace(hessian=torch.stack(curvature))
+            local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
+            done, cost = _solve(problem, solver, oracle, local, plan, select)
+            evaluations += cost
             up, rows = algorithm.finish(down, rows, done, client)
-            share = tree_map(lambda leaf: leaf.sum(0), algorithm.contribute(up, client, cohort))
-            total = share if total is None else tree_map(torch.add, total, share)
-            bytes_up += tree_bytes(up)
+            if talks:
+                total = _add(total, _reduce(algorithm.contribute(up, client, cohort)))
+                bytes_up += tree_bytes(up)
             store.scatter(ids, rows)
-        server = algorithm.update(server, total, cohort)
-        if algorithm.settle is not None:
-            for begin in range(0, len(order), width):
-                ids = plan.ids[order[begin : begin + width]]
-                store.scatter(ids, algorithm.settle(down, server, store.gather(ids)))
-        extra = len(plan.ids) if algorithm.full_gradient else 0
-        return Outcome(server, len(plan.ids) * tree_bytes(down), bytes_up, int(plan.steps.sum()) + extra)
+        if talks:
+            server = algorithm.update(server, total, cohort)
+            if algorithm.settle is not None:
+                for select in chunks:
+                    ids = plan.ids[select]
+                    store.scatter(ids, algorithm.settle(down, server, store.gather(ids)))
+        return Outcome(server, bytes_down, bytes_up, evaluations)
 
 
-def _solve(problem: Problem, solver: SGD, oracle: Oracle, local: Local, plan: Plan, select: np.ndarray) -> Done:
-    """The local loop for the clients `select`, sorted by steps, most first."""
+def _reduce(shares: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.sum(0), shares)
+
+
+def _add(total: Tree, more: Tree) -> Tree:
+    return more if total is None else tree_map(torch.add, total, more)
+
+
+def _solve(
+    problem: Problem, solver: Solver, oracle: Oracle, local: Local, plan: Plan, select: np.ndarray
+) -> tuple[Done, int]:
+    """The local loop for the clients `select`, sorted by steps, most first; and the mini-batch gradients it took."""
     ids, steps = plan.ids[select], plan.steps[select]
-    x = local.x.expand(len(select), -1).clone()  # [S, d], updated in place
+    if solver.kind == "lbfgs":
+        return _lbfgs(problem, solver, local, ids, steps)
+    x = local.x.expand(len(select), -1).clone()  # [S, d], updated in place as are the next three
+    linear = local.linear
+    if linear is not None and (local.table is not None or local.dual_rate):
+        linear = linear.expand(len(select), -1).clone()
+    table = None if local.table is None else local.table.clone()  # [S, M, d]
+    buffer = None if local.buffer is None else local.buffer.expand(len(select), -1).clone()
+    momentum = momentum_of(solver, local)
     # the step has one affine form: x <- (1 - lr rho) x - lr (filter(kappa g + wd x + linear) - rho anchor)
-    shift = None  # [S, d] or [d]
-    keep: float | Tensor = 1.0
-    if local.anchor is not None and (isinstance(local.prox, Tensor) or local.prox != 0.0):
-        shift, keep = local.prox * local.anchor, 1.0 - plan.lr * local.prox
-    buffer: Tensor | None = None
+    anchor, pulled = local.anchor, isinstance(local.prox, Tensor) or local.prox != 0.0
     full = plan.batches is None or oracle.kind == "full"
     index, weight = (None, None) if full else _batches(problem, plan, select)
+    blocks = None if plan.blocks is None else _blocks(problem, plan, select)
+    per_step = 1 + (oracle.kind == "sam") + (local.snapshot is not None) + (solver.tolerance is not None)
+    taken = steps.copy()
+    evaluations = 0
+    active = np.arange(len(select))  # shrinks with the steps, or where a client meets the tolerance
     for k in range(int(steps[0])):
-        m = int(np.count_nonzero(steps > k))
-        xs = x[:m]
+        active = active[steps[active] > k] if solver.tolerance is None else active[taken[active] > k]
+        m = len(active)
+        if m == 0:
+            break
+        whole = m == active[-1] + 1  # a prefix: views instead of gathers
+        here: slice | Tensor = slice(0, m) if whole else torch.as_tensor(active, device=x.device)
+        xs = x[here]
 
-        def gradient(at: Tensor, k: int = k, m: int = m) -> Tensor:
+        def gradient(at: Tensor, k: int = k, here: slice | Tensor = here, active: np.ndarray = active) -> Tensor:
             if index is None:
-                return _full(problem, at, problem.offsets[ids[:m]], problem.offsets[ids[:m] + 1])
-            return problem.gradients(at, index[:m, k], None if weight is None else weight[:m, k])
+                return _full(problem, at, ids[active])
+            return problem.gradients(at, index[here, k], None if weight is None else weight[here, k])
 
         g = gradient(xs)
         if oracle.kind == "sam":
             g = gradient(ascent(xs, g, oracle.radius))
+        if local.snapshot is not None:
+            g = g - gradient(local.snapshot.expand(len(x), -1)[here])
         g = clipped(g, solver.clip)
-        if local.scale != 1.0:
-            g = local.scale * g
+        if table is not None:
+            assert blocks is not None
+            rows = torch.arange(m, device=x.device) if isinstance(here, slice) else here
+            entry = (rows, blocks[here, k])
+            fresh, g = g, g - table[entry]
+            table[entry] = fresh
+        direction = g if local.scale == 1.0 else local.scale * g
         if solver.weight_decay:
-            g = g.add(xs, alpha=solver.weight_decay)
-        if local.linear is not None:
-            g = g + _rows(local.linear, m)
-        if solver.momentum:
-            buffer = g if buffer is None else buffer[:m].mul_(solver.momentum).add_(g)
-            g = buffer
-        if shift is not None:
-            xs.mul_(_rows(keep, m)).add_(_rows(shift, m), alpha=plan.lr)
-        xs.sub_(g, alpha=plan.lr)
+            direction = direction.add(xs, alpha=solver.weight_decay)
+        if linear is not None:
+            direction = direction + _rows(linear, here)
+        if momentum:
+            if buffer is None:
+                buffer = torch.zeros_like(x)
+            kept = buffer[here].mul_(momentum).add_(direction)
+            if not isinstance(here, slice):
+                buffer[here] = kept
+            direction = kept
+        eta = plan.lr * local.lr_scale * solver.step_decay**k
+        if local.metric is not None:
+            pull = _rows(local.prox, here) * (xs - _rows(anchor, here)) if anchor is not None else 0.0
+            xs = xs - eta * torch.linalg.solve(_rows(local.metric, here), direction + pull)
+            x[here] = xs
+        else:
+            if anchor is not None and pulled:
+                xs = xs.mul_(1.0 - eta * _rows(local.prox, here))
+                xs.add_(_rows(local.prox * anchor, here), alpha=eta)
+            xs.sub_(direction, alpha=eta)
+            if not isinstance(here, slice):
+                x[here] = xs
+        if table is not None and linear is not None:
+            linear[here] += _rows(local.table_rate, here) * g
+        if local.dual_rate and linear is not None:
+            linear[here] += local.dual_rate * (xs - _rows(anchor, here))
+        evaluations += per_step * m
+        if solver.tolerance is not None:
+            residual = local.scale * _full(problem, xs, ids[active]) + solver.weight_decay * xs
+            if linear is not None:
+                residual = residual + _rows(linear, here)
+            if anchor is not None:
+                residual = residual + _rows(local.prox, here) * (xs - _rows(anchor, here))
+            reached = (residual.square().sum(-1) <= solver.tolerance).cpu().numpy()
+            taken[active[reached]] = k + 1
+    count = torch.as_tensor(taken, device=problem.device).to(problem.dtype)[:, None]
+    norm = normaliser(count, local.prox, plan.lr * local.lr_scale, momentum, solver.step_decay, local.scale)
+    return Done(x, count, norm, linear, table, buffer), evaluations
+
+
+def _lbfgs(
+    problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray
+) -> tuple[Done, int]:
+    """Client by client: line searches do not batch."""
+    found, evaluations = [], 0
+    for k, i in enumerate(ids):
+        one = Local(
+            local.x.expand(len(ids), -1)[k],
+            None if local.linear is None else local.linear.expand(len(ids), -1)[k],
+            local.prox[k] if isinstance(local.prox, Tensor) else local.prox,
+            None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
+            local.scale,
+        )
+        x, cost = lbfgs.minimise(problem, solver, one, _all(problem, i), int(steps[k]))
+        found.append(x)
+        evaluations += cost
     count = torch.as_tensor(steps, device=problem.device).to(problem.dtype)[:, None]
-    return Done(x, count, normaliser(count, local.prox, plan.lr, solver.momentum))
+    return Done(torch.stack(found), count, count * torch.nan), evaluations
 
 
-def _rows(value: float | Tensor, m: int) -> float | Tensor:
-    """The first m rows of a stacked value; a number or a shared vector as it is."""
-    return value[:m] if isinstance(value, Tensor) and value.ndim == 2 else value
+def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:
+    """These rows of a stacked value; a number or a shared vector as it is."""
+    return value[here] if isinstance(value, Tensor) and value.ndim >= 2 else value  # type: ignore[return-value]
+
+
+def _all(problem: Problem, i: int) -> Tensor:
+    return torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device)
 
 
 def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> tuple[Tensor, Tensor | None]:
@@ -135,8 +243,19 @@ def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> tuple[Tensor, 
     )
 
 
-def _full(problem: Problem, x: Tensor, first: np.ndarray, last: np.ndarray) -> Tensor:
-    """Gradients [S, d] over all samples first .. last-1 of each client, in slices of bounded memory."""
+def _blocks(problem: Problem, plan: Plan, select: np.ndarray) -> Tensor:
+    """The block [S, K] of every step."""
+    assert plan.blocks is not None
+    drawn = [plan.blocks[s] for s in select]
+    out = np.zeros((len(drawn), len(drawn[0])), np.int64)
+    for row, block in zip(out, drawn, strict=True):
+        row[: len(block)] = block
+    return torch.as_tensor(out).to(problem.device)
+
+
+def _full(problem: Problem, x: Tensor, ids: np.ndarray) -> Tensor:
+    """Gradients [S, d] over all samples of each client, in slices of bounded memory."""
+    first, last = problem.offsets[ids], problem.offsets[ids + 1]
     counts = last - first
     g = None
     for begin in range(0, int(counts.max()), SLICE):

@@ -9,7 +9,9 @@ import numpy as np
 
 from fedconcord import rng
 from fedconcord.core import Algorithm, Plan
+from fedconcord.errors import UserError
 from fedconcord.heterogeneity import weights
+from fedconcord.heterogeneity.sampling import Sampler, uniform
 from fedconcord.heterogeneity.work import Work, batches, epoch_steps, fixed
 
 
@@ -17,7 +19,8 @@ from fedconcord.heterogeneity.work import Work, batches, epoch_steps, fixed
 class Schedule:
     """Draws every round's plan from (seed, round, client), so that all methods of a comparison meet the same one.
 
-    `work` counts `unit`s. `batch_size` None means that every step uses all samples of the client.
+    `work` counts `unit`s. `batch_size` None means that every step uses all samples of the client. Methods with a table
+    of M blocks draw a block a step instead of a batch; an epoch is then M steps.
     """
 
     seed: int
@@ -27,33 +30,71 @@ class Schedule:
     unit: Literal["epochs", "steps"] = "epochs"
     batch_size: int | None = None
     lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
+    sampler: Sampler = uniform()
 
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
         """The plan of one round for clients with these sample offsets [N + 1] and sizes [N]."""
-        n = len(sizes)
-        draw = rng.generator(self.seed, rng.Purpose.SAMPLE, round)
-        ids = np.sort(draw.choice(n, self.cohort, replace=False)).astype(np.int64)
+        drawn = self.sampler(self.seed, round, self.cohort, sizes)
+        ids = drawn.ids
         held = (offsets[ids + 1] - offsets[ids]).tolist()
-        steps = [self._steps(algorithm, round, int(i), k) for i, k in zip(ids, held, strict=True)]
-        full = self.batch_size is None or (algorithm.oracle is not None and algorithm.oracle.kind == "full")
-        p = weights.objective(algorithm.weights, sizes)
+        steps = np.array(
+            [self._steps(algorithm, round, int(i), n) for i, n in zip(ids, held, strict=True)], np.int64
+        )
+        p = weights.objective(algorithm.weights, sizes)[ids]
+        chosen, blocks = None, None
+        if algorithm.blocks is not None:
+            pairs = [self._blocks(algorithm, round, int(i), offsets, k) for i, k in zip(ids, steps, strict=True)]
+            blocks, chosen = [block for block, _ in pairs], [samples for _, samples in pairs]
+        elif self.batch_size is not None and not (algorithm.oracle is not None and algorithm.oracle.kind == "full"):
+            chosen = [
+                batches(self.seed, round, int(i), n, self.batch_size, k)
+                for i, n, k in zip(ids, held, steps.tolist(), strict=True)
+            ]
         return Plan(
             round=round,
             ids=ids,
-            steps=np.array(steps, np.int64),
-            w=weights.cohort(algorithm.weights, p, ids),
-            p=p[ids],
-            batches=None
-            if full
-            else [
-                batches(self.seed, round, int(i), k, self.batch_size or k, s)
-                for i, k, s in zip(ids, held, steps, strict=True)
-            ],
+            steps=steps,
+            w=weights.cohort(algorithm.weights, p, drawn.count, drawn.inclusion),
+            p=p,
+            inclusion=drawn.inclusion,
+            batches=chosen,
             lr=self.lr * self.lr_decay**round,
+            seed=self.seed,
+            coin=float(rng.generator(self.seed, rng.Purpose.COIN, round).random()),
+            blocks=blocks,
         )
+
+    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
+        """The sample positions of each of a client's M blocks, the same in every round.
+
+        Raises:
+            UserError: the client has fewer samples than blocks.
+        """
+        assert algorithm.blocks is not None
+        n = int(offsets[client + 1] - offsets[client])
+        if n < algorithm.blocks:
+            raise UserError(
+                f"client {client} has {n} samples, which cannot be cut in {algorithm.blocks} blocks; give the method "
+                "fewer blocks or its clients more samples"
+            )
+        order = rng.generator(self.seed, rng.Purpose.BLOCK, 0, client).permutation(n)
+        return np.array_split(order, algorithm.blocks)
+
+    def _blocks(
+        self, algorithm: Algorithm, round: int, client: int, offsets: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Drawn blocks [K] and their samples [K, B], -1 pads."""
+        members = self.members(client, algorithm, offsets)
+        padded = np.full((len(members), max(map(len, members))), -1, np.int64)
+        for row, block in zip(padded, members, strict=True):
+            row[: len(block)] = block
+        drawn = rng.generator(self.seed, rng.Purpose.BLOCK, round + 1, client).integers(len(members), size=steps)
+        return drawn, padded[drawn]
 
     def _steps(self, algorithm: Algorithm, round: int, client: int, n: int) -> int:
         if algorithm.steps is not None:
             return algorithm.steps
         amount = self.work(self.seed, round, client)
-        return amount if self.unit == "steps" else amount * epoch_steps(n, self.batch_size)
+        if self.unit == "steps":
+            return amount
+        return amount * (algorithm.blocks or epoch_steps(n, self.batch_size))

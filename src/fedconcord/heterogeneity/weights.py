@@ -1,4 +1,4 @@
-"""How the server weighs the clients of a cohort."""
+"""How the server weighs the clients of a cohort, under any sampling with known probabilities."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
     return np.asarray(p / p.sum())
 
 
-def cohort(kind: Weights, p: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, inclusion: np.ndarray) -> np.ndarray:
     """w [S], each client's weight in the server's step.
 
-    `uniform` and `size`: p_i renormalised over the cohort, so they sum to 1. `unbiased`: (N / S) p_i, which sum to 1
-    in expectation only (FedVRA eq. (21)).
+    `uniform` and `size`: p_i renormalised over the cohort, so they sum to 1. `unbiased`: p_i / E[count_i], whose sum
+    is 1 in expectation only: (N / S) p_i for uniform sampling (FedVRA eq. (21)), count_i / S for sampling by p_i with
+    replacement (FedNova Theorem 3).
+
+    Args:
+        p: [S] weights in the objective.
+        count: [S] how often the sampling drew the client.
+        inclusion: [S] E[count].
     """
-    held = p[ids]
-    return np.asarray(held * (len(p) / len(ids)) if kind == "unbiased" else held / held.sum())
+    held = p * count
+    return np.asarray(held / inclusion if kind == "unbiased" else held / held.sum())

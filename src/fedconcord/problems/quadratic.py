@@ -45,6 +45,13 @@ class Quadratic:
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return (self.H[samples] @ x - self.b[samples]).mean(0)
 
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        value: Tensor = (0.5 * torch.einsum("i,bij,j->b", x, self.H[samples], x) - self.b[samples] @ x).mean()
+        return value
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self.H[samples].mean(0)
+
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
         each = torch.einsum("sbij,sj->sbi", self.H[samples], x) - self.b[samples]
         return each.mean(1) if weight is None else torch.einsum("sb,sbi->si", weight, each)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, hessian, vmap
 from torch.nn import functional as F
 
 from fedconcord import rng
@@ -16,6 +16,7 @@ from fedconcord.errors import UserError
 from fedconcord.flat import Layout
 
 EVAL_BATCH = 2048
+HESSIAN_LIMIT = 4096
 
 
 class Supervised:
@@ -89,6 +90,18 @@ class Supervised:
         with torch.enable_grad():
             loss = self._mean_loss(x, self.x[samples], self.y[samples])
         return torch.autograd.grad(loss, x)[0]
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self._mean_loss(x, self.x[samples], self.y[samples])
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        if self.dim > HESSIAN_LIMIT:
+            raise UserError(
+                f"a Hessian of {self.dim} x {self.dim} entries is too large, the limit is {HESSIAN_LIMIT}; use a "
+                "smaller model such as logreg, or a method without Newton steps"
+            )
+        square: Tensor = hessian(self.loss)(x, samples)
+        return square
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
         if len(x) == 1 and weight is None:

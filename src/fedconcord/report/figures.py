@@ -355,7 +355,7 @@ def _curve_drawing(s: Summary, metric: Metric, axis: str) -> Drawing:
     if not metric.percent and _cap(runs, [metric.column], floor is not None) is not None:
         notes.append("The axis is cut: a run leaves it.")
     if any(c.breaks for c in curves.values()):
-        notes.append("× marks the last finite value of a run that diverged.")
+        notes.append("× marks where a run that diverged was last finite, or leaves the axis.")
     where = "bytes sent" if axis == "bytes" else AXIS_TITLES[axis]
     return Drawing(
         name=f"{metric.column.replace('_', '-')}-by-{axis.replace('_', '-')}",

@@ -27,14 +27,15 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity import weights
 from fedconcord.problems import Quadratic
 from fedconcord.run import Job, State, advance, start
-from fedconcord.solvers import SGD
+from fedconcord.server import momentum, with_server
+from fedconcord.solvers import Solver
 
 TOLERANCE = 1e-9
 ENGINES: dict[str, Engine] = {"serial": Serial(), "stacked": Stacked()}
 
 # hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
-SHARED = {"schedule", "eta", "mom", "wd", "K"}
-RENAMED = {"slr": "server_lr", "w": "weights"}
+SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}
+RENAMED = {"slr": "server_lr", "w": "weights", "sam": "radius", "lam": "alpha", "smom": "server_momentum"}
 
 
 class NotImplementedCaseError(Exception):
@@ -48,6 +49,7 @@ class Recorded:
     ids: np.ndarray  # [R, S]
     steps: np.ndarray  # [R, N]
     blocks: np.ndarray | None  # [R, N, K] or None for full gradients
+    coins: np.ndarray  # [R]
     lr: float
     seed: int = 0
 
@@ -58,15 +60,35 @@ class Recorded:
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
         ids = self.ids[round]
         steps = self.steps[round, ids] if algorithm.steps is None else np.full(len(ids), algorithm.steps)
-        p = weights.objective(algorithm.weights, sizes)
-        batches = None
+        p = weights.objective(algorithm.weights, sizes)[ids]
+        once, share = np.ones(len(ids)), np.full(len(ids), len(ids) / len(sizes))
+        blocks = batches = None
         if self.blocks is not None:
-            batches = [self.blocks[round, i, :k, None] for i, k in zip(ids, steps, strict=True)]
-        return Plan(round, ids, steps, weights.cohort(algorithm.weights, p, ids), p[ids], batches, self.lr)
+            blocks = [self.blocks[round, i, :k] for i, k in zip(ids, steps, strict=True)]
+            batches = [block[:, None] for block in blocks]
+        return Plan(
+            round=round,
+            ids=ids,
+            steps=steps,
+            w=weights.cohort(algorithm.weights, p, once, share),
+            p=p,
+            inclusion=share,
+            batches=batches,
+            lr=self.lr,
+            seed=self.seed,
+            coin=float(self.coins[round]),
+            blocks=blocks,
+        )
+
+    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
+        return [np.array([j]) for j in range(offsets[client + 1] - offsets[client])]
 
 
-def method(case: str, given: Mapping[str, Any]) -> Algorithm:
+def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
     """The algorithm of a case: the longest registered name that the case's name starts with, with its options.
+
+    Args:
+        blocks: M of the file.
 
     Raises:
         NotImplementedCaseError: no such method, or an option it does not have.
@@ -76,18 +98,25 @@ def method(case: str, given: Mapping[str, Any]) -> Algorithm:
         raise NotImplementedCaseError
     factory = METHODS[max(names, key=len)]
     options = {RENAMED.get(key, key): value for key, value in given.items() if key not in SHARED}
+    known = set(inspect.signature(factory).parameters)
+    if "eta_local" in given:  # FedPD's eta is its penalty; everywhere else it is the local step size
+        options["eta"] = given["eta"]
+    if "blocks" in known:
+        options["blocks"] = blocks
+    wrap = options.pop("server_momentum", None) if "server_momentum" not in known else None
     if options.pop("unbiased", False):
         options["weights"] = "unbiased"
     if options.get("d") == "see README":
         options["d"] = "fednova"
-    if not set(options) <= set(inspect.signature(factory).parameters):
+    if not set(options) <= known:
         raise NotImplementedCaseError
-    return factory(**options)
+    algorithm = factory(**options)
+    return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
 
 def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> Job:
     """The job that replays a quadratic case."""
-    algorithm = method(case, given)
+    algorithm = method(case, given, arrays["H"].shape[1])
     H, b, x0 = (torch.as_tensor(arrays[name]) for name in ("H", "b", "x0"))
     problem = Quadratic(H, b, arrays["sizes"], x0)
     full = given["schedule"] == "full"
@@ -98,10 +127,12 @@ def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], e
     schedule = Recorded(
         ids=np.tile(np.arange(n), (rounds, 1)) if full else arrays["part_ids"],
         steps=steps,
-        blocks=None,
-        lr=given["eta"],
+        # full gradients, but for the methods that are about blocks or mini-batches
+        blocks=arrays["full_blocks" if full else "part_blocks"] if algorithm.blocks or algorithm.prelude else None,
+        coins=arrays["full_coins"],
+        lr=given.get("eta_local", given["eta"]),
     )
-    return Job(problem, algorithm, schedule, SGD(given.get("mom", 0.0), given.get("wd", 0.0)), engine)
+    return Job(problem, algorithm, schedule, Solver(given.get("mom", 0.0), given.get("wd", 0.0)), engine)
 
 
 def recorded_state(name: str, state: State, given: Mapping[str, Any], n: int) -> np.ndarray | None:

@@ -1,0 +1,57 @@
+"""FedAvg's aggregate handed to a server optimiser.
+
+FedAvgM: Hsu et al., 2019. FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2 (server.optimizers).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedconcord.algorithms.fedavg import WeightsOption, fedavg
+from fedconcord.core import Algorithm
+from fedconcord.server import adagrad, adam, momentum, with_server, yogi
+from fedconcord.server.optimizers import LR, Beta1, Beta2, Tau
+
+
+def fedavgm(
+    server_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of the server")] = 0.9,
+    server_lr: LR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """FedAvgM: FedAvg with momentum at the server.
+
+    Hsu et al., 2019.
+    """
+    return with_server(fedavg(weights=weights), momentum(server_momentum, server_lr))
+
+
+def fedadam(
+    server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+) -> Algorithm:
+    """FedAdam: FedAvg with Adam at the server.
+
+    Reddi et al., ICLR 2021, Algorithm 2.
+    """
+    return with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau))
+
+
+def fedyogi(
+    server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+) -> Algorithm:
+    """FedYogi: FedAvg with Yogi at the server.
+
+    Reddi et al., ICLR 2021, Algorithm 2.
+    """
+    return with_server(fedavg(weights=weights), yogi(server_lr, beta1, beta2, tau))
+
+
+def fedadagrad(
+    server_lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+) -> Algorithm:
+    """FedAdagrad: FedAvg with Adagrad at the server.
+
+    Reddi et al., ICLR 2021, Algorithm 2.
+    """
+    return with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau))

@@ -1,0 +1,58 @@
+"""FedPD: primal-dual with communication skipping, all clients every round.
+
+Zhang et al., IEEE TSP 2021 (arXiv 2005.11418), Algorithm 1 with oracle I (SGD from the client's own x_i):
+    x_i ~ argmin f_i(x) + <lambda_i, x - x_0i> + 1/(2 eta) ||x - x_0i||^2,   lambda_i += (x_i - x_0i) / eta,
+    x+_0i = x_i + eta lambda_i; with probability 1 - p_skip x_0i = mean_j x+_0j, else x_0i = x+_0i and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.algorithms.fedavg import Server
+from fedconcord.core import Algorithm, Client, Done, Local, Population
+
+
+class Row(NamedTuple):
+    x: Tensor  # [d] x_i
+    dual: Tensor  # [d] lambda_i
+    anchor: Tensor  # [d] x_0i, the client's own copy of the global model
+
+
+def fedpd(
+    eta: Annotated[float, Field(gt=0, description="inverse penalty of the augmented Lagrangian")] = 1.0,
+    p_skip: Annotated[float, Field(ge=0, lt=1, description="probability that a round is not communicated")] = 0.0,
+) -> Algorithm:
+    """FedPD: local augmented Lagrangians, averaged only with some probability.
+
+    Zhang et al., IEEE TSP 2021, Algorithm 1.
+    """
+
+    def finish(x: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        dual = row.dual + (done.x - row.anchor) / eta
+        own = done.x + eta * dual
+        return own, Row(done.x, dual, own)
+
+    def refuse(population: Population, cohort: int) -> str | None:
+        if cohort < population.n:
+            return (
+                f"FedPD updates all {population.n} clients every round, given a cohort of {cohort}; give cohort "
+                f"{population.n}, or use afedpd, which is made for partial participation"
+            )
+        return None
+
+    return Algorithm(
+        init=lambda x, population: Server(x),
+        init_client=lambda x: Row(x, torch.zeros_like(x), x),
+        start=lambda x, row, client: Local(row.x, linear=row.dual, prox=1.0 / eta, anchor=row.anchor),
+        finish=finish,
+        contribute=lambda own, client, cohort: client.w * own,
+        update=lambda server, mean, cohort: Server(mean),
+        settle=lambda x, server, row: row._replace(anchor=server.x.expand_as(row.anchor)),
+        communicates=lambda cohort: cohort.coin >= p_skip,
+        refuse=refuse,
+    )

@@ -1,0 +1,49 @@
+"""MFL: momentum federated learning.
+
+Liu et al., IEEE TPDS 2020: local heavy ball d <- momentum d + g, y <- y - eta d, whose d starts from the server's and is
+averaged with the models at the end of the round.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Tree, tree_map
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+    buffer: Tensor  # [d] momentum
+
+
+def mfl(
+    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum, kept across rounds and averaged")] = 0.9,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """MFL: local momentum that is kept across rounds and averaged with the models.
+
+    Liu et al., IEEE TPDS 2020.
+    """
+
+    def finish(down: Server, row: Tree, done: Done, client: Client) -> tuple[Server, Tree]:
+        assert done.buffer is not None
+        return Server(done.x - down.x, done.buffer), row
+
+    def update(server: Server, total: Server, cohort: Cohort) -> Server:
+        return Server(server.x + server_lr * total.x, total.buffer)
+
+    return Algorithm(
+        init=lambda x, population: Server(x, torch.zeros_like(x)),
+        broadcast=lambda server: server,
+        start=lambda down, row, client: Local(down.x, momentum=momentum, buffer=down.buffer),
+        finish=finish,
+        contribute=lambda up, client, cohort: tree_map(lambda leaf: client.w * leaf, up),
+        update=update,
+        weights=weights,
+    )

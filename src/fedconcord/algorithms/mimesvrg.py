@@ -1,0 +1,37 @@
+"""MimeSVRG: SVRG steps around the server's model with the cohort's own full gradient.
+
+Karimireddy et al., 2020 (Mime), plain SGD as the base optimiser. Phase 1: every client of the cohort sends grad f_i(x^t)
+and c is their weighted mean; phase 2, same cohort: y <- y - eta (g(y) - g(x^t) + c), both on the same mini-batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
+from fedconcord.core import Algorithm, Local, Prelude
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    c: Tensor  # [d] the cohort's full gradient, after the prelude
+
+
+def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
+    """MimeSVRG: every local step is corrected to the cohort's full gradient.
+
+    Karimireddy et al., 2020, with SVRG and plain SGD.
+    """
+    return Algorithm(
+        init=lambda x, population: Server(x),
+        prelude=Prelude(
+            contribute=lambda client, cohort: client.w * client.gradient, absorb=lambda x, c: Down(x, c)
+        ),
+        start=lambda down, row, client: Local(down.x, linear=down.c, snapshot=down.x),
+        finish=lambda down, row, done, client: (done.x - down.x, row),
+        contribute=lambda move, client, cohort: client.w * move,
+        update=lambda server, move, cohort: Server(server.x + server_lr * move),
+        weights=weights,
+    )

@@ -1,0 +1,51 @@
+"""VRL-SGD: variance-reduced local SGD, all clients every round.
+
+Liang et al., 2019: local direction g - Delta_i; after k steps x = mean_i x_i and Delta_i += (x - x_i) / (k eta). It is
+SCAFFOLD option II at full participation with Delta_i = c_i - c. Undefined when clients are absent: refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.algorithms.fedavg import Server
+from fedconcord.core import Algorithm, Client, Done, Local, Population
+
+
+class Row(NamedTuple):
+    delta: Tensor  # [d] Delta_i
+    rate: Tensor  # [] 1 / (k eta) of the last round
+
+
+def vrlsgd() -> Algorithm:
+    """VRL-SGD: local SGD corrected by each client's deviation from the mean.
+
+    Liang et al., 2019, Algorithm 1.
+    """
+
+    def finish(x: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        rate = 1.0 / (done.normaliser * client.lr)
+        return done.x - x, Row(row.delta - rate * (done.x - x), rate)
+
+    def refuse(population: Population, cohort: int) -> str | None:
+        if cohort < population.n:
+            return (
+                f"VRL-SGD needs all {population.n} clients every round, given a cohort of {cohort}: an absent client's "
+                "deviation from the mean is undefined; use scaffold, which it equals at full participation"
+            )
+        return None
+
+    return Algorithm(
+        init=lambda x, population: Server(x),
+        init_client=lambda x: Row(torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)),
+        start=lambda x, row, client: Local(x, linear=-row.delta),
+        finish=finish,
+        contribute=lambda move, client, cohort: client.w * move,
+        update=lambda server, move, cohort: Server(server.x + move),
+        settle=lambda x, server, row: Row(row.delta + row.rate * (server.x - x), row.rate),
+        normalised=True,
+        refuse=refuse,
+    )
