@@ -13,12 +13,7 @@ from fedconcord.testing import oracles
 FOLDER = Path(__file__).parents[2] / "shared" / "oracles"
 needs_oracles = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference trajectories in {FOLDER}")
 
-MISSING: set[str] = {
-    "fedavgm", "fedsam", "fedadam", "fedyogi", "fedadagrad", "fednova_vr", "fednova_vr_momentum",
-    "fednova_server_momentum", "fednova_hybrid", "vrlsgd", "fedspeed", "fedpd", "fedpd_skip", "afedpdsam", "fedcm",
-    "fedsaga", "fedsaga_paper", "losac", "losac_mean", "losac_paper", "losac_gradient_init", "mimesvrg",
-    "mimesvrg_size", "lowrank", "semi",
-}  # fmt: skip
+MISSING = {"lowrank", "semi"}
 
 
 def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -21,11 +21,13 @@ from fedconcord.problems import quadratics
 from fedconcord.results import execute
 from fedconcord.run import Job, Row, advance, start
 from fedconcord.state import MemoryStore
+from table import TABLE, make
 
 
 def job(name: str, **options: object) -> Job:
     problem = quadratics(0, 12, torch.float32, torch.device("cpu"), dim=5)
-    return Job(problem, METHODS[name](**options), Schedule(4, 3, 0.1, uniform(1, 4), batch_size=1), engine=Stacked(None))
+    schedule = Schedule(4, 12 if TABLE[name].everyone else 3, 0.1, uniform(1, 4), batch_size=1)
+    return Job(problem, make(name, **options), schedule, engine=Stacked(None))
 
 
 def interrupt_at(round: int):

@@ -32,7 +32,9 @@ def write(path: Path, state: State) -> None:
         "gradient_steps": state.gradient_steps,
     }
     # one metadata entry: several are written in an order that changes from file to file
-    files.write_bytes(path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)}))
+    files.write_bytes(
+        path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)})
+    )
 
 
 def read(path: Path, job: Job) -> State:

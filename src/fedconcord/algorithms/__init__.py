@@ -8,6 +8,7 @@ from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
 from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
 from fedconcord.algorithms.fedcm import fedcm
 from fedconcord.algorithms.feddyn import feddyn, fedspeed
+from fedconcord.algorithms.fedhybrid import fedhybrid
 from fedconcord.algorithms.fednova import fednova
 from fedconcord.algorithms.fednova_vr import fednova_vr
 from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -43,6 +44,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedpd": fedpd,
     "fedadmm": fedadmm,
     "fedadmm_inexact": fedadmm_inexact,
+    "fedhybrid": fedhybrid,
     "fedvra": fedvra,
     "afedpd": afedpd,
     "afedpdsam": afedpdsam,

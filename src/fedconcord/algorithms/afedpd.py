@@ -18,7 +18,6 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
 
-
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")]
 Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]
 

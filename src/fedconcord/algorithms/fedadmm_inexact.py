@@ -33,9 +33,7 @@ def fedadmm_inexact(
     """
 
     def start(z: Tensor, row: Row, client: Client) -> Local:
-        return Local(
-            row.x, linear=row.dual, prox=rho, anchor=z, lr_scale=1.0 / (1.0 + rho * client.lr), dual_rate=rho
-        )
+        return Local(row.x, linear=row.dual, prox=rho, anchor=z, lr_scale=1.0 / (1.0 + rho * client.lr), dual_rate=rho)
 
     def finish(z: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         assert done.linear is not None

@@ -1,7 +1,7 @@
 """FedDyn: dynamic regularisation.
 
 Acar et al., ICLR 2021, Algorithm 1, in the letters of its released code: h_i = -(1/alpha) * (gradient memory), in model
-units. The server's offset is the mean of h over *all* clients, a running sum. FedSpeed is the same with the SAM gradient.
+units. The server's offset is the mean of h over *all* clients, a running sum. FedSpeed is it with the SAM gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
-
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
 

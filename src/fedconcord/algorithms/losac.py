@@ -1,10 +1,10 @@
 """FedSaga and LoSAC: tables of block gradients at the clients.
 
-LoSAC (ACM TKDD 2023): FedSaga is Algorithm 1, LoSAC Algorithm 2 with eqs. (9)-(13). g_ij is the gradient of block j, unbiased
-for grad f_i. LoSAC's local step is x -= eta (phi_i / N - y_ij + g_ij), phi_i += block_scale (g_ij - y_ij), y_ij = g_ij.
-scaling `consistent`: x += mean_A Delta x, phi += sum_A Delta phi keeps phi = the sum of the tables; `paper` prints
-x += (1/N) sum_A, phi += (N/S) sum_A, which is right only for zero tables and constant S. block_scale 1 over-counts phi M
-times (the published speed-ups); 1/M (`mean`) is SAGA's. FedSaga `scale`: x += 1/S sum_A Delta x, or the printed 1/N.
+LoSAC (ACM TKDD 2023): FedSaga is Algorithm 1, LoSAC Algorithm 2 with eqs. (9)-(13). g_ij is the gradient of block j,
+unbiased for grad f_i. LoSAC's local step: x -= eta (phi_i / N - y_ij + g_ij), phi_i += block_scale (g_ij - y_ij),
+y_ij = g_ij. scaling `consistent`: x += mean_A Delta x, phi += sum_A Delta phi keeps phi equal to the sum of the tables;
+`paper` prints x += (1/N) sum_A, phi += (N/S) sum_A, which is right only for zero tables and constant S. block_scale 1
+over-counts phi M times (the published speed-ups); 1/M (`mean`) is SAGA's. FedSaga's xscale: S, or N as printed.
 """
 
 from __future__ import annotations
@@ -64,9 +64,16 @@ def fedsaga(
 
 def losac(
     blocks: Blocks = 5,
-    block_scale: Annotated[float, Field(gt=0)] | Literal["mean"] = 1.0,
-    scaling: Annotated[Literal["consistent", "paper"], Field(description="the server's pair of scalings")] = "consistent",
-    init: Annotated[Literal["zero", "gradient"], Field(description="tables before round 0")] = "zero",
+    block_scale: Annotated[
+        Annotated[float, Field(gt=0)] | Literal["mean"],
+        Field(description="weight of a table's change in phi: 1 as published, mean = 1/M as SAGA"),
+    ] = 1.0,
+    scaling: Annotated[
+        Literal["consistent", "paper"], Field(description="the server's pair of scalings")
+    ] = "consistent",
+    init: Annotated[
+        Literal["zero", "gradient"], Field(description="tables before round 0; gradient asks all clients once")
+    ] = "zero",
 ) -> Algorithm:
     """LoSAC: clients correct their steps with tables and a running global gradient.
 
@@ -93,9 +100,7 @@ def losac(
         init=lambda x, population: Corrected(x, torch.zeros_like(x)),
         init_client=lambda x: _empty(x, blocks),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(
-            down.x, linear=down.phi, table=row.table, table_rate=scale * client.p
-        ),
+        start=lambda down, row, client: Local(down.x, linear=down.phi, table=row.table, table_rate=scale * client.p),
         finish=finish,
         contribute=lambda up, client, cohort: Corrected(client.w * up.x, up.phi),
         update=update,

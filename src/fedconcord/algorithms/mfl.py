@@ -1,7 +1,7 @@
 """MFL: momentum federated learning.
 
-Liu et al., IEEE TPDS 2020: local heavy ball d <- momentum d + g, y <- y - eta d, whose d starts from the server's and is
-averaged with the models at the end of the round.
+Liu et al., IEEE TPDS 2020: local heavy ball d <- momentum d + g, y <- y - eta d, whose d starts from the
+server's and is averaged with the models at the end of the round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """MimeSVRG: SVRG steps around the server's model with the cohort's own full gradient.
 
-Karimireddy et al., 2020 (Mime), plain SGD as the base optimiser. Phase 1: every client of the cohort sends grad f_i(x^t)
-and c is their weighted mean; phase 2, same cohort: y <- y - eta (g(y) - g(x^t) + c), both on the same mini-batch.
+Karimireddy et al., 2020 (Mime), plain SGD as the base optimiser. Phase 1: every client of the cohort sends its
+grad f_i(x^t) and c is their weighted mean; phase 2, same cohort: y <- y - eta (g(y) - g(x^t) + c), both gradients on
+the same mini-batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Local, Prelude
+from fedconcord.core import Algorithm, Client, Cohort, Local, Prelude
 
 
 class Down(NamedTuple):
@@ -24,11 +25,14 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
 
     Karimireddy et al., 2020, with SVRG and plain SGD.
     """
+
+    def contribute(client: Client, cohort: Cohort) -> Tensor:
+        assert client.gradient is not None
+        return client.w * client.gradient
+
     return Algorithm(
         init=lambda x, population: Server(x),
-        prelude=Prelude(
-            contribute=lambda client, cohort: client.w * client.gradient, absorb=lambda x, c: Down(x, c)
-        ),
+        prelude=Prelude(contribute=contribute, absorb=lambda x, c: Down(x, c)),
         start=lambda down, row, client: Local(down.x, linear=down.c, snapshot=down.x),
         finish=lambda down, row, done, client: (done.x - down.x, row),
         contribute=lambda move, client, cohort: client.w * move,

@@ -36,9 +36,7 @@ class Serial:
         oracle = oracle_of(algorithm, solver)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         full = wants_full_gradient(algorithm, oracle)
-        everything = [
-            torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device) for i in plan.ids
-        ]
+        everything = [torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device) for i in plan.ids]
         clients = [_one(clients_of(problem, plan, np.array([k]))) for k in range(len(plan.ids))]
         if full:
             clients = [
@@ -141,8 +139,8 @@ def solve(
         x = x - lr * local.lr_scale * solver.step_decay**k * step
         if table is not None and linear is not None:
             linear = linear + local.table_rate * g
-        if local.dual_rate:
-            linear = local.dual_rate * (x - local.anchor) + linear
+        if local.dual_rate and linear is not None and local.anchor is not None:
+            linear = linear + local.dual_rate * (x - local.anchor)
         taken += 1
         if solver.tolerance is not None:
             evaluations += 1

@@ -195,9 +195,7 @@ def _solve(
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 
-def _lbfgs(
-    problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray
-) -> tuple[Done, int]:
+def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray) -> tuple[Done, int]:
     """Client by client: line searches do not batch."""
     found, evaluations = [], 0
     for k, i in enumerate(ids):

@@ -16,7 +16,7 @@ class Drawn(NamedTuple):
     """A cohort."""
 
     ids: np.ndarray  # [S] int64, sorted, distinct
-    count: np.ndarray  # [S] float64, how often each was drawn
+    times: np.ndarray  # [S] float64, how often each was drawn
     inclusion: np.ndarray  # [S] float64, E[count]
 
 

@@ -37,9 +37,7 @@ class Schedule:
         drawn = self.sampler(self.seed, round, self.cohort, sizes)
         ids = drawn.ids
         held = (offsets[ids + 1] - offsets[ids]).tolist()
-        steps = np.array(
-            [self._steps(algorithm, round, int(i), n) for i, n in zip(ids, held, strict=True)], np.int64
-        )
+        steps = np.array([self._steps(algorithm, round, int(i), n) for i, n in zip(ids, held, strict=True)], np.int64)
         p = weights.objective(algorithm.weights, sizes)[ids]
         chosen, blocks = None, None
         if algorithm.blocks is not None:
@@ -54,7 +52,7 @@ class Schedule:
             round=round,
             ids=ids,
             steps=steps,
-            w=weights.cohort(algorithm.weights, p, drawn.count, drawn.inclusion),
+            w=weights.cohort(algorithm.weights, p, drawn.times, drawn.inclusion),
             p=p,
             inclusion=drawn.inclusion,
             batches=chosen,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedconcord import rng
@@ -100,7 +100,7 @@ class Supervised:
                 f"a Hessian of {self.dim} x {self.dim} entries is too large, the limit is {HESSIAN_LIMIT}; use a "
                 "smaller model such as logreg, or a method without Newton steps"
             )
-        square: Tensor = hessian(self.loss)(x, samples)
+        square: Tensor = torch.autograd.functional.hessian(lambda at: self.loss(at, samples), x)  # type: ignore[no-untyped-call]
         return square
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:

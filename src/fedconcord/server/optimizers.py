@@ -39,9 +39,7 @@ def sgd(lr: LR = 1.0) -> Optimizer:
     return Optimizer(lambda x: (), lambda state, delta: (lr * delta, state))
 
 
-def momentum(
-    beta: Annotated[float, Field(ge=0, lt=1, description="momentum")] = 0.9, lr: LR = 1.0
-) -> Optimizer:
+def momentum(beta: Annotated[float, Field(ge=0, lt=1, description="momentum")] = 0.9, lr: LR = 1.0) -> Optimizer:
     """Heavy ball on the method's steps: b <- beta b + Delta, x <- x + lr b (FedAvgM; FedNova's server momentum)."""
 
     def step(buffer: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,9 +49,7 @@ def momentum(
     return Optimizer(torch.zeros_like, step)
 
 
-def _adaptive(
-    second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float
-) -> Optimizer:
+def _adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> Optimizer:
     def step(state: Moments, delta: Tensor) -> tuple[Tensor, Moments]:
         state = Moments(beta1 * state.m + (1 - beta1) * delta, second(state.v, delta.square()))
         return lr * state.m / (state.v.sqrt() + tau), state

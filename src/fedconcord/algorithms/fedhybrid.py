@@ -1,0 +1,79 @@
+"""FedHybrid: gradient clients and Newton clients in one primal-dual method, all clients every round.
+
+Niu and Wei, arXiv 2106.01279 (reconstructed from memory of it; tested for its fixed point, not against its numbers):
+    x_0 = mean_i (x_i + lambda_i / rho),   x_i+ = x_i - s_i B_i^{-1} (grad f_i(x_i) + lambda_i + rho (x_i - x_0)),
+    lambda_i+ = lambda_i + dual_lr C_i (x_i+ - x_0).
+Newton clients (the first ids): B_i = C_i = grad^2 f_i(x_i) + rho I, s_i = newton_lr. Gradient clients: B_i = I,
+C_i = rho I, s_i = the local step size. One step a round, with full gradients; strongly convex problems only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Population
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] x_0
+    newton: Tensor  # [] clients with a smaller id take Newton steps
+
+
+class Row(NamedTuple):
+    x: Tensor  # [d] x_i
+    dual: Tensor  # [d] lambda_i
+
+
+def fedhybrid(
+    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 1.0,
+    newton_share: Annotated[float, Field(ge=0, le=1, description="share of the clients with Newton steps")] = 0.5,
+    newton_lr: Annotated[float, Field(gt=0, le=1, description="step size of Newton clients")] = 1.0,
+    dual_lr: Annotated[float, Field(gt=0, description="dual step size, relative to the curvature")] = 0.5,
+) -> Algorithm:
+    """FedHybrid: clients that can take Newton steps do, the others take gradient steps; strongly convex problems only.
+
+    Niu and Wei, arXiv 2106.01279, 2021.
+    """
+
+    def curvature(down: Server, client: Client) -> tuple[Tensor, Tensor]:
+        """Whether the client is a Newton client [], and its grad^2 f_i + rho I [d, d]."""
+        assert client.hessian is not None
+        eye = torch.eye(client.hessian.shape[-1], dtype=client.hessian.dtype, device=client.hessian.device)
+        return (client.id < down.newton).to(client.hessian), client.hessian + rho * eye
+
+    def start(down: Server, row: Row, client: Client) -> Local:
+        newton, B = curvature(down, client)
+        eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
+        # the engine steps by eta B^{-1}: scale B so that a Newton client's step is newton_lr
+        flag = newton[..., None] if newton.ndim else newton
+        metric = flag * B * (client.lr / newton_lr) + (1 - flag) * eye
+        return Local(row.x, linear=row.dual, prox=rho, anchor=down.x, metric=metric)
+
+    def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        newton, B = curvature(down, client)
+        gap = done.x - down.x
+        dual = row.dual + dual_lr * (newton * (B @ gap[..., None])[..., 0] + (1 - newton) * rho * gap)
+        return done.x - row.x + (dual - row.dual) / rho, Row(done.x, dual)
+
+    def refuse(population: Population, cohort: int) -> str | None:
+        if cohort < population.n:
+            return f"FedHybrid updates all {population.n} clients every round, given a cohort of {cohort}"
+        return None
+
+    return Algorithm(
+        init=lambda x, population: Server(x, torch.tensor(newton_share * population.n, dtype=x.dtype, device=x.device)),
+        init_client=lambda x: Row(x, torch.zeros_like(x)),
+        broadcast=lambda server: server,
+        start=start,
+        finish=finish,
+        contribute=lambda change, client, cohort: client.p * change,
+        update=lambda server, change, cohort: server._replace(x=server.x + change),
+        hessian_at=lambda down, row: row.x,
+        oracle=Oracle("full"),
+        steps=1,
+        refuse=refuse,
+    )
