@@ -13,9 +13,10 @@ from fedconcord.core import Oracle, tree_leaves
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked, chunk
 from fedconcord.errors import UserError
+from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import batches, uniform
-from fedconcord.problems import Supervised
+from fedconcord.heterogeneity.work import batches, fixed, uniform
+from fedconcord.problems import Supervised, quadratics
 from fedconcord.run import Job, State, advance, start
 from fedconcord.solvers import Solver
 from table import TABLE, make
@@ -63,7 +64,8 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_equals_serial(name: str) -> None:
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
-    job = Job(small(), make(name), schedule, engine=Serial())
+    convex = quadratics(0, 8, torch.float64, torch.device("cpu"))
+    job = Job(convex if name == "fedhybrid" else small(), make(name), schedule, engine=Serial())
     reference = run(job)
     for width in (None, 1, 2):
         assert_same(run(replace(job, engine=Stacked(width))), reference)
@@ -72,17 +74,73 @@ def test_stacked_equals_serial(name: str) -> None:
 @pytest.mark.parametrize(
     "solver",
     [
-        Solver(momentum=0.9),
+        Solver(momentum=0.9, step_decay=0.9),
         Solver(weight_decay=0.1, clip=0.2),
         Solver(oracle=Oracle("full")),
         Solver(oracle=Oracle("sam", 0.1)),
+        Solver(oracle=Oracle("svrg"), momentum=0.5),
+        Solver(tolerance=0.05),
     ],
-    ids=["momentum", "decay-clip", "full", "sam"],
+    ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance"],
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
     job = Job(small(), METHODS[name](), SCHEDULE, solver, Serial())
     assert_same(run(replace(job, engine=Stacked(3))), run(job))
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
+def test_newton_steps_on_a_network_are_refused(engine: Serial | Stacked) -> None:
+    job = Job(small(), make("fedhybrid"), replace(SCHEDULE, cohort=8), engine=engine)
+    with pytest.raises(UserError, match=r"client \d+'s Hessian has the negative eigenvalue"):
+        run(job)
+
+
+@pytest.mark.parametrize("name", ["fedadmm", "fedprox", "feddyn"])
+def test_lbfgs_and_tolerance(name: str) -> None:
+    """Local problems solved to a tolerance: both solvers meet it, agree, and stop early; engines agree."""
+    convex = quadratics(0, 8, torch.float64, torch.device("cpu"))
+    schedule = Schedule(seed=5, cohort=4, lr=0.3, work=fixed(400), unit="steps")
+    found = {}
+    for kind, solver in {
+        "descent": Solver(tolerance=1e-16),
+        "lbfgs": Solver(kind="lbfgs", tolerance=1e-16),
+        "all": Solver(),
+    }.items():
+        job = Job(convex, make(name), schedule, solver, Serial())
+        serial, stacked = run(job), run(replace(job, engine=Stacked(3)))
+        assert_same(stacked, serial, 1e-9 if kind == "lbfgs" else 1e-12)
+        found[kind] = serial
+    assert float((found["lbfgs"].server.x - found["descent"].server.x).norm()) < 1e-6
+    assert float((found["all"].server.x - found["descent"].server.x).norm()) < 1e-6
+    assert found["lbfgs"].gradient_steps < 0.5 * found["descent"].gradient_steps
+
+
+@pytest.mark.parametrize(
+    ("name", "solver", "reason"),
+    [
+        ("scaffold", Solver(kind="lbfgs"), "L-BFGS does not have"),
+        ("losac", Solver(oracle=Oracle("sam", 0.1)), "cannot be sam"),
+        ("mimesvrg", Solver(tolerance=1e-3), "mini-batch gradients"),
+        ("fedsam", Solver(oracle=Oracle("svrg")), "brings its own gradient"),
+        ("fedavg", Solver(kind="lbfgs", momentum=0.9), "chooses its own steps"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(name: str, solver: Solver, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        start(Job(small(), make(name), SCHEDULE, solver))
+
+
+def test_unbiased_weights_under_every_sampler() -> None:
+    """Over many rounds the weights w_i sum, client by client, to p_i, for every sampler that states probabilities."""
+    sizes = np.array([1.0, 2, 3, 4, 10])
+    for sampler in (sampling.uniform(), sampling.by_size(), sampling.bernoulli()):
+        schedule = Schedule(0, 2, 0.1, sampler=sampler)
+        total = np.zeros(5)
+        for t in range(4000):
+            plan = schedule.plan(t, METHODS["fedavg"](weights="unbiased"), np.arange(6), sizes)
+            total[plan.ids] += plan.w / 4000
+        assert np.abs(total - sizes / 20).max() < 0.03
 
 
 def test_full_batches_and_a_long_client() -> None:

@@ -79,9 +79,9 @@ def test_method_files_are_short() -> None:
         docstrings = set()
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-                if isinstance(body[0].value, ast.Constant):
-                    docstrings |= set(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+            first = body[0] if isinstance(body, list) and body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                docstrings |= set(range(first.lineno, (first.end_lineno or 0) + 1))
             if isinstance(node, ast.Import | ast.ImportFrom):
                 docstrings |= set(range(node.lineno, (node.end_lineno or 0) + 1))
         code = [

@@ -28,8 +28,8 @@ import torch
 
 import fedconcord
 from fedconcord import checkpoint, files
-from fedconcord.errors import UserError
 from fedconcord.engines import Stacked
+from fedconcord.errors import UserError
 from fedconcord.run import Job, Row, State, resolved, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedconcord import rng
 from fedconcord.core import Algorithm, Client, Cohort, Local, Oracle, Plan, Problem, Tree, n_clients
+from fedconcord.errors import UserError
 from fedconcord.solvers import Solver
 from fedconcord.state import MemoryStore
 
@@ -90,6 +91,27 @@ def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None
 def wants_full_gradient(algorithm: Algorithm, oracle: Oracle) -> bool:
     """Whether every client of a round evaluates its full gradient at the server's model."""
     return algorithm.full_gradient or algorithm.prelude is not None or oracle.kind == "svrg"
+
+
+def curvature(problem: Problem, x: Tensor, client: int) -> Tensor:
+    """The Hessian [d, d] of a client at x.
+
+    Raises:
+        UserError: it has a negative eigenvalue, so a Newton step would climb.
+    """
+    square = problem.hessian(x, everything(problem, client))
+    eigenvalues = torch.linalg.eigvalsh(square)
+    if eigenvalues[0] < -1e-6 * eigenvalues[-1].abs():
+        raise UserError(
+            f"client {client}'s Hessian has the negative eigenvalue {float(eigenvalues[0]):.3g}: Newton steps need a "
+            "convex problem; use a convex model such as logreg, or a method without Newton steps"
+        )
+    return square
+
+
+def everything(problem: Problem, client: int) -> Tensor:
+    """All samples [n_i] of a client."""
+    return torch.arange(problem.offsets[client], problem.offsets[client + 1], device=problem.device)
 
 
 def extra_gradients(problem: Problem, plan: Plan, full: bool) -> int:

@@ -21,7 +21,10 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
     Returns: the minimiser found [d] and the gradient evaluations it took.
     """
     x = local.x.detach().clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe")
+    # torch's own stopping rules are far looser than float64; the caller's tolerance is the rule here
+    optimiser = torch.optim.LBFGS(
+        [x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=1e-15
+    )
     evaluations = 0
 
     def objective() -> Tensor:

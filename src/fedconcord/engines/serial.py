@@ -12,6 +12,8 @@ from fedconcord.engines.base import (
     Outcome,
     clients_of,
     cohort_of,
+    curvature,
+    everything,
     extra_gradients,
     oracle_of,
     wants_full_gradient,
@@ -36,12 +38,12 @@ class Serial:
         oracle = oracle_of(algorithm, solver)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         full = wants_full_gradient(algorithm, oracle)
-        everything = [torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device) for i in plan.ids]
+        held = [everything(problem, int(i)) for i in plan.ids]
         clients = [_one(clients_of(problem, plan, np.array([k]))) for k in range(len(plan.ids))]
         if full:
             clients = [
                 client._replace(gradient=problem.gradient(server.x, samples))
-                for client, samples in zip(clients, everything, strict=True)
+                for client, samples in zip(clients, held, strict=True)
             ]
         down = algorithm.broadcast(server)
         bytes_down = len(clients) * tree_bytes(down) if talks else 0
@@ -58,18 +60,19 @@ class Serial:
             ids = plan.ids[k : k + 1]
             row = tree_map(lambda leaf: leaf[0], store.gather(ids))
             if algorithm.hessian_at is not None:
-                client = client._replace(hessian=problem.hessian(algorithm.hessian_at(down, row), everything[k]))
+                at = algorithm.hessian_at(down, row)
+                client = client._replace(hessian=curvature(problem, at, int(plan.ids[k])))
             local = with_oracle(algorithm.start(down, row, client), oracle, server.x, client.gradient)
             batches = plan.batches[k] if plan.batches is not None and oracle.kind != "full" else None
             steps = [
-                everything[k]
+                held[k]
                 if batches is None
                 else problem.offsets[plan.ids[k]]
                 + torch.as_tensor(batches[step][batches[step] >= 0], device=problem.device)
                 for step in range(plan.steps[k])
             ]
             blocks = plan.blocks[k] if plan.blocks is not None else None
-            done, cost = solve(problem, solver, oracle, local, steps, blocks, everything[k], plan.lr)
+            done, cost = solve(problem, solver, oracle, local, steps, blocks, held[k], plan.lr)
             evaluations += cost
             up, row = algorithm.finish(down, row, done, client)
             if talks:
@@ -90,7 +93,7 @@ def solve(
     local: Local,
     steps: list[Tensor],
     blocks: np.ndarray | None,
-    everything: Tensor,
+    whole: Tensor,
     lr: float,
 ) -> tuple[Done, int]:
     """The local loop of one client, and the mini-batch gradients it evaluated.
@@ -98,14 +101,14 @@ def solve(
     Args:
         steps: the samples of each step.
         blocks: the block of each step, for tables.
-        everything: all samples of the client.
+        whole: all samples of the client.
     """
     x, linear, buffer = local.x, local.linear, local.buffer
     table = None if local.table is None else local.table.clone()
     momentum = momentum_of(solver, local)
     taken = evaluations = 0
     if solver.kind == "lbfgs":
-        x, evaluations = lbfgs.minimise(problem, solver, local, everything, len(steps))
+        x, evaluations = lbfgs.minimise(problem, solver, local, whole, len(steps))
         count = torch.tensor(float(len(steps)), dtype=problem.dtype, device=problem.device)
         return Done(x, count, count * torch.nan), evaluations
 
@@ -144,9 +147,9 @@ def solve(
         taken += 1
         if solver.tolerance is not None:
             evaluations += 1
-            whole = local.scale * problem.gradient(x, everything) + solver.weight_decay * x + pull()
-            whole = whole if linear is None else whole + linear
-            if float(whole.square().sum()) <= solver.tolerance:
+            residual = local.scale * problem.gradient(x, whole) + solver.weight_decay * x + pull()
+            residual = residual if linear is None else residual + linear
+            if float(residual.square().sum()) <= solver.tolerance:
                 break
     count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
     norm = normaliser(count, local.prox, lr * local.lr_scale, momentum, solver.step_decay, local.scale)

@@ -15,6 +15,8 @@ from fedconcord.engines.base import (
     Outcome,
     clients_of,
     cohort_of,
+    curvature,
+    everything,
     extra_gradients,
     oracle_of,
     wants_full_gradient,
@@ -77,8 +79,8 @@ class Stacked:
                 client = client._replace(gradient=_full(problem, server.x.expand(len(ids), -1), ids))
             if algorithm.hessian_at is not None:
                 points = algorithm.hessian_at(down, rows).expand(len(ids), -1)
-                curvature = [problem.hessian(x, _all(problem, i)) for x, i in zip(points, ids, strict=True)]
-                client = client._replace(hessian=torch.stack(curvature))
+                squares = [curvature(problem, x, int(i)) for x, i in zip(points, ids, strict=True)]
+                client = client._replace(hessian=torch.stack(squares))
             local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
             done, cost = _solve(problem, solver, oracle, local, plan, select)
             evaluations += cost
@@ -206,7 +208,7 @@ def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, step
             None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
             local.scale,
         )
-        x, cost = lbfgs.minimise(problem, solver, one, _all(problem, i), int(steps[k]))
+        x, cost = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
         found.append(x)
         evaluations += cost
     count = torch.as_tensor(steps, device=problem.device).to(problem.dtype)[:, None]
@@ -216,10 +218,6 @@ def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, step
 def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:
     """These rows of a stacked value; a number or a shared vector as it is."""
     return value[here] if isinstance(value, Tensor) and value.ndim >= 2 else value  # type: ignore[return-value]
-
-
-def _all(problem: Problem, i: int) -> Tensor:
-    return torch.arange(problem.offsets[i], problem.offsets[i + 1], device=problem.device)
 
 
 def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> tuple[Tensor, Tensor | None]:
