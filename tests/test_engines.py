@@ -103,16 +103,16 @@ def test_lbfgs_and_tolerance(name: str) -> None:
     schedule = Schedule(seed=5, cohort=4, lr=0.3, work=fixed(400), unit="steps")
     found = {}
     for kind, solver in {
-        "descent": Solver(tolerance=1e-16),
-        "lbfgs": Solver(kind="lbfgs", tolerance=1e-16),
+        "descent": Solver(tolerance=1e-12),
+        "lbfgs": Solver(kind="lbfgs", tolerance=1e-12),
         "all": Solver(),
     }.items():
         job = Job(convex, make(name), schedule, solver, Serial())
         serial, stacked = run(job), run(replace(job, engine=Stacked(3)))
         assert_same(stacked, serial, 1e-9 if kind == "lbfgs" else 1e-12)
         found[kind] = serial
-    assert float((found["lbfgs"].server.x - found["descent"].server.x).norm()) < 1e-6
-    assert float((found["all"].server.x - found["descent"].server.x).norm()) < 1e-6
+    assert float((found["lbfgs"].server.x - found["descent"].server.x).norm()) < 1e-4
+    assert float((found["all"].server.x - found["descent"].server.x).norm()) < 1e-4
     assert found["lbfgs"].gradient_steps < 0.5 * found["descent"].gradient_steps
 
 

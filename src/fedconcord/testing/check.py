@@ -23,7 +23,6 @@ was expected and what was found.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
@@ -50,6 +49,7 @@ from fedconcord.core import (
 )
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked
+from fedconcord.engines.base import cohort_of
 from fedconcord.errors import unknown
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule
@@ -249,6 +249,10 @@ def _kind(leaf: Any) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{type(leaf).__name__} {leaf!r}"
 
 
+def _kinds(tree: Tree, name: str) -> dict[str, str]:
+    return {path: _kind(leaf) for path, leaf in _leaves(tree, name)}
+
+
 def _difference(a: Any, b: Any, name: str) -> str | None:
     """The first leaf of two trees whose bits differ, in words, or None."""
     left, right = dict(_leaves(a, name)), dict(_leaves(b, name))
@@ -328,28 +332,24 @@ def _state(bench: Bench) -> None:
     whose = {"init": "server", "update": "server", "prologue.update": "server"}
     whose |= {"init_client": "row", "finish": "row", "prologue.row": "row"}
 
-    def described(name: str, tree: Tree) -> dict[str, str]:
-        found = dict(_leaves(tree, name))
-        for path, leaf in found.items():
-            if not isinstance(leaf, Tensor):
-                _fail(f"tensors only in the {name}'s state, which is what a checkpoint keeps", f"{path} is {_kind(leaf)}")
-            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-                _fail("finite numbers (a smaller lr?)", f"{path} with inf or nan")
-        return {path: _kind(leaf) for path, leaf in found.items()}
+    def compare(owner: str, name: str, tree: Tree, want: dict[str, str]) -> None:
+        got = _kinds(tree, owner)
+        for path in sorted(got.keys() | want.keys()):
+            if got.get(path) != want.get(path):
+                _fail(f"{path} {want.get(path, 'absent')} from {name} too", f"{got.get(path, 'nothing')}")
 
     def watch(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = f(*args)
         if name in whose:
-            owner = whose[name]
-            tree = result[1] if name == "finish" else result
-            got = described(owner, tree)
-            want = like.setdefault(owner, got)
-            if got != want:
-                _fail(f"{owner} state {want} from {name} as at the start", f"{got}")
-        if name == "settle":
-            before = {path: _kind(leaf) for path, leaf in _leaves(args[2], "row")}
-            if described("row", result) != before:
-                _fail(f"rows {before} from settle, as given", f"{described('row', result)}")
+            owner, tree = whose[name], result[1] if name == "finish" else result
+            for path, leaf in _leaves(tree, owner):
+                if not isinstance(leaf, Tensor):
+                    _fail(f"tensors only in the {owner}'s state, as a checkpoint keeps", f"{path} is {_kind(leaf)}")
+                if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                    _fail("finite numbers (a smaller lr?)", f"{path} with inf or nan")
+            compare(owner, name, tree, like.setdefault(owner, _kinds(tree, owner)))
+        elif name == "settle":
+            compare("row", name, result, _kinds(args[2], "row"))
         return result
 
     watched = _watch(job, watch)
@@ -393,8 +393,7 @@ def _mutation(bench: Bench) -> None:
             _fail(f"inputs of {name} as they were given", difference)
         return result
 
-    for engine in (Serial(), Stacked(1)):
-        _rounds(_watch(bench.job(engine), watch), 3)
+    _rounds(_watch(bench.job(), watch), 3)
 
 
 def _broadcasting(bench: Bench) -> None:
@@ -436,10 +435,9 @@ def _isolation(bench: Bench) -> None:
             result = f(*args)
             if name == "finish":
                 size = len(args[3].id)
+                each = [(path, v) for path, v in _leaves(result, "finish") if isinstance(v, Tensor) and len(v) == size]
                 for k, i in enumerate(args[3].id[:, 0].tolist()):
-                    found[i] = {
-                        path: leaf[k] for path, leaf in _leaves(result, "(message, row)") if torch.is_tensor(leaf) and len(leaf) == size
-                    }
+                    found[i] = {path: leaf[k] for path, leaf in each}
             return result
 
         advance(_watch(replace(job, problem=where), watch), _fork(job, before))
@@ -463,7 +461,8 @@ def _isolation(bench: Bench) -> None:
 
 def _fork(job: Job, state: State) -> State:
     store = MemoryStore(job.algorithm.init_client(job.problem.init(SEED)))
-    store.restore({name: leaf.to(job.problem.device) if name != "ids" else leaf for name, leaf in state.store.export().items()})
+    held = state.store.export()
+    store.restore({name: leaf if name == "ids" else leaf.to(job.problem.device) for name, leaf in held.items()})
     return state._replace(server=_clone(state.server), store=store)
 
 
@@ -600,18 +599,12 @@ def _messages(bench: Bench) -> None:
         before, now = state, {}
         sent |= {"up": 0, "down": 0}
         state = advance(watched, state)
-        coin = _plan(job, before.round)
-        talks = job.algorithm.communicates is None or job.algorithm.communicates(_cohort(job, coin))
+        cohort = cohort_of(job.problem, _plan(job, before.round))
+        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort)
         want = tuple(sent[way] + talks * now.get(way, 0) for way in ("up", "down"))
         got = (state.bytes_up - before.bytes_up, state.bytes_down - before.bytes_down)
         if got != want:
             _fail(f"(up, down) {want} bytes of the messages' tensors", f"{got}")
-
-
-def _cohort(job: Job, plan: Plan) -> Any:
-    from fedconcord.engines.base import cohort_of
-
-    return cohort_of(job.problem, plan)
 
 
 def _round_trip(name: str, tree: Tree) -> None:
