@@ -8,13 +8,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 LAYERS = [
     {"errors", "files"},
     {"core", "rng", "flat"},
-    {"problems", "data", "models"},
-    {"algorithms", "solvers", "server"},
+    {"problems", "data", "models", "regularisers"},
+    {"algorithms", "solvers", "server", "uploads", "oracles"},
     {"heterogeneity"},
     {"state"},
     {"engines"},
-    {"run", "evaluate", "diagnose", "checkpoint", "results"},
-    {"config", "spec", "build", "api", "cli", "report", "__main__"},
+    {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"},
+    {"config", "spec", "api", "cli", "report", "catalogue", "recipes", "__main__"},
     {"testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

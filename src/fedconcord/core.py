@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,6 +41,14 @@ class Population(NamedTuple):
 
     n: int  # number of clients N
     p: Tensor  # [N] weight of each client in the objective, sum 1
+
+
+class Regulariser(NamedTuple):
+    """A non-smooth convex term psi of the objective sum_i p_i f_i(x) + psi(x). Vectors are [..., d]."""
+
+    name: str
+    value: Callable[[Tensor], Tensor]  # psi(x) [...]
+    prox: Callable[[Tensor, float], Tensor]  # (x, eta) -> argmin_z psi(z) + ||z - x||^2 / (2 eta)
 
 
 class Client(NamedTuple):
@@ -67,11 +75,13 @@ class Cohort(NamedTuple):
     mean_steps: float  # sum of p_i K_i over the cohort / mass
     dim: int  # d
     coin: float  # uniform on [0, 1), keyed by (seed, round)
+    regulariser: Regulariser | None = None  # of the objective
     lr: float  # local step size eta of this round
 
 
 class Local(NamedTuple):
-    """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)).
+    """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)), followed by the
+    regulariser's proximal step of size eta unless the algorithm leaves that to the server.
 
     `filter` is the local solver's momentum; clipping and weight decay act on g before it. The fields below `scale` are
     for methods that need them: with a table, g is g - table[j] for the step's block j, then linear += table_rate * that
@@ -82,7 +92,7 @@ class Local(NamedTuple):
     linear: Tensor | None = None  # [d] constant part of the direction
     prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor; a tensor where it differs by client
     anchor: Tensor | None = None  # [d] needed when prox is not 0
-    scale: float = 1.0  # kappa, weight of the stochastic gradient
+    scale: float | Tensor = 1.0  # [] kappa, weight of the stochastic gradient
     lr_scale: float = 1.0  # factor on eta
     snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples (SVRG, Mime)
     table: Tensor | None = None  # [M, d] last gradient of each block (SAGA, LoSAC)
@@ -140,6 +150,7 @@ class Algorithm:
     settle: Callable[[Tree, Tree, Tree], Tree] | None = None
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
     weights: Weights = "uniform"
+    regularise: Literal["local", "server"] = "local"  # who takes proximal steps; the server's are in `update`
     oracle: Oracle | None = None  # overrides the local solver's
     steps: int | None = None  # overrides the local work (FedSGD: 1)
     full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
@@ -163,6 +174,7 @@ class Problem(Protocol):
     sizes: np.ndarray  # [N] float64, what weights by size are proportional to
     dtype: torch.dtype
     device: torch.device
+    regulariser: Regulariser | None
 
     def init(self, seed: int) -> Tensor:
         """The starting point x^0 [d], keyed by the seed."""
@@ -198,6 +210,31 @@ class Problem(Protocol):
     def label_counts(self) -> np.ndarray | None:
         """Samples of each class at each client [N, classes], or None where there are no classes."""
         ...
+
+
+@runtime_checkable
+class TwoBlock(Problem, Protocol):
+    """A problem min over x and y_i of sum_i p_i f_i(x, y_i) with y_i private to client i (FedVRA, section 4).
+
+    Before its local steps on x a client takes its steps on y_i at the server's x; y_i is kept with the client's state.
+    """
+
+    private: Tensor  # [...] y_i before a client's first round, padded to the largest client
+
+    def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
+        """The new y_i [S, ...] of these clients, from steps at the server's model x [d]."""
+        ...
+
+    def given(self, private: Tensor, ids: np.ndarray) -> Problem:
+        """The problem in x alone for these clients, their y_i [S, ...] held fixed."""
+        ...
+
+
+class TwoBlockRow(NamedTuple):
+    """A client's state in a two-block problem."""
+
+    row: Tree  # the method's
+    private: Tensor  # [...] y_i
 
 
 def n_clients(problem: Problem) -> int:

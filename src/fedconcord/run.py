@@ -18,6 +18,8 @@ from fedconcord.core import (
     Problem,
     Prologue,
     Tree,
+    TwoBlock,
+    TwoBlockRow,
     n_clients,
     tree_bytes,
     tree_map,
@@ -75,11 +77,16 @@ def start(job: Job) -> State:
     sampling.check(cohort, n)
     p = weights.objective(job.algorithm.weights, job.problem.sizes)
     population = Population(n, torch.as_tensor(p, device=job.problem.device))
-    reason = job.algorithm.refuse(population, cohort) or solvers.refuse(job.solver, job.algorithm)
+    reason = job.algorithm.refuse(population, cohort) or solvers.refuse(
+        job.solver, job.algorithm, job.problem.regulariser is not None
+    )
     if reason is not None:
         raise UserError(reason)
     x = job.problem.init(job.schedule.seed)
-    server, store = job.algorithm.init(x, population), MemoryStore(job.algorithm.init_client(x))
+    template = job.algorithm.init_client(x)
+    if isinstance(job.problem, TwoBlock):
+        template = TwoBlockRow(template, job.problem.private)
+    server, store = job.algorithm.init(x, population), MemoryStore(template)
     if job.algorithm.prologue is None:
         return State(0, server, store, 0, 0, 0)
     return _prologue(job, job.algorithm.prologue, State(0, server, store, 0, 0, 0), population)

@@ -29,8 +29,8 @@ class Solver(NamedTuple):
     kind: Literal["sgd", "lbfgs"] = "sgd"
 
 
-def refuse(solver: Solver, algorithm: Algorithm) -> str | None:
-    """Why this method cannot use this local solver, or None."""
+def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> str | None:
+    """Why this method cannot use this local solver, or None; `regularised`: the objective has a non-smooth term."""
     oracle = algorithm.oracle or solver.oracle
     if algorithm.oracle is not None and solver.oracle.kind not in ("minibatch", algorithm.oracle.kind):
         return f"the method brings its own gradient, {algorithm.oracle.kind}; leave local.oracle at minibatch"
@@ -45,13 +45,22 @@ def refuse(solver: Solver, algorithm: Algorithm) -> str | None:
         return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
     if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
         return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
+    if solver.kind == "lbfgs" and regularised and algorithm.regularise == "local":
+        return "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
+    if solver.tolerance is not None and regularised and algorithm.regularise == "local":
+        return "a tolerance on ||grad L_i|| has no meaning under a non-smooth regulariser; leave it out"
     if solver.kind == "lbfgs" and oracle.kind not in ("minibatch", "full"):
         return f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle.kind}"
     return None
 
 
 def normaliser(
-    steps: Tensor, prox: float | Tensor, lr: float, momentum: float, step_decay: float = 1.0, scale: float = 1.0
+    steps: Tensor,
+    prox: float | Tensor,
+    lr: float,
+    momentum: float,
+    step_decay: float = 1.0,
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """||a_i||_1 of FedNova (IEEE TSP 2021, section IV): the local step run on the scalar gradient 1.
 
@@ -68,7 +77,7 @@ def normaliser(
     """
     if momentum == 0.0 and step_decay == 1.0 and not isinstance(prox, Tensor) and prox == 0.0:
         return steps * scale
-    moved, buffer, eta = torch.zeros_like(steps), 0.0, 1.0
+    moved, buffer, eta = torch.zeros_like(steps), 0.0 * scale, 1.0
     for k in range(int(steps.max())):
         buffer = momentum * buffer + scale
         moved = torch.where(steps > k, moved + eta * (buffer - lr * prox * moved), moved)

@@ -57,8 +57,8 @@ def available() -> Methods:
         if entry.name in METHODS or entry.name in found:
             other = "fedconcord itself" if entry.name in METHODS else f"package {_package(found[entry.name])}"
             raise UserError(
-                f"package {_package(entry)} registers a method {entry.name!r}, a name that {other} has already; uninstall "
-                f"one of them, or its author should rename the entry point in {GROUP}"
+                f"package {_package(entry)} registers a method {entry.name!r}, a name that {other} has already; "
+                f"uninstall one of them, or its author should rename the entry point in {GROUP}"
             )
         found[entry.name] = entry
     return Methods(found)
@@ -73,8 +73,8 @@ def _load(entry: EntryPoint) -> Callable[..., Algorithm]:
         raise UserError(f"cannot load the {where}: {why}; repair or uninstall that package") from error
     if not callable(factory):
         raise UserError(
-            f"the {where} is {type(factory).__name__}, not a function that makes an Algorithm; repair or uninstall that "
-            "package"
+            f"the {where} is {type(factory).__name__}, not a function that makes an Algorithm; repair or uninstall "
+            "that package"
         )
     return factory
 

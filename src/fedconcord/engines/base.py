@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,7 +10,19 @@ import torch
 from torch import Tensor
 
 from fedconcord import rng
-from fedconcord.core import Algorithm, Client, Cohort, Local, Oracle, Plan, Problem, Tree, n_clients
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Local,
+    Oracle,
+    Plan,
+    Problem,
+    Tree,
+    TwoBlock,
+    TwoBlockRow,
+    n_clients,
+)
 from fedconcord.errors import UserError
 from fedconcord.solvers import Solver
 from fedconcord.state import MemoryStore
@@ -49,6 +62,7 @@ def cohort_of(problem: Problem, plan: Plan) -> Cohort:
         mean_steps=float(plan.p @ plan.steps) / mass,
         dim=problem.dim,
         coin=plan.coin,
+        regulariser=problem.regulariser,
         lr=plan.lr,
     )
 
@@ -91,6 +105,26 @@ def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None
 def wants_full_gradient(algorithm: Algorithm, oracle: Oracle) -> bool:
     """Whether every client of a round evaluates its full gradient at the server's model."""
     return algorithm.full_gradient or algorithm.prelude is not None or oracle.kind == "svrg"
+
+
+def open_rows(problem: Problem, x: Tensor, held: Tree, ids: np.ndarray) -> tuple[Problem, Tree, Tensor | None]:
+    """Stored rows [S, ...] as (the problem in x, the method's rows, the new private blocks if there are any)."""
+    if not isinstance(problem, TwoBlock):
+        return problem, held, None
+    private = problem.private_step(x, held.private, ids)
+    return problem.given(private, ids), held.row, private
+
+
+def close_rows(rows: Tree, private: Tensor | None) -> Tree:
+    """The inverse: what is stored."""
+    return rows if private is None else TwoBlockRow(rows, private)
+
+
+def settled(settle: Callable[[Tree, Tree, Tree], Tree], down: Tree, server: Tree, held: Tree) -> Tree:
+    """Stored rows after the method's `settle`."""
+    if isinstance(held, TwoBlockRow):
+        return held._replace(row=settle(down, server, held.row))
+    return settle(down, server, held)
 
 
 def curvature(problem: Problem, x: Tensor, client: int) -> Tensor:

@@ -6,16 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Plan, Problem, Tree, tree_bytes, tree_map
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Done,
+    Local,
+    Oracle,
+    Plan,
+    Problem,
+    Regulariser,
+    Tree,
+    tree_bytes,
+    tree_map,
+)
 from fedconcord.engines import lbfgs
 from fedconcord.engines.base import (
     Outcome,
     clients_of,
+    close_rows,
     cohort_of,
     curvature,
     everything,
     extra_gradients,
+    open_rows,
     oracle_of,
+    settled,
     wants_full_gradient,
     with_oracle,
 )
@@ -58,7 +73,8 @@ class Serial:
         evaluations = extra_gradients(problem, plan, full)
         for k, client in enumerate(clients):
             ids = plan.ids[k : k + 1]
-            row = tree_map(lambda leaf: leaf[0], store.gather(ids))
+            own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
+            row = tree_map(lambda leaf: leaf[0], rows)
             if algorithm.hessian_at is not None:
                 at = algorithm.hessian_at(down, row)
                 client = client._replace(hessian=curvature(problem, at, int(plan.ids[k])))
@@ -72,17 +88,18 @@ class Serial:
                 for step in range(plan.steps[k])
             ]
             blocks = plan.blocks[k] if plan.blocks is not None else None
-            done, cost = solve(problem, solver, oracle, local, steps, blocks, held[k], plan.lr)
+            psi = problem.regulariser if algorithm.regularise == "local" else None
+            done, cost = solve(own, solver, oracle, local, steps, blocks, held[k], plan.lr, psi)
             evaluations += cost
             up, row = algorithm.finish(down, row, done, client)
             if talks:
                 shares.append(algorithm.contribute(up, client, cohort))
                 bytes_up += tree_bytes(up)
-            store.scatter(ids, tree_map(lambda leaf: leaf[None], row))
+            store.scatter(ids, close_rows(tree_map(lambda leaf: leaf[None], row), private))
         if talks:
             server = algorithm.update(server, _sum(shares), cohort)
             if algorithm.settle is not None:
-                store.scatter(plan.ids, algorithm.settle(down, server, store.gather(plan.ids)))
+                store.scatter(plan.ids, settled(algorithm.settle, down, server, store.gather(plan.ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations)
 
 
@@ -95,6 +112,7 @@ def solve(
     blocks: np.ndarray | None,
     whole: Tensor,
     lr: float,
+    regulariser: Regulariser | None = None,
 ) -> tuple[Done, int]:
     """The local loop of one client, and the mini-batch gradients it evaluated.
 
@@ -139,7 +157,10 @@ def solve(
         step = buffer + pull()
         if local.metric is not None:
             step = torch.linalg.solve(local.metric, step)
-        x = x - lr * local.lr_scale * solver.step_decay**k * step
+        eta = lr * local.lr_scale * solver.step_decay**k
+        x = x - eta * step
+        if regulariser is not None:
+            x = regulariser.prox(x, eta)
         if table is not None and linear is not None:
             linear = linear + local.table_rate * g
         if local.dual_rate and linear is not None and local.anchor is not None:

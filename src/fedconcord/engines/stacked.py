@@ -9,16 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Done, Local, Oracle, Plan, Problem, Tree, tree_bytes, tree_map
+from fedconcord.core import Algorithm, Done, Local, Oracle, Plan, Problem, Regulariser, Tree, tree_bytes, tree_map
 from fedconcord.engines import chunk, lbfgs
 from fedconcord.engines.base import (
     Outcome,
     clients_of,
+    close_rows,
     cohort_of,
     curvature,
     everything,
     extra_gradients,
+    open_rows,
     oracle_of,
+    settled,
     wants_full_gradient,
     with_oracle,
 )
@@ -73,7 +76,7 @@ class Stacked:
         evaluations = extra_gradients(problem, plan, full)
         for select in chunks:
             ids = plan.ids[select]
-            rows = store.gather(ids)
+            own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
             client = clients_of(problem, plan, select)
             if full and algorithm.prelude is None:
                 client = client._replace(gradient=_full(problem, server.x.expand(len(ids), -1), ids))
@@ -82,19 +85,20 @@ class Stacked:
                 squares = [curvature(problem, x, int(i)) for x, i in zip(points, ids, strict=True)]
                 client = client._replace(hessian=torch.stack(squares))
             local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
-            done, cost = _solve(problem, solver, oracle, local, plan, select)
+            psi = problem.regulariser if algorithm.regularise == "local" else None
+            done, cost = _solve(own, psi, solver, oracle, local, plan, select)
             evaluations += cost
             up, rows = algorithm.finish(down, rows, done, client)
             if talks:
                 total = _add(total, _reduce(algorithm.contribute(up, client, cohort)))
                 bytes_up += tree_bytes(up)
-            store.scatter(ids, rows)
+            store.scatter(ids, close_rows(rows, private))
         if talks:
             server = algorithm.update(server, total, cohort)
             if algorithm.settle is not None:
                 for select in chunks:
                     ids = plan.ids[select]
-                    store.scatter(ids, algorithm.settle(down, server, store.gather(ids)))
+                    store.scatter(ids, settled(algorithm.settle, down, server, store.gather(ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations)
 
 
@@ -107,7 +111,13 @@ def _add(total: Tree, more: Tree) -> Tree:
 
 
 def _solve(
-    problem: Problem, solver: Solver, oracle: Oracle, local: Local, plan: Plan, select: np.ndarray
+    problem: Problem,
+    regulariser: Regulariser | None,
+    solver: Solver,
+    oracle: Oracle,
+    local: Local,
+    plan: Plan,
+    select: np.ndarray,
 ) -> tuple[Done, int]:
     """The local loop for the clients `select`, sorted by steps, most first; and the mini-batch gradients it took."""
     ids, steps = plan.ids[select], plan.steps[select]
@@ -155,7 +165,7 @@ def _solve(
             entry = (rows, blocks[here, k])
             fresh, g = g, g - table[entry]
             table[entry] = fresh
-        direction = g if local.scale == 1.0 else local.scale * g
+        direction = g if isinstance(local.scale, float) and local.scale == 1.0 else _rows(local.scale, here) * g
         if solver.weight_decay:
             direction = direction.add(xs, alpha=solver.weight_decay)
         if linear is not None:
@@ -177,15 +187,18 @@ def _solve(
                 xs = xs.mul_(1.0 - eta * _rows(local.prox, here))
                 xs.add_(_rows(local.prox * anchor, here), alpha=eta)
             xs.sub_(direction, alpha=eta)
-            if not isinstance(here, slice):
+            if regulariser is None and not isinstance(here, slice):
                 x[here] = xs
+        if regulariser is not None:
+            xs = regulariser.prox(xs, eta)
+            x[here] = xs
         if table is not None and linear is not None:
             linear[here] += _rows(local.table_rate, here) * g
         if local.dual_rate and linear is not None:
             linear[here] += local.dual_rate * (xs - _rows(anchor, here))
         evaluations += per_step * m
         if solver.tolerance is not None:
-            residual = local.scale * _full(problem, xs, ids[active]) + solver.weight_decay * xs
+            residual = _rows(local.scale, here) * _full(problem, xs, ids[active]) + solver.weight_decay * xs
             if linear is not None:
                 residual = residual + _rows(linear, here)
             if anchor is not None:
@@ -206,7 +219,7 @@ def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, step
             None if local.linear is None else local.linear.expand(len(ids), -1)[k],
             local.prox[k] if isinstance(local.prox, Tensor) else local.prox,
             None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
-            local.scale,
+            local.scale[k] if isinstance(local.scale, Tensor) else local.scale,
         )
         x, cost = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
         found.append(x)

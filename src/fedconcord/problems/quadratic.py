@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord import rng
+from fedconcord.core import Regulariser
 
 
 class Quadratic:
@@ -22,10 +23,17 @@ class Quadratic:
         x0: [d] the start of every seed; zero if not given.
     """
 
-    def __init__(self, H: Tensor, b: Tensor, sizes: np.ndarray | None = None, x0: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        H: Tensor,
+        b: Tensor,
+        sizes: np.ndarray | None = None,
+        x0: Tensor | None = None,
+        regulariser: Regulariser | None = None,
+    ) -> None:
         n, m, self.dim = b.shape
         self.H, self.b = H.reshape(n * m, self.dim, self.dim), b.reshape(n * m, self.dim)
-        self.dtype, self.device = b.dtype, b.device
+        self.dtype, self.device, self.regulariser = b.dtype, b.device, regulariser
         self.offsets = np.arange(n + 1, dtype=np.int64) * m
         self.sizes = np.full(n, float(m)) if sizes is None else np.asarray(sizes, np.float64)
         self.x0 = torch.zeros_like(b[0, 0]) if x0 is None else x0

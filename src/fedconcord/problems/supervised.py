@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedconcord import rng
+from fedconcord.core import Regulariser
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
@@ -27,6 +28,7 @@ class Supervised:
         data: train and test arrays.
         parts: for each client the indices of its train samples, disjoint.
         train_samples: train loss is evaluated on a fixed keyed sample of this many train points (all if fewer).
+        regulariser: a non-smooth term of the objective.
 
     Raises:
         UserError: a client without samples, or a model with running statistics.
@@ -41,7 +43,9 @@ class Supervised:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         train_samples: int = 10_000,
+        regulariser: Regulariser | None = None,
     ) -> None:
+        self.regulariser = regulariser
         self.dtype, self.device = dtype, torch.device(device)
         for i, part in enumerate(parts):
             if len(part) == 0:

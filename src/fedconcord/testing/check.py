@@ -64,6 +64,7 @@ Factory = Callable[[], Algorithm]
 SEED = 7
 TOLERANCE = 1e-12  # between engines, relative to the largest entry
 DIM = 4  # of the quadratics
+UNEQUAL: Work = uniform(1, 4)  # steps
 
 
 class CheckFailedError(AssertionError):
@@ -181,7 +182,7 @@ class Bench(NamedTuple):
         self,
         engine: Engine | None = None,
         problem: Problem | None = None,
-        work: Work = uniform(1, 4),
+        work: Work = UNEQUAL,
         batch_size: int | None = 2,
     ) -> Job:
         problem = self.quadratics() if problem is None else problem
@@ -496,7 +497,7 @@ def _reordered(value: Any, order: np.ndarray) -> Any:
 
 def _order(bench: Bench) -> None:
     for engine in (Stacked(None), Serial()):
-        for work in (fixed(3), uniform(1, 4)):  # equal steps: nothing else sorts the clients
+        for work in (fixed(3), UNEQUAL):  # equal steps: nothing else sorts the clients
             job = bench.job(engine, work=work)
             shuffled = replace(job, schedule=_Shuffled(job.schedule))
             one, two = _rounds(job, 4), _rounds(shuffled, 4)

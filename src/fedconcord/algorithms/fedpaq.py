@@ -1,0 +1,29 @@
+"""FedPAQ: FedAvg whose clients send quantised changes.
+
+Reisizadeh et al., AISTATS 2020, Algorithm 1: periodic averaging, partial participation and the low-precision quantiser
+(QSGD's). A message is the norm and one integer an entry; entries take whole bytes and no further coding.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
+from fedconcord.core import Algorithm
+from fedconcord.uploads import quantise, with_uploads
+
+
+def fedpaq(
+    levels: Annotated[
+        int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")
+    ] = 127,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """FedPAQ: FedAvg with quantised uploads.
+
+    Reisizadeh et al., AISTATS 2020, Algorithm 1.
+    """
+    return with_uploads(fedavg(server_lr, weights), quantise(levels))
