@@ -143,15 +143,14 @@ def forgets_a_float() -> Algorithm:
     return replace(good(), update=update)
 
 
-RUNS: list[int] = []
+MADE: list[int] = []
 
 
 def global_state() -> Algorithm:
-    def init(x: Tensor, population: Population) -> Server:
-        RUNS.append(len(RUNS) // 2)  # the same twice in a row: a function called again does not show it
-        return Server(x + 1e-3 * RUNS[-1], torch.zeros_like(x))
-
-    return replace(good(), init=init)
+    """Every method made starts a little further off: each is pure on its own."""
+    MADE.append(len(MADE))
+    offset = 1e-3 * len(MADE)
+    return changed(init=lambda x, population: Server(x + offset, torch.zeros_like(x)))()
 
 
 def by_position(up: Message, client: Client, cohort: Cohort) -> Server:
@@ -209,20 +208,16 @@ BROKEN: dict[str, tuple[Factory, str, str]] = {
         "mutation",
         "inputs of update",
     ),
-    "one scalar": (kept(one_scalar), "broadcasting", "RuntimeError"),
+    "one scalar": (kept(one_scalar), "broadcasting", "functions that take a stacked cohort"),
     "one dual for all": (kept(one_dual_for_all), "isolation", "other clients' data"),
     "norm over the cohort": (kept(whole_norm), "isolation", "other clients' data"),
     "by position": (changed(contribute=by_position), "order", "server.x off by"),
     "by cohort": (changed(contribute=by_cohort), "engines", "stacked (chunk None) = serial"),
     "forgets a float": (forgets_a_float, "resume", "server.x changed by"),
     "sends nothing": (
-        changed(finish=lambda x, row, done, client: ((good().finish(x, row, done, client)[0], None), row))
-        and (
-            lambda: replace(
-                good(),
-                finish=lambda x, row, done, client: ((good().finish(x, row, done, client)[0], None), row),
-                contribute=lambda up, client, cohort: good().contribute(up[0], client, cohort),
-            )
+        changed(
+            finish=lambda x, row, done, client: ((good().finish(x, row, done, client)[0], None), row),
+            contribute=lambda up, client, cohort: good().contribute(up[0], client, cohort),
         ),
         "messages",
         "1 is NoneType",

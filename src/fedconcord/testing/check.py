@@ -403,7 +403,7 @@ def _broadcasting(bench: Bench) -> None:
     def record(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = f(*args)
         if name in ("finish", "contribute"):
-            shapes.setdefault(name, {path: list(torch.as_tensor(v).shape) for path, v in _leaves(result, name)})
+            shapes[name] = {path: list(v.shape) for path, v in _leaves(result, name) if isinstance(v, Tensor)}
         return result
 
     def compare(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -411,13 +411,21 @@ def _broadcasting(bench: Bench) -> None:
         if name in ("finish", "contribute"):
             size = len(args[3 if name == "finish" else 1].id)
             for path, leaf in _leaves(result, name):
-                want = [size, *(shapes[name][path] or [1])]
+                want = [size, *(shapes[name].get(path) or [1])]
                 if isinstance(leaf, Tensor) and list(leaf.shape) != want:
                     _fail(f"{path} {want} for a stacked cohort of {size}", f"{list(leaf.shape)}")
         return result
 
     _rounds(_watch(bench.job(), record), 2)
-    _rounds(_watch(bench.job(Stacked(None)), compare), 2)
+    try:
+        _rounds(_watch(bench.job(Stacked(None)), compare), 2)
+    except _MismatchError:
+        raise
+    except Exception as error:
+        raise _MismatchError(
+            "functions that take a stacked cohort, vectors [S, d] and scalars [S, 1]",
+            f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def _isolation(bench: Bench) -> None:
