@@ -10,7 +10,7 @@ import difflib
 import functools
 import json
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,23 +19,56 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord import rng, spec
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Problem
+from fedconcord.algorithms import plugins
+from fedconcord.core import Oracle, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
+from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.partitions import PARTITIONS
+from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS, Supervised
 from fedconcord.run import Job
+from fedconcord.server import OPTIMIZERS, with_server
 from fedconcord.solvers import Solver
+from fedconcord.uploads import COMPRESSORS, with_uploads
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
+
+
+def _minibatch() -> Oracle:
+    """The gradient on the step's mini-batch."""
+    return Oracle()
+
+
+def _full() -> Oracle:
+    """The gradient on all samples of the client, at every step."""
+    return Oracle("full")
+
+
+def _sam(radius: Annotated[float, Field(gt=0, description="length of the ascent step")] = 0.1) -> Oracle:
+    """The gradient at x + radius * g / ||g||, on the same mini-batch: two gradients a step.
+
+    Foret et al., ICLR 2021; FedSAM, Qu et al., ICML 2022.
+    """
+    return Oracle("sam", radius)
+
+
+def _svrg() -> Oracle:
+    """g(x) - g(x^t) + grad f_i(x^t), both g on the step's mini-batch: two gradients a step and a full one a round.
+
+    Johnson and Zhang, NeurIPS 2013; FedNova, IEEE TSP 2021, section V.
+    """
+    return Oracle("svrg")
+
+
+ORACLES: dict[str, Callable[..., Oracle]] = {"minibatch": _minibatch, "full": _full, "sam": _sam, "svrg": _svrg}
 
 
 class LocalSettings(BaseModel):
@@ -56,6 +89,23 @@ class LocalSettings(BaseModel):
     weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
     clip: Annotated[
         Annotated[float, Field(gt=0)] | None, Field(description="largest l2 norm of a stochastic gradient")
+    ] = None
+    oracle: Annotated[
+        str,
+        Field(
+            description="which gradient a local step uses; `list oracles` shows all",
+            json_schema_extra={"wanted": "a gradient oracle such as full or sam(0.1)"},
+        ),
+    ] = "minibatch"
+    solver: Annotated[
+        Literal["sgd", "lbfgs"], Field(description="gradient steps, or L-BFGS on the client's full objective")
+    ] = "sgd"
+    step_decay: Annotated[
+        float, Field(gt=0, le=1, description="factor on the local step size after each step of a round")
+    ] = 1.0
+    tolerance: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="a client stops early at ||gradient of its local problem||^2 <= this; epochs are the cap"),
     ] = None
 
 
@@ -96,7 +146,8 @@ class Config(BaseModel):
     methods: Annotated[
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
-            description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one",
+            description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
+            "as do server= and upload=",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
     ] = None
@@ -111,6 +162,27 @@ class Config(BaseModel):
     clients: Annotated[int, Field(ge=1, description="clients N")] = 50
     cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
     rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
+    sampling: Annotated[
+        str,
+        Field(
+            description="which clients take part in a round",
+            json_schema_extra={"wanted": "a sampling such as uniform or bernoulli(0.1)"},
+        ),
+    ] = "uniform"
+    server: Annotated[
+        str | None,
+        Field(
+            description="optimiser that the method's server step goes through: momentum(0.9)",
+            json_schema_extra={"wanted": "a server optimiser such as momentum(0.9)"},
+        ),
+    ] = None
+    upload: Annotated[
+        str | None,
+        Field(
+            description="how the clients' messages are compressed: quantise(8)",
+            json_schema_extra={"wanted": "a compressor such as quantise(8) or topk(0.1)"},
+        ),
+    ] = None
     seed: Annotated[
         Seed | None, Field(description="the seed of a run", json_schema_extra={"wanted": "an integer >= 0"})
     ] = None
@@ -135,19 +207,29 @@ class Config(BaseModel):
         return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}
 
     def single(self, method: str, seed: int) -> Config:
-        """The settings of one run: its method's parameters with defaults, its own local settings, its label."""
+        """The settings of one run: its method's parameters with defaults, its own other settings, its label."""
         call, overrides = read_method(method, self.algorithm)
+        parts = {key: canonical(key, overrides.get(key, getattr(self, key))) for key in PARTS_OF_METHOD}
         return self.model_copy(
             update={
                 "method": call.name,
                 "methods": None,
                 "algorithm": call.resolved(),
-                "label": self.label or label_of(call, overrides),
+                "label": self.label or self.label_of(call, overrides),
                 "seed": seed,
                 "seeds": None,
                 "local": local_for(self.local, call.name, overrides),
+                **parts,
             }
         )
+
+    def label_of(self, call: spec.Call, overrides: Mapping[str, Any]) -> str:
+        """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
+        whoever set them, and the local settings of its own."""
+        common = {key: spec.parse(written) for key in PARTS_OF_METHOD if (written := getattr(self, key)) is not None}
+        every = {**common, **overrides}
+        order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields)]
+        return str(spec.Spec(call.name, (), {**{k: every[k] for k in order if k in every}, **call.given}))
 
     def runs(self) -> list[Config]:
         """The runs of this job, methods of one seed side by side."""

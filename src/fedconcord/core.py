@@ -75,8 +75,8 @@ class Cohort(NamedTuple):
     mean_steps: float  # sum of p_i K_i over the cohort / mass
     dim: int  # d
     coin: float  # uniform on [0, 1), keyed by (seed, round)
-    regulariser: Regulariser | None = None  # of the objective
     lr: float  # local step size eta of this round
+    regulariser: Regulariser | None = None  # of the objective
 
 
 class Local(NamedTuple):

@@ -15,6 +15,7 @@ from fedconcord.core import Regulariser
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
+from fedconcord.problems import dense
 
 EVAL_BATCH = 2048
 HESSIAN_LIMIT = 4096
@@ -62,6 +63,7 @@ class Supervised:
         self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
+        self._dense = dense.kernel(self.model, self.layout)
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
 
@@ -108,9 +110,11 @@ class Supervised:
         return square
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        if len(x) == 1 and weight is None:
+        if len(x) == 1 and weight is None and self._dense is None:
             return self.gradient(x[0], samples[0])[None]
         inputs, labels = self.x[samples], self.y[samples]
+        if self._dense is not None:
+            return self._dense(x, inputs, labels, weight)
         if weight is None:
             out: Tensor = self._gradients_plain(x, inputs, labels)
         else:

@@ -1,0 +1,261 @@
+"""Plant errors of public federated code in copies of the package, and see that the tests notice each.
+
+    python tests/mutations.py [--list] [name ...]
+
+A line a mutation: the test that failed, or SURVIVED. Exit status 1 if one survives, 2 if one cannot be planted because
+the source has changed (correct its text here then). The tests that are about the method run first; if they pass, the
+wider part of the suite, and the reference trajectories in ../shared/oracles where that folder exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+ORACLES = ROOT.parent / "shared" / "oracles"
+FIXED, CHECK, ENGINES, RESULTS = (f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results"))
+
+
+class Edit(NamedTuple):
+    file: str  # under src/fedconcord
+    old: str  # occurs once
+    new: str
+
+
+class Mutation(NamedTuple):
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]  # arguments of pytest: what should notice it
+
+
+def scaffold(*edits: tuple[str, str]) -> Mutation:
+    return Mutation(
+        tuple(Edit("algorithms/scaffold.py", *edit) for edit in edits), (FIXED, CHECK, "-k", "scaffold or sums")
+    )
+
+
+def feddyn(old: str, new: str) -> Mutation:
+    return Mutation((Edit("algorithms/feddyn.py", old, new),), (FIXED, "-k", "feddyn or sums"))
+
+
+def fednova(*edits: tuple[str, str]) -> Mutation:
+    return Mutation(
+        tuple(Edit("algorithms/fednova.py", *e) for e in edits), (CHECK, FIXED, "-k", "fednova or identities")
+    )
+
+
+def fedadmm(old: str, new: str) -> Mutation:
+    return Mutation((Edit("algorithms/fedadmm.py", old, new),), (CHECK, FIXED, "-k", "fedadmm"))
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "scaffold: sign flipped": scaffold(("linear=down.c - row.c", "linear=row.c - down.c")),
+    "scaffold: control variates never stored": scaffold(("Row(c)\n", "row\n"), ("server.c + total.c", "server.c")),
+    "scaffold: c_i starts at the model's weights": scaffold(
+        ("init_client=lambda x: Row(torch.zeros_like(x))", "init_client=lambda x: Row(x)")
+    ),
+    "scaffold: 1/N forgotten": scaffold(("client.p * up.c", "up.c")),
+    "scaffold: mean over the cohort, not over all": scaffold(("client.p * up.c", "client.w * up.c")),
+    "scaffold: full c_i sent, not its change": scaffold(("c - row.c), Row(c)", "c), Row(c)")),
+    "scaffold: K of client 0 for all": scaffold(
+        ("(done.normaliser * client.lr)", "(done.normaliser.reshape(-1)[0] * client.lr)")
+    ),
+    "scaffold: divided by the next step size": Mutation(
+        (
+            Edit(
+                "engines/base.py",
+                "inclusion=column(plan.inclusion, problem.dtype),\n        lr=plan.lr,",
+                "inclusion=column(plan.inclusion, problem.dtype),\n        lr=plan.lr * 0.998,",
+            ),
+        ),
+        (FIXED, "-k", "scaffold or identities"),
+    ),
+    "last client's change only": Mutation(
+        (
+            Edit("engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
+            Edit("engines/serial.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
+        ),
+        (FIXED, "-k", "sums or identities"),
+    ),
+    "feddyn: sign flipped": feddyn("linear=alpha * row.h", "linear=-alpha * row.h"),
+    "feddyn: half of the penalty missing": feddyn("linear=alpha * row.h, prox=alpha, anchor=x", "linear=alpha * row.h"),
+    "feddyn: offset from participants only": feddyn("client.p * move)", "client.w * move)"),
+    "fednova: tau_eff cancelled": fednova(("client.w * up.a,", "client.w / up.a,"), ("total.a if", "1 / total.a if")),
+    "fednova: models averaged, not moves": fednova(
+        ("Message(done.x - x,", "Message(done.x,"),
+        ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
+    ),
+    "fednova: no momentum in a_i": Mutation(
+        (Edit("solvers.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
+    ),
+    "fedadmm: one dual for all clients": fedadmm(
+        "y = row.y + rho * (done.x - x)",
+        "y = (row.y + rho * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
+    ),
+    "fedadmm: server's model taken for the client's": fedadmm(
+        'before = row.w if message == "paper" else x', "before = x"
+    ),
+    "fedprox: pushes away": Mutation(
+        (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),
+        (FIXED, "-k", "identities or solver"),
+    ),
+    "losac: phi scaled by N/S": Mutation(
+        (
+            Edit(
+                "algorithms/losac.py",
+                "return Corrected(server.x + total.x, server.phi + total.phi)",
+                "return Corrected(server.x + total.x, server.phi + cohort.n / cohort.size * total.phi)",
+            ),
+        ),
+        (FIXED, "-k", "losac"),
+    ),
+    "checkpoint: server's control variate forgotten": Mutation(
+        (
+            Edit(
+                "checkpoint.py",
+                "server[name] = found.to(leaf.device)",
+                'server[name] = found.to(leaf.device) if name == "x" else leaf',
+            ),
+        ),
+        (CHECK, RESULTS, "-k", "resume and scaffold"),
+    ),
+    "checkpoint: clients' rows forgotten": Mutation(
+        (Edit("checkpoint.py", "state.store.export().items()", "{'ids': torch.zeros(0, dtype=torch.int64)}.items()"),),
+        (CHECK, RESULTS, "-k", "resume and scaffold"),
+    ),
+    "keys: noise by cohort position": Mutation(
+        (Edit("engines/base.py", "int(i)).random(n) for i in plan.ids[select]", "int(i)).random(n) for i in select"),),
+        (CHECK, "-k", "good or fedpaq"),
+    ),
+    "keys: batches by cohort position": Mutation(
+        (
+            Edit(
+                "heterogeneity/schedule.py",
+                "n, self.batch_size, k)\n                for i, n, k in zip(ids, held,",
+                "n, self.batch_size, k)\n                for i, n, k in zip(range(len(ids)), held,",
+            ),
+        ),
+        (ENGINES, "-k", "draws"),
+    ),
+    "batchnorm: running statistics let through": Mutation(
+        (Edit("flat.py", "        refuse_running_statistics(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+    ),
+}
+
+WIDER = (CHECK, FIXED, ENGINES, RESULTS)
+QUICK = ("scaffold: sign flipped", "fedadmm: one dual for all clients")
+
+
+class CannotPlantError(Exception):
+    """The source does not hold the text to replace exactly once."""
+
+
+def plant(mutation: Mutation, source: Path, target: Path) -> None:
+    """Copy the checkout `source` to `target` with the error in it."""
+    shutil.copytree(source, target)
+    for file, old, new in mutation.edits:
+        path = target / "src" / "fedconcord" / file
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise CannotPlantError(f"{file} holds {text.count(old)} times {old!r}")
+        path.write_text(text.replace(old, new))
+
+
+def snapshot(target: Path) -> None:
+    """What the tests need of this checkout; it may be edited while we run."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for folder in ("src", "tests", "docs"):
+        shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", target)
+
+
+def failure(checkout: Path, command: Sequence[str]) -> str | None:
+    """Run `python command` on a checkout's package: the first test that fails, or None."""
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    named = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE) or re.search(
+        r"^(\S+) +\S+ +FAILED$", done.stdout, re.MULTILINE
+    )
+    if named is None:
+        raise RuntimeError(f"{' '.join(command)} failed without a failed test:\n{done.stdout}{done.stderr}")
+    return named.group(1)
+
+
+def pytest_of(arguments: Sequence[str]) -> list[str]:
+    return ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
+
+
+def suites(mutation: Mutation) -> dict[str, list[str]]:
+    """Commands that may notice it, the most likely first."""
+    found = {"": pytest_of(mutation.tests), "wider suite: ": pytest_of(WIDER)}
+    if ORACLES.is_dir():
+        found["reference trajectory: "] = ["-m", "fedconcord.testing.oracles", str(ORACLES)]
+    return found
+
+
+def caught(mutation: Mutation, clean: Path, commands: dict[str, list[str]]) -> str | None:
+    """What notices the error, or None.
+
+    Raises:
+        CannotPlantError: the source has changed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / "checkout"
+        plant(mutation, clean, checkout)
+        for label, command in commands.items():
+            found = failure(checkout, command)
+            if found is not None:
+                return label + found
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help="mutations to plant; all if none is given")
+    parser.add_argument("--list", action="store_true", help="only show their names")
+    args = parser.parse_args(argv)
+    unknown = set(args.name) - set(MUTATIONS)
+    if unknown:
+        parser.error(f"unknown mutation {', '.join(map(repr, sorted(unknown)))}; see --list")
+    if args.list:
+        print(*MUTATIONS, sep="\n")
+        return 0
+    survived = stale = 0
+    with tempfile.TemporaryDirectory() as folder:
+        clean = Path(folder) / "clean"
+        snapshot(clean)
+        for name in args.name or MUTATIONS:
+            begin = time.perf_counter()
+            try:
+                found = caught(MUTATIONS[name], clean, suites(MUTATIONS[name]))
+            except CannotPlantError as error:
+                stale += 1
+                print(f"{name:48s} CANNOT BE PLANTED: {error}", flush=True)
+                continue
+            survived += found is None
+            seconds = time.perf_counter() - begin
+            print(f"{name:48s} {'SURVIVED' if found is None else f'caught by {found}'}  ({seconds:.0f} s)", flush=True)
+    planted = len(args.name or MUTATIONS) - stale
+    print(f"{planted - survived} of {planted} caught, {survived} survived, {stale} cannot be planted")
+    return 2 if stale else 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
