@@ -1,6 +1,8 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -252,3 +254,25 @@ def test_chunk_is_measured_once_and_remembered(tmp_path, monkeypatch) -> None:
 def test_an_impossible_cohort_is_one_sentence(cohort: int) -> None:
     with pytest.raises(UserError, match=f"a cohort of {cohort} cannot be drawn from 8 clients"):
         start(Job(small(), METHODS["fedavg"](), replace(SCHEDULE, cohort=cohort)))
+
+
+def test_the_dense_kernel_is_the_gradient() -> None:
+    """Hand-written backward against autograd, with and without short batches; other networks do not use it."""
+    p = small()
+    assert p._dense is None
+    data = Dataset("noise", p.x[:, 0].float().numpy(), p.y.numpy(), p.x[:2, 0].float().numpy(), p.y[:2].numpy(), 3)
+    for hidden in ((), (8,), (8, 5)):
+        widths = [36, *hidden, 3]
+        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
+        net = Supervised(
+            lambda layers=layers: nn.Sequential(nn.Flatten(), *layers), data, [np.arange(100)], dtype=p.dtype
+        )
+        assert net._dense is not None
+        x = torch.stack([net.init(seed) for seed in range(3)]) + torch.randn(3, net.dim, dtype=p.dtype)
+        samples = torch.arange(12).view(3, 4)
+        weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
+        for held in (None, weight):
+            got = net.gradients(x, samples, held)
+            for s in range(3):
+                kept = samples[s] if held is None else samples[s][held[s] > 0]
+                assert torch.allclose(got[s], net.gradient(x[s], kept), rtol=1e-12, atol=1e-14)

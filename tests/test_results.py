@@ -19,7 +19,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import quadratics
 from fedconcord.results import execute
-from fedconcord.run import Job, Row, advance, start
+from fedconcord.run import Job, Row, advance, start, state_bytes
 from fedconcord.state import MemoryStore
 from table import TABLE, make
 
@@ -130,6 +130,16 @@ def test_store_round_trip_and_growth() -> None:
         for name, leaf in tree_leaves(held.gather(ids)).items():
             assert torch.equal(leaf, getattr(rows, name))
         assert torch.equal(held.gather(np.array([8])).w[0], torch.arange(3.0))
+
+
+def test_state_that_cannot_fit_is_refused_before_round_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    this = job("fedadmm", start="server")
+    assert state_bytes(this, 2) == 6 * 2 * 5 * 4  # 2 rounds of 3 of 12 clients, 2 vectors of 5 float32
+    assert state_bytes(this, 100) == 12 * 2 * 5 * 4
+    monkeypatch.setattr(results.os, "sysconf", lambda name: 10)
+    with pytest.raises(UserError, match="may grow to"):
+        execute(this, tmp_path, rounds=100, info={})
+    assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_versions_are_recorded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import platform
 import signal
 import threading
@@ -28,9 +29,10 @@ import torch
 
 import fedconcord
 from fedconcord import checkpoint, files
+from fedconcord.core import n_clients
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
-from fedconcord.run import Job, Row, State, resolved, train
+from fedconcord.run import Job, Row, State, resolved, state_bytes, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
@@ -72,6 +74,7 @@ def execute(
     if isinstance(job.engine, Stacked) and "chunk" in before:
         job = replace(job, engine=Stacked(before["chunk"]))  # measured anew it might differ, and so might the last bits
     job = resolved(job)
+    _refuse_too_much(job, rounds)
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
@@ -126,6 +129,18 @@ def execute(
     return status
 
 
+def _refuse_too_much(job: Job, rounds: int) -> None:
+    """Refuse a run whose clients' state cannot fit, before round 0 and not at round 300."""
+    need = state_bytes(job, rounds)
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    if have and need > have:
+        row = need // min(n_clients(job.problem), rounds * job.schedule.cohort)
+        raise UserError(
+            f"the clients' state may grow to {need / 2**30:.1f} GiB ({row / 2**20:.1f} MiB a client) and this machine has "
+            f"{have / 2**30:.1f} GiB; use a smaller model, fewer clients or rounds, or a method without client state"
+        )
+
+
 def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, done: int) -> dict[str, Any]:
     return {
         "format": 1,
@@ -134,6 +149,7 @@ def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, do
         "rounds": rounds,
         "rounds_done": done,
         "dim": job.problem.dim,
+        "state_bytes": state_bytes(job, rounds),
         **({"chunk": job.engine.chunk} if isinstance(job.engine, Stacked) else {}),
         "versions": versions(),
     }

@@ -116,6 +116,14 @@ def _prologue(job: Job, prologue: Prologue, state: State, population: Population
     )
 
 
+def state_bytes(job: Job, rounds: int) -> int:
+    """What the clients' rows may grow to: bytes of a row times the clients that can be drawn in so many rounds."""
+    n, x = n_clients(job.problem), job.problem.init(job.schedule.seed)
+    drawn = n if job.algorithm.prologue is not None else min(n, rounds * job.schedule.cohort)
+    private = tree_bytes(job.problem.private) if isinstance(job.problem, TwoBlock) else 0
+    return drawn * (tree_bytes(job.algorithm.init_client(x)) + private)
+
+
 def resolved(job: Job) -> Job:
     """The same job with the engine's own choices made, so that they can be written down."""
     plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
