@@ -1,4 +1,4 @@
-"""The conformance checks on the whole registry, and on planted broken methods: each fails the check that is about it."""
+"""The conformance checks on the whole registry, and on broken methods, each failing the check that is about it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +12,16 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError
+from fedconcord.heterogeneity.sampling import by_size
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import uniform
+from fedconcord.problems import quadratics
+from fedconcord.run import Job, advance, start
 from fedconcord.server import adam, momentum, with_server
 from fedconcord.testing import CheckFailedError, algorithm_checks, check_algorithm
+from fedconcord.uploads import quantise, topk, with_uploads
 
 Factory = Callable[[], Algorithm]
 
@@ -30,6 +37,8 @@ VARIANTS: dict[str, Factory] = {
     "losac printed": partial(METHODS["losac"], scaling="paper"),
     "served scaffold": lambda: with_server(METHODS["scaffold"](), adam()),
     "served losac": lambda: with_server(METHODS["losac"](init="gradient"), momentum()),
+    "quantised feddyn": lambda: with_uploads(METHODS["feddyn"](), quantise(7)),
+    "sparse scaffold": lambda: with_uploads(METHODS["scaffold"](), topk(0.5)),
 }
 
 
@@ -241,6 +250,47 @@ def test_a_broken_method_fails_the_right_check(name: str) -> None:
     assert failed.value.check == check, failed.value
     assert said in str(failed.value)
     assert f"check '{check}': expected " in str(failed.value)
+
+
+def test_what_goes_down_may_hold_numbers() -> None:
+    class Down(NamedTuple):
+        x: Tensor
+        pull: float
+
+    def factory() -> Algorithm:
+        return replace(
+            METHODS["fedavg"](),
+            broadcast=lambda server: Down(server.x, 0.5),
+            start=lambda down, row, client: Local(down.x, prox=down.pull, anchor=down.x),
+            finish=lambda down, row, done, client: (done.x - down.x, row),
+        )
+
+    check_algorithm(factory)
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(None), Stacked(2)], ids=["serial", "stacked", "chunks"])
+def test_engines_tell_each_client_its_own_plan(engine: Engine) -> None:
+    """Steps, weights and the step size of this round, by client, though they change from round to round."""
+    problem = quadratics(0, 9, torch.float64, torch.device("cpu"), dim=3)
+    schedule = Schedule(3, 4, 0.1, uniform(1, 5), "steps", lr_decay=0.9, sampler=by_size())
+    algorithm = METHODS["scaffold"](weights="size")
+    heard: dict[int, list[float]] = {}
+
+    def finish(down: Any, row: Any, done: Done, client: Client) -> Any:
+        columns = [client.steps, done.steps, client.w, client.p, client.inclusion]
+        for k, i in enumerate(client.id.reshape(-1).tolist()):
+            heard[i] = [float(column.reshape(-1)[k]) for column in columns] + [client.lr]
+        return algorithm.finish(down, row, done, client)
+
+    job = Job(problem, replace(algorithm, finish=finish), schedule, engine=engine)
+    state = start(job)
+    for t in range(5):
+        plan = schedule.plan(t, algorithm, problem.offsets, problem.sizes)
+        heard.clear()
+        state = advance(job, state)
+        told = zip(plan.steps, plan.steps, plan.w, plan.p, plan.inclusion, [plan.lr] * len(plan.ids), strict=True)
+        assert heard == {int(i): [float(value) for value in row] for i, row in zip(plan.ids, told, strict=True)}
+        assert plan.lr == pytest.approx(0.1 * 0.9**t, rel=1e-15)
 
 
 def test_an_absent_client_that_shares_memory_with_the_server_is_noticed() -> None:

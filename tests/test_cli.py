@@ -1,5 +1,6 @@
 """The command as a person meets it: real processes on digits, stopped and resumed, and every mistake one sentence."""
 
+import ast
 import json
 import os
 import re
@@ -7,15 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedconcord
 import fedconcord.report
 from fedconcord import api, cli
 from fedconcord import config as settings
+from fedconcord.algorithms import plugins
 from fedconcord.api import Finished, Planned
+from fedconcord.errors import UserError
 from fedconcord.run import Row
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
@@ -75,13 +80,33 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cli") / "whole"
     code, said, complained = finish(start(*COMPARE, "--out", out))
     assert (code, complained) == (0, "")
-    lines = said.splitlines()
+    lines = [line for line in said.splitlines() if ": round " not in line]  # said on a slow machine
     assert re.fullmatch(r"\[1/2\] .*, seed 0: complete, 40 rounds, accuracy \d+\.\d %", lines[0])
     assert any("rounds to target" in line for line in lines)
     assert any(line.startswith("fedadmm(rho=0.1) ") for line in lines)
     assert "Target: test accuracy at or above 50 %, as the runs ask." in lines
     assert lines[-1] == f"report: {out / 'report.html'}"
     return out
+
+
+def test_mnist_says_rounds_to_the_target(data_dir: Path, tmp_path: Path) -> None:
+    """The field's standard job on the published files: 100 clients with two digits each, ten a round."""
+    code, said, complained = finish(
+        start(
+            *("compare", "--methods", "fedavg,scaffold", "--data", "mnist", "--data-dir", data_dir),
+            *("--partition", "shards(2)", "--clients", "100", "--cohort", "10", "--model", "2nn", "--rounds", "5"),
+            *("--target", "0.5", "--checkpoint-every", "1000", "--out", tmp_path / "m"),
+        )
+    )
+    assert (code, complained) == (0, "")
+    lines = said.splitlines()
+    assert "Target: test accuracy at or above 50 %, as the runs ask." in lines
+    for method in ("fedavg", "scaffold"):
+        (row,) = [line.split() for line in lines if re.match(rf"{method} +1 ", line)]
+        assert 1 <= int(row[-1]) <= 5  # rounds to the target
+        with open(tmp_path / "m" / method / "seed-0" / "partition.csv") as file:
+            assert len(file.readlines()) == 101
+    assert (tmp_path / "m" / "report.html").exists()
 
 
 def assert_same(whole: Path, other: Path) -> None:
@@ -155,6 +180,32 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_bytes(whole: Path, tmp
 def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures: they take seconds, and other tests draw them."""
     monkeypatch.setattr(fedconcord.report, "write_report", lambda paths, out: out / "report.html")
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_the_axes_compose(tmp_path: Path) -> None:
+    methods = {
+        "fedavg(server=momentum(.9),upload=quantise(8))": "fedavg(server=momentum(beta=0.9),upload=quantise(levels=8))",
+        "fednova(local.oracle=sam(.1),local.momentum=.5)": "fednova(local.momentum=0.5,local.oracle=sam(radius=0.1))",
+        "fedadmm(local.solver=lbfgs,local.tolerance=1e-4)": "fedadmm(local.solver=lbfgs,local.tolerance=0.0001)",
+    }
+    given = (
+        *("compare", "--methods", ",".join(methods), "--sampling", "bernoulli(0.2)", "--model", "logreg"),
+        *("--clients", "20", "--epochs", "uniform(1,3)", "--lr", "0.05", "--rounds", "6", "--eval-every", "3"),
+        *("--oracle", "full", "--out", str(tmp_path / "c")),
+    )
+    assert cli.call(given) == 0
+    up = {}
+    for folder in (tmp_path / "c").glob("*/seed-0"):
+        saved = json.loads((folder / "run.json").read_text())
+        assert (saved["status"], saved["cohort"]) == ("complete", 4)
+        assert saved["config"]["sampling"] == "bernoulli(share=0.2)"
+        rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+        assert [row[0] for row in rows] == ["round", "0", "3", "6"]
+        up[saved["label"]] = int(rows[-1][rows[0].index("bytes_up")])
+    assert sorted(up) == sorted(methods.values())
+    compressed, whole, _ = (up[label] for label in methods.values())
+    assert 0 < 3 * compressed < whole  # one byte an entry in place of four
 
 
 @pytest.mark.usefixtures("quick_report")
@@ -273,7 +324,20 @@ def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
 # -- lists and sentences -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["methods", "data", "models", "partitions", "work", "settings", None])
+TOPICS = ["data", "methods", "models", "oracles", "partitions", "sampling", "server", "settings", "upload", "work"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("what", [*TOPICS, None])
 def test_list_fits_a_terminal(
     what: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,9 +349,59 @@ def test_list_fits_a_terminal(
     text = "\n".join(lines)
     if what in ("methods", None):
         assert "Karimireddy et al., ICML 2020" in text
-        assert re.search(r"^ +mu +0\.1 +number >= 0 +weight of the pull", text, re.MULTILINE)
+        assert re.search(
+            r"^  control variates\n +method +client +server .*\n +scaffold +1 +2 +2 +2 ", text, re.MULTILINE
+        )
+        assert re.search(r"^ +mu +0\.1 +weight of the pull to the server's model \(number >= 0\)$", text, re.MULTILINE)
     if what in ("settings", None):
-        assert re.search(r"^ +local\.lr +0\.1 +number > 0 ", text, re.MULTILINE)
+        assert re.search(r"^ +local\.lr +0\.1 +local step size \(number > 0\)$", text, re.MULTILINE)
+    if what in ("server", None):
+        assert re.search(r"^ +beta +0\.9 +momentum \(number >= 0 and < 1\)$", text, re.MULTILINE)
+
+
+def test_the_list_is_kept_until_the_package_changes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.call(["list"]) == 0
+    first = capsys.readouterr().out
+
+    def fail() -> None:
+        raise UserError("made anew")
+
+    monkeypatch.setattr(cli, "_make_listing", fail)
+    assert cli.call(["list"]) == 0
+    assert capsys.readouterr().out == first
+    (kept,) = cache.rglob("list.json")
+    good = kept.read_text()
+    for bad in ("", "[]", "{}", good.replace('"key": "', '"key": "x')):
+        kept.write_text(bad)
+        assert cli.call(["list"]) == 2
+    kept.write_text(good)
+    monkeypatch.setattr(cli, "entry_points", lambda group: [group])  # its files are anywhere
+    assert cli.call(["list"]) == 2
+    assert cli.PLUGINS == plugins.GROUP
+
+
+def test_what_needs_no_torch_imports_none(whole: Path, cache: Path) -> None:
+    assert cli.call(["list"]) == 0
+    for arguments in (["--help"], ["list"], ["report", str(whole), "--out", str(cache / "r")], ["list", "metods"]):
+        code = f"import sys; from fedconcord.cli import call; call({arguments}); sys.exit('torch' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_the_public_names() -> None:
+    for name in fedconcord.__all__:
+        assert getattr(fedconcord, name) is not None
+    assert fedconcord.compare is api.compare
+    assert fedconcord.write_report is api.write_report
+    with pytest.raises(AttributeError, match="module 'fedconcord' has no attribute 'comprae'"):
+        _ = fedconcord.comprae  # type: ignore[attr-defined]
+    # what a type checker sees is what there is
+    tree = ast.parse(Path(fedconcord.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    typed = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {*typed, "__version__"} == set(fedconcord.__all__)
+    assert sorted(fedconcord._PLACE) == sorted(typed)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,8 +423,7 @@ MISTAKES = {
     "run --seeds 0,1": "a run takes one seed, given 2 (--seeds); use fedconcord compare for several",
     "compare --methods fedavg --jobs 0": "--jobs must be an integer >= 1, given '0'",
     "compare --methods fedavg,fedavgg": None,
-    "list metods": "unknown topic 'metods' (did you mean 'methods'?); "
-    "known: data, methods, models, partitions, settings, work",
+    "list metods": f"unknown topic 'metods' (did you mean 'methods'?); known: {', '.join(TOPICS)}",
     "run --resume nowhere": "nowhere holds no run (no run.json); give a folder that a run or comparison wrote",
     "compare --resume nowhere": "nowhere holds no comparison (no compare.json); "
     "give the folder that fedconcord compare wrote",
@@ -318,10 +431,25 @@ MISTAKES = {
     "or give another --out",
     "run --out file": "out file is a file; give a folder",
     "run --config no.toml": "cannot read the settings no.toml: No such file or directory",
-    "run --data mnist --data-dir empty": None,
+    "run --data mnist --data-dir empty": "data set 'mnist' needs the files train-images-idx3-ubyte.gz, "
+    "train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz in the folder HERE/empty/mnist "
+    "(none of them is there); fetch them from https://yann.lecun.com/exdb/mnist/ and put them there, or name the "
+    "folder above with --data-dir or FEDCONCORD_DATA",
     "compare --methods fedvra(gamma=[1,2])": "fedvra(gamma=[1,2]): gamma lists 2 values for 50 clients; "
     "give one number or one a client",
     "report empty": None,
+    # what would show itself in some round is said before the first one
+    "compare --methods fedavg,vrlsgd": "vrlsgd: VRL-SGD needs all 50 clients every round, given a cohort of 10: an "
+    "absent client's deviation from the mean is undefined; use scaffold, which it equals at full participation",
+    "compare --methods fedavg,fedpd --cohort 50 --sampling by_size": "fedpd: the method needs all 50 clients every "
+    "round, and sampling by_size may leave some out; use sampling uniform with cohort 50",
+    "compare --methods fedavg,losac(blocks=1000)": None,
+    "compare --methods fedavg,fedhybrid --cohort 50 --engine serial": "fedhybrid: a Hessian of 55210 x 55210 entries "
+    "is too large, the limit is 4096; use a smaller model such as logreg, or a method without Newton steps",
+    "compare --methods fedavg,scaffold(local.solver=lbfgs)": "scaffold(local.solver=lbfgs): the method divides by "
+    "||a_i||_1, which L-BFGS does not have; use local SGD",
+    "compare --methods fedavg,fedavgm --server adam": "fedavgm(server=adam): the method has a server optimiser of its "
+    "own, given server adam as well; leave it out, or write fedavgm(server=none)",
 }
 
 
@@ -344,7 +472,7 @@ def test_a_mistake_is_one_sentence(
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     if said is not None:
-        assert captured.err == f"error: {said}\n"
+        assert captured.err == f"error: {said}\n".replace("HERE", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "taken"]
 
 

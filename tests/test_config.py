@@ -13,6 +13,7 @@ from fedconcord import config as settings
 from fedconcord import spec
 from fedconcord.algorithms import METHODS
 from fedconcord.config import Config, Source, build, from_file, from_nested, from_options, resolve_compare, resolve_run
+from fedconcord.core import Oracle
 from fedconcord.data import DATASETS
 from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
@@ -20,6 +21,8 @@ from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.work import WORK
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS
+from fedconcord.run import Job, State, advance, start
+from fedconcord.solvers import Solver
 from fedconcord.spec import Spec, parse, split_list
 
 
@@ -183,7 +186,9 @@ def test_options_are_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "registry", [METHODS, DATASETS, PROBLEMS, MODELS, PARTITIONS, WORK], ids=lambda r: next(iter(r))
+    "registry",
+    [METHODS, DATASETS, PROBLEMS, MODELS, PARTITIONS, WORK, *(registry for _, registry in settings.PARTS.values())],
+    ids=lambda r: next(iter(r)),
 )
 def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry: dict[str, Any]) -> None:
     for name, made in registry.items():
@@ -287,16 +292,58 @@ def test_labels_are_canonical() -> None:
     [
         {},
         {"method": "fedadmm(0.3)", "local__steps": 4, "eval__target": 0.9, "local__clip": 2.0},
+        {"sampling": "by_size", "server": "yogi(lr=.05)", "upload": "topk(.2)", "local__oracle": "sam(0.1)"},
         {"data": "quadratics(dim=3)", "clients": 6},
         {"data": "synthetic(0.5)", "clients": 8},
     ],
 )
 def test_resolved_settings_resolve_to_themselves(named: dict[str, Any]) -> None:
     job = resolve_run(options(**named))
-    again = resolve_run(from_nested(json.loads(json.dumps(job.as_dict())), "run.json"))
-    assert again == job
+    assert resolve_run(saved(job, "run.json")) == job
     both = resolve_compare(options(methods="fedavg,fedprox(0.5,local.steps=2)", seeds="0,1"))
-    assert resolve_compare(from_nested(json.loads(json.dumps(both.as_dict())), "compare.json")) == both
+    assert resolve_compare(saved(both, "compare.json")) == both
+
+
+def test_a_method_has_its_own_server_optimiser_and_compressor() -> None:
+    job = resolve_compare(
+        options(
+            methods="fedavg,fednova(upload=quantise(8),local.oracle=sam(.2),server=none),fedprox(server=adam)",
+            server="momentum(0.5)",
+        )
+    )
+    assert job.methods == [
+        "fedavg(server=momentum(beta=0.5))",
+        "fednova(server=none,upload=quantise(levels=8),local.oracle=sam(radius=0.2))",
+        "fedprox(server=adam)",
+    ]
+    first, second, third = job.runs()
+    assert [run.label for run in (first, second, third)] == job.methods
+    assert (first.server, first.upload, first.local.oracle) == ("momentum(beta=0.5)", None, "minibatch")
+    assert (second.server, second.upload, second.local.oracle) == (None, "quantise(levels=8)", "sam(radius=0.2)")
+    assert third.server == "adam"
+    assert resolve_compare(saved(job, "compare.json")) == job
+    for run in job.runs():
+        assert resolve_run(saved(run, "run.json")) == run
+    assert resolve_run(options(method="fedavg(upload=none())")).upload is None
+
+
+def saved(job: Config, name: str) -> Source:
+    return from_nested(json.loads(json.dumps(job.as_dict())), name)
+
+
+def test_a_methods_own_parameter_goes_before_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(server: Literal["fast", "slow"] = "fast") -> None: ...
+
+    monkeypatch.setattr(settings.plugins, "available", lambda: {"own": own})
+    job = resolve_run(options(method="own(server=slow)"))
+    assert (job.algorithm, job.server, job.label) == ({"server": "slow"}, None, "own(server=slow)")
+
+
+def test_a_share_says_the_cohort() -> None:
+    job = resolve_run(options(sampling="bernoulli(0.2)", clients=40))
+    assert (job.sampling, job.cohort) == ("bernoulli(share=0.2)", 8)
+    assert resolve_run(saved(job, "run.json")) == job
+    assert resolve_run(options(sampling="bernoulli", clients=40)).cohort == 10
 
 
 def test_data_with_clients_of_their_own() -> None:
@@ -332,7 +379,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         ),
         (
             {"local__epochs": "unform(1,5)"},
-            "unknown local work 'unform' (did you mean 'uniform'?); known: fixed, uniform",
+            f"unknown local work 'unform' (did you mean 'uniform'?); known: {', '.join(sorted(WORK))}",
         ),
         (
             {"local__epochs": 2, "local__steps": 2},
@@ -365,8 +412,32 @@ KEYS = "; `fedconcord list settings` shows all keys"
         ),
         (
             {"method": "fedavg(local.lrr=1)"},
-            "method fedavg: unknown key 'local.lrr' (did you mean 'local.lr'?); known: local.epochs, local.steps, "
-            "local.batch_size, local.lr, local.lr_decay, local.momentum, local.weight_decay, local.clip",
+            "method fedavg: unknown key 'local.lrr' (did you mean 'local.lr'?); known: "
+            + ", ".join(f"local.{name}" for name in settings.LocalSettings.model_fields),
+        ),
+        (
+            {"server": "momentm(0.9)"},
+            "unknown server optimiser 'momentm' (did you mean 'momentum'?); known: adagrad, adam, momentum, sgd, yogi",
+        ),
+        ({"server": "adam(beta1=1)"}, "server optimiser adam: beta1 must be a number >= 0 and < 1, given 1"),
+        ({"server": 3}, "server must be a server optimiser such as momentum(0.9), given 3 (--server)"),
+        (
+            {"method": "fedavg(upload=quantise(0))"},
+            "compressor quantise: levels must be an integer between 1 and 32767, given 0",
+        ),
+        ({"local__oracle": "sam(0)"}, "gradient oracle sam: radius must be a number > 0, given 0"),
+        (
+            {"local__solver": "lbgfs"},
+            "local.solver must be one of sgd, lbfgs, given 'lbgfs' (did you mean 'lbfgs'?) (--solver)",
+        ),
+        ({"local__tolerance": 0}, "local.tolerance must be a number > 0 or none, given 0 (--tolerance)"),
+        (
+            {"sampling": "bernouli"},
+            "unknown sampling 'bernouli' (did you mean 'bernoulli'?); known: bernoulli, by_size, uniform",
+        ),
+        (
+            {"sampling": "bernoulli(0.1)", "cohort": 10},
+            "sampling bernoulli(share=0.1) draws about 5 of 50 clients, given cohort 10 (--cohort); give one of them",
         ),
         ({"method": "fedavg(local.lr=-1)"}, "method fedavg: local.lr must be a number > 0, given -1"),
         (
@@ -427,8 +498,7 @@ def test_wrong_comparison(named: dict[str, Any], said: str) -> None:
         ("seeds = 2020-01-01", "seeds must be a list of integers >= 0 such as 0,1,2, given 2020-01-01 (job.toml)"),
         (
             "local = 3",
-            "local is a table of keys (epochs, steps, batch_size, lr, lr_decay, momentum, weight_decay, clip), "
-            "given 3 (job.toml)",
+            f"local is a table of keys ({', '.join(settings.LocalSettings.model_fields)}), given 3 (job.toml)",
         ),
     ],
 )
@@ -471,6 +541,7 @@ def test_settings_become_a_job() -> None:
         resolve_run(
             options(
                 "local.momentum=0.9", "local.weight_decay=0.01", "local.clip=3", "local.lr_decay=0.99",
+                "local.step_decay=0.95", "local.tolerance=1e-3", "local.oracle=svrg",
                 "engine.chunk=2", method="fednova(mu=0.1)", data="quadratics(dim=4)", clients=6, cohort=2, seed=3,
                 local__steps=4, local__batch_size="full", local__lr=0.2, engine__dtype="float64",
             )
@@ -478,12 +549,28 @@ def test_settings_become_a_job() -> None:
     )  # fmt: skip
     assert job.problem.dim == 4
     assert len(job.problem.offsets) == 7
-    assert job.solver[:3] == (0.9, 0.01, 3.0)
+    assert job.solver == Solver(0.9, 0.01, 3.0, Oracle("svrg"), 0.95, 1e-3)
     assert job.engine == Stacked(2)
     plan = job.schedule.plan(1, job.algorithm, job.problem.offsets, job.problem.sizes)
     assert plan.batches is None
     assert plan.steps.tolist() == [4, 4]
     assert plan.lr == 0.2 * 0.99
+
+
+def test_parts_become_parts_of_the_job() -> None:
+    common: dict[str, Any] = {"data": "quadratics(dim=4)", "clients": 6, "cohort": 4, "local__solver": "lbfgs"}
+    job = build(resolve_run(options(**common, sampling="bernoulli(0.6)", server="adam", upload="topk(0.25)")))
+    state = train_a_round(job)
+    assert type(state.server).__name__ == "Served"
+    assert job.solver.kind == "lbfgs"
+    drawn = {len(job.schedule.plan(t, job.algorithm, job.problem.offsets, job.problem.sizes).ids) for t in range(20)}
+    assert len(drawn) > 1
+    whole = train_a_round(build(resolve_run(options(**common, sampling="bernoulli(0.6)"))))
+    assert 0 < state.bytes_up < whole.bytes_up
+
+
+def train_a_round(job: Job) -> State:
+    return advance(job, start(job))
 
 
 def test_epochs_count_epochs() -> None:

@@ -17,7 +17,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.problems import Quadratic
 from fedconcord.run import Job, State, advance, start
 from fedconcord.server import momentum, with_server
-from fedconcord.uploads import COMPRESSORS, NONE, Compressor, none, quantise, topk, variance, with_uploads
+from fedconcord.uploads import COMPRESSORS, NONE, Compressor, Levels, none, quantise, topk, variance, with_uploads
 from table import TABLE, make
 from test_fixed_points import gap, job, run
 
@@ -70,7 +70,7 @@ def test_quantise_is_within_its_bounds(levels: int, d: int) -> None:
 
 @pytest.mark.parametrize("levels", [1, 3, 127])
 def test_with_feedback_quantise_contracts(levels: int) -> None:
-    """E ||C(v) - v||^2 <= omega / (1 + omega) ||v||^2 < ||v||^2, whatever the levels: errors cannot feed on themselves."""
+    """E ||C(v) - v||^2 <= omega / (1 + omega) ||v||^2 whatever the levels: errors cannot feed on themselves."""
     v, q, omega = vector(500), quantise(levels, feedback=True), variance(levels, 500)
     off = q.decode(q.encode(v.expand(400, -1), draws(400, 500)), 500) - v
     assert float(off.square().sum(-1).mean()) <= 1.02 * omega / (1 + omega) * float(v.norm()) ** 2
@@ -89,7 +89,9 @@ def test_the_largest_level_is_reached_and_not_passed() -> None:
 def test_zeros_stay_zeros_and_a_diverged_client_shows() -> None:
     for compressor in (quantise(7), topk(0.4)):
         zeros, draw = torch.zeros(2, 5), torch.rand(2, 5)
-        assert compressor.decode(compressor.encode(zeros, draw), 5).abs().max() == 0.0
+        content = compressor.encode(zeros, draw)
+        assert compressor.decode(content, 5).abs().max() == 0.0
+        assert not isinstance(content, Levels) or content.level.abs().max() == 0
         for bad in (float("nan"), float("inf")):
             v = torch.tensor([1.0, bad, 0.0, 2.0, 3.0])
             assert not compressor.decode(compressor.encode(v, draw[0]), 5).isfinite().all()
@@ -156,14 +158,12 @@ def everyone(name: str, algorithm: Algorithm) -> Job:
     return job(algorithm, 20 if TABLE[name].everyone else 5)
 
 
-@pytest.mark.parametrize("how", ALL)
-@pytest.mark.parametrize("name", [name for name in TABLE if name != "fedpd"])
+@pytest.mark.parametrize("how", ["coarse", "kept", "topk"])
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("fedpd", "fedpaq")])
 def test_every_method_on_every_engine(name: str, how: str) -> None:
-    """One client at a time, stacked and in chunks: the same draws, errors and bytes."""
+    """One client at a time and in chunks: the same draws, errors and bytes."""
     this = everyone(name, with_uploads(make(name), ALL[how]))
-    reference = run(replace(this, engine=Serial()), 6)
-    for width in (None, 2):
-        same(run(replace(this, engine=Stacked(width)), 6), reference)
+    same(run(replace(this, engine=Stacked(3)), 5), run(replace(this, engine=Serial()), 5))
 
 
 def test_vectors_of_a_message_and_clients_share_no_draw() -> None:
@@ -235,6 +235,11 @@ def test_whole_models_are_refused() -> None:
         start(job(with_uploads(METHODS["fedpd"](), ALL["topk"]), 5))
 
 
+def test_uploads_are_compressed_once() -> None:
+    with pytest.raises(UserError, match="the method compresses its own uploads"):
+        start(job(with_uploads(fedpaq(), ALL["topk"])))
+
+
 def test_feedback_needs_every_message() -> None:
     method = replace(METHODS["fedavg"](), communicates=lambda cohort: cohort.round % 2 == 0)
     with pytest.raises(UserError, match="leaves messages out"):
@@ -250,15 +255,15 @@ EXACT = [name for name, row in TABLE.items() if row.exact == "partial"]
 @pytest.mark.parametrize("how", ["kept", "topk"])
 @pytest.mark.parametrize("name", EXACT)
 def test_with_feedback_exact_methods_stay_exact(name: str, how: str) -> None:
-    """One or two of six entries, or levels -2 .. 2, and the optimum to 1e-8 all the same."""
-    assert gap(job(with_uploads(make(name), ALL[how])), 1200) < 1e-8
+    """Two of six entries, or levels -2 .. 2, and they still go to the optimum."""
+    assert gap(job(with_uploads(make(name), ALL[how])), 600) < 1e-6
 
 
-@pytest.mark.parametrize("compressor", [quantise(2), topk(0.34, feedback=False)])
+@pytest.mark.parametrize("compressor", [quantise(2), topk(0.34, feedback=False)], ids=["quantise", "topk"])
 @pytest.mark.parametrize("name", EXACT)
 def test_without_feedback_they_do_not(name: str, compressor: Compressor) -> None:
     """The test above can fail."""
-    assert not gap(job(with_uploads(make(name), compressor)), 1200) < 1e-3
+    assert not gap(job(with_uploads(make(name), compressor)), 300) < 1e-2
 
 
 def test_topk_without_feedback_stalls_and_with_it_converges() -> None:
@@ -272,7 +277,7 @@ def test_topk_without_feedback_stalls_and_with_it_converges() -> None:
 
     def answer(feedback: bool) -> torch.Tensor:
         method = with_uploads(METHODS["fedsgd"](), topk(0.34, feedback))
-        x: torch.Tensor = run(Job(two, method, Schedule(0, 2, 0.01), engine=Stacked(None)), 3000).server.x
+        x: torch.Tensor = run(Job(two, method, Schedule(0, 2, 0.02), engine=Stacked(None)), 600).server.x
         return x
 
     stalled, converged = answer(False), answer(True)
@@ -290,7 +295,7 @@ def test_running_sums_drift_without_feedback_and_are_exact_with_it() -> None:
         c = state.server.c
         return float((c - own.c.mean(0)).norm()), float((c - (own.c - error).mean(0)).norm()), state
 
-    for rounds in (1, 5, 50):
+    for rounds in (1, 20):
         plain, _, _ = drift(False, rounds)
         kept, exact, _ = drift(True, rounds)
         assert plain > 1e-3
@@ -298,16 +303,16 @@ def test_running_sums_drift_without_feedback_and_are_exact_with_it() -> None:
         assert kept > 1e-6
     # at the end: grad F = -(c - mean c_i), so the drift says how far from the optimum it stops
     this = job(with_uploads(METHODS["scaffold"](), quantise(8)))
-    _, _, end = drift(False, 2000)
+    _, _, end = drift(False, 500)
     assert isinstance(this.problem, Quadratic)
     gradient = this.problem.H_mean.mean(0) @ end.server.x - this.problem.b_mean.mean(0)
     rows = end.store.gather(np.arange(20))
     assert torch.allclose(gradient, -(end.server.c - rows.c.mean(0)), atol=1e-12)
-    assert drift(True, 2000)[0] < 1e-12
+    assert drift(True, 500)[0] < 1e-12
 
 
 def test_fedpaq_is_fedavg_with_quantised_uploads() -> None:
-    """At 32767 levels it is FedAvg to the last levels; at 3 it is not; the mean over seeds is FedAvg's round either way."""
+    """At 32767 levels it is FedAvg but for the last digits, at 3 it is not; over many draws its mean is FedAvg."""
     fedavg = run(job(METHODS["fedavg"]()), 1).server.x
 
     def one_round(levels: int, seed: int = 1) -> torch.Tensor:
@@ -318,9 +323,9 @@ def test_fedpaq_is_fedavg_with_quantised_uploads() -> None:
         return x
 
     assert float((one_round(32767) - fedavg).norm() / fedavg.norm()) < 1e-4
-    off = torch.stack([one_round(3, seed) for seed in range(600)]) - fedavg
+    off = torch.stack([one_round(3, seed) for seed in range(300)]) - fedavg
     assert float(off.norm(dim=-1).min()) > 1e-3
-    assert float((off.mean(0).abs() / (off.std(0) / 600**0.5)).max()) < 4.5
+    assert float((off.mean(0).abs() / (off.std(0) / 300**0.5)).max()) < 4.5
 
 
 class _OtherNoise:

@@ -1,3 +1,123 @@
-"""Federated optimisation with unequal clients."""
+"""Federated optimisation with unequal clients.
+
+    import fedconcord
+
+    compared = fedconcord.compare(["fedavg", "scaffold"], data="digits", seeds=[0, 1, 2], target=0.9)
+    print(compared.report)
+
+The same from its parts, a round at a time:
+
+    from fedconcord import DATASETS, METHODS, Job, Schedule, ...
+
+    job = Job(problem, METHODS["scaffold"](), Schedule(seed=0, cohort=10, lr=0.1, batch_size=10))
+    state = start(job)
+    for _ in range(100):
+        state = advance(job, state)
+    print(evaluate(job, state))
+
+Names are imported when they are first used, so that the command can say `--help` without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedconcord.algorithms import METHODS
+    from fedconcord.api import Compared, Finished, compare, run, write_report
+    from fedconcord.config import ORACLES
+    from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
+    from fedconcord.data import DATASETS, Dataset
+    from fedconcord.engines import Engine, Serial, Stacked
+    from fedconcord.errors import UserError
+    from fedconcord.heterogeneity.partitions import PARTITIONS
+    from fedconcord.heterogeneity.sampling import SAMPLERS
+    from fedconcord.heterogeneity.schedule import Schedule
+    from fedconcord.heterogeneity.work import WORK
+    from fedconcord.models import MODELS
+    from fedconcord.problems import PROBLEMS, Quadratic, Supervised
+    from fedconcord.server import OPTIMIZERS, with_server
+    from fedconcord.solvers import Solver
+    from fedconcord.run import Job, Row, State, advance, evaluate, start, train
+    from fedconcord.uploads import COMPRESSORS, with_uploads
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "COMPRESSORS",
+    "DATASETS",
+    "METHODS",
+    "MODELS",
+    "OPTIMIZERS",
+    "ORACLES",
+    "PARTITIONS",
+    "PROBLEMS",
+    "SAMPLERS",
+    "WORK",
+    "Algorithm",
+    "Client",
+    "Cohort",
+    "Compared",
+    "Dataset",
+    "Done",
+    "Engine",
+    "Finished",
+    "Job",
+    "Local",
+    "Oracle",
+    "Plan",
+    "Population",
+    "Problem",
+    "Quadratic",
+    "Row",
+    "Schedule",
+    "Serial",
+    "Solver",
+    "Stacked",
+    "State",
+    "Supervised",
+    "UserError",
+    "__version__",
+    "advance",
+    "compare",
+    "evaluate",
+    "run",
+    "start",
+    "train",
+    "with_server",
+    "with_uploads",
+    "write_report",
+]
+
+_PLACES = {  # module -> the names that it has
+    "fedconcord.algorithms": "METHODS",
+    "fedconcord.api": "Compared Finished compare run write_report",
+    "fedconcord.config": "ORACLES",
+    "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
+    "fedconcord.data": "DATASETS Dataset",
+    "fedconcord.engines": "Engine Serial Stacked",
+    "fedconcord.errors": "UserError",
+    "fedconcord.heterogeneity.partitions": "PARTITIONS",
+    "fedconcord.heterogeneity.sampling": "SAMPLERS",
+    "fedconcord.heterogeneity.schedule": "Schedule",
+    "fedconcord.heterogeneity.work": "WORK",
+    "fedconcord.models": "MODELS",
+    "fedconcord.problems": "PROBLEMS Quadratic Supervised",
+    "fedconcord.server": "OPTIMIZERS with_server",
+    "fedconcord.solvers": "Solver",
+    "fedconcord.run": "Job Row State advance evaluate start train",
+    "fedconcord.uploads": "COMPRESSORS with_uploads",
+}
+_PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for something that this function may return
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACE:
+            raise AttributeError(f"module 'fedconcord' has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(_PLACE[name]), name)
+        return value

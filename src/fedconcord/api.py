@@ -24,6 +24,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -44,6 +45,10 @@ NAMED = {  # arguments and options whose key has another name
     "device": "engine.device",
     "engine": "engine.name",
     "dtype": "engine.dtype",
+    "momentum": "local.momentum",
+    "oracle": "local.oracle",
+    "eval_every": "eval.every",
+    "checkpoint_every": "checkpoint.every",
 }
 ON_RESUME = frozenset(  # settings that a resumed job may change
     ("rounds", "engine.name", "engine.device", "engine.threads", "checkpoint.every", "eval.target")
@@ -100,8 +105,15 @@ def run(
     steps: int | str | None = None,
     batch_size: int | str | None = None,
     lr: float | None = None,
+    momentum: float | None = None,
+    oracle: str | None = None,
+    sampling: str | None = None,
+    server: str | None = None,
+    upload: str | None = None,
     seed: int | None = None,
     target: float | None = None,
+    eval_every: int | None = None,
+    checkpoint_every: float | None = None,
     device: str | None = None,
     engine: str | None = None,
     dtype: str | None = None,
@@ -115,7 +127,7 @@ def run(
 
     Args:
         config: a TOML file of settings.
-        settings: any other key, dotted: {"algorithm.rho": 0.1, "local.momentum": 0.9}.
+        settings: any other key, dotted: {"algorithm.rho": 0.1, "local.weight_decay": 1e-4}.
         resume: a folder to continue to the same result bit for bit; its settings are kept.
         on_row: sees every round as it ends.
 
@@ -142,8 +154,15 @@ def compare(
     steps: int | str | None = None,
     batch_size: int | str | None = None,
     lr: float | None = None,
+    momentum: float | None = None,
+    oracle: str | None = None,
+    sampling: str | None = None,
+    server: str | None = None,
+    upload: str | None = None,
     seeds: Sequence[int] | None = None,
     target: float | None = None,
+    eval_every: int | None = None,
+    checkpoint_every: float | None = None,
     device: str | None = None,
     engine: str | None = None,
     dtype: str | None = None,
@@ -159,7 +178,8 @@ def compare(
     Each run has its own folder, OUT/<method>/seed-<seed>. A run that fails is reported and the others go on.
 
     Args:
-        methods: "fedprox(mu=0.1)" sets a parameter; "fedavg(local.lr=0.05)" a local setting for this method alone.
+        methods: "fedprox(mu=0.1)" sets a parameter; "fedavg(local.lr=0.05, server=momentum(0.9))" a local setting or
+            a part for this method alone.
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
@@ -337,7 +357,9 @@ def _prepared(config: Config) -> tuple[Job, list[str]]:
     """The job of a run and the names of the models that its method offers; refuses what the method refuses."""
     job = settings_module.build(config)
     try:
-        state = start(job)
+        # a prologue asks every client, which takes its time, and changes neither names nor refusals
+        state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
+        settings_module.refuse(job, config, state.server)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None
     return job, list(job.algorithm.models(state.server))
@@ -446,7 +468,7 @@ def _attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
     try:
         return execute(entry, on_row)
     except (UserError, OSError) as error:
-        return _not_done(entry, "failed", sentence(error))
+        return _not_done(entry, "failed", spec.sentence(error))
     except KeyboardInterrupt:
         return _not_done(entry, "interrupted")
     except Exception as error:
@@ -454,14 +476,6 @@ def _attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
         files.write_text(entry.folder / "error.txt", traceback.format_exc())
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _not_done(entry, "failed", f"{text} (all of it in {entry.folder / 'error.txt'})")
-
-
-def sentence(error: UserError | OSError) -> str:
-    """An error as one line that names the file it is about."""
-    if isinstance(error, OSError):
-        what = error.strerror or str(error) or type(error).__name__
-        return f"{error.filename}: {what}" if error.filename else what
-    return " ".join(str(error).split())
 
 
 def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress, ended: dict[int, Finished]) -> None:
@@ -673,10 +687,10 @@ def finish_comparison(folder: Path, runs: list[Finished]) -> Compared:
     done = [result for result in runs if result.status in ("complete", "diverged")]
     if not done or any(result.status == "interrupted" for result in runs):
         return Compared(folder, runs, None)
-    return Compared(folder, runs, report([folder], folder))
+    return Compared(folder, runs, write_report([folder], folder))
 
 
-def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Write the report of all runs in or below some folders and return the path of its page.
 
     Args:
@@ -685,10 +699,10 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     Raises:
         UserError: a path holds no run, or the runs do not belong together.
     """
-    from fedconcord.report import write_report
+    from fedconcord import report  # matplotlib: a run by itself draws nothing
 
     found = [Path(path) for path in paths]
     if not found:
         raise UserError("no result folder was given; give one or more folders that hold runs")
-    page: Path = write_report(found, Path(out) if out is not None else found[0])
+    page: Path = report.write_report(found, Path(out) if out is not None else found[0])
     return page

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 import fedconcord
+from fedconcord import files
 from fedconcord.errors import UserError, closest, unknown
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
@@ -39,7 +45,10 @@ console = Console(highlight=False, soft_wrap=False)
 
 TEXTS = frozenset(  # options that are text as they stand; others may be numbers
     ("method", "methods", "seeds", "data", "data_dir", "partition", "model", "out", "device", "engine", "dtype")
-)
+) | {"sampling", "oracle", "server", "upload"}
+TOPICS = ("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload", "settings")
+PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
+Parameter = tuple[str, str, str, str]  # name, default, values, meaning
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
 
 
@@ -58,6 +67,13 @@ Epochs = Annotated[str | None, _option("Local epochs: 3, or uniform(1,5). [1]", 
 Steps = Annotated[str | None, _option("Local steps, instead of epochs.", "WORK")]
 BatchSize = Annotated[str | None, _option("Samples a local step, or full. [10]", "N")]
 LR = Annotated[str | None, _option("Local step size. [0.1]", "NUMBER", "--lr")]
+Momentum = Annotated[str | None, _option("Momentum of local steps. [0]", "NUMBER")]
+Oracle = Annotated[str | None, _option("Gradient of local steps: full, sam(0.1) or svrg. [minibatch]", "NAME")]
+Sampling = Annotated[str | None, _option("Who takes part, as in bernoulli(0.1). [uniform]", "NAME")]
+Server = Annotated[str | None, _option("Server optimiser, as in momentum(0.9). [none]", "NAME")]
+Upload = Annotated[str | None, _option("Compression of messages, as in quantise(8). [none]", "NAME")]
+EvalEvery = Annotated[str | None, _option("Rounds between evaluations. [1]", "N")]
+CheckpointEvery = Annotated[str | None, _option("Seconds between checkpoints. [30]", "SECONDS")]
 Target = Annotated[str | None, _option("Test accuracy whose first round is reported, as in 0.9.", "NUMBER")]
 Out = Annotated[str | None, _option("Folder of the results. [runs/<data>-<method>-<n>]", "DIR")]
 Resume = Annotated[str | None, _option("Continue this folder, with its settings.", "DIR")]
@@ -65,7 +81,7 @@ Device = Annotated[str | None, _option("cpu, cuda or auto. [cpu]", "NAME")]
 EngineOption = Annotated[str | None, _option("stacked or serial; results do not depend on it. [stacked]", "NAME")]
 Dtype = Annotated[str | None, _option("float32 or float64. [float32]", "NAME")]
 ConfigFile = Annotated[str | None, _option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
-Set = Annotated[list[str] | None, _option("Any setting, as in --set local.momentum=0.9; repeatable.", "KEY=VALUE")]
+Set = Annotated[list[str] | None, _option("Any setting, as in --set local.clip=5; repeatable.", "KEY=VALUE")]
 Method = Annotated[str | None, _option("The method, with parameters: fedprox(mu=0.1). [fedavg]", "NAME")]
 Methods = Annotated[str | None, _option("Methods, as in fedavg,fedprox(mu=0.1),scaffold(local.lr=0.05).", "LIST")]
 Seed = Annotated[str | None, _option("Seed of all randomness. [0]", "N")]
@@ -108,8 +124,15 @@ def run(
     steps: Steps = None,
     batch_size: BatchSize = None,
     lr: LR = None,
+    momentum: Momentum = None,
+    oracle: Oracle = None,
+    sampling: Sampling = None,
+    server: Server = None,
+    upload: Upload = None,
     seed: Seed = None,
     target: Target = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
     out: Out = None,
     resume: Resume = None,
     device: Device = None,
@@ -154,8 +177,15 @@ def compare(
     steps: Steps = None,
     batch_size: BatchSize = None,
     lr: LR = None,
+    momentum: Momentum = None,
+    oracle: Oracle = None,
+    sampling: Sampling = None,
+    server: Server = None,
+    upload: Upload = None,
     seeds: Seeds = None,
     target: Target = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
     jobs: Jobs = None,
     out: Out = None,
     resume: Resume = None,
@@ -202,9 +232,9 @@ def report(
     out: Annotated[str | None, _option("Folder of the report. [the first PATH]", "DIR")] = None,
 ) -> None:
     """Write the report of runs, finished or not."""
-    from fedconcord import api
+    from fedconcord.report import write_report  # not `api`, which imports torch
 
-    page = api.report(paths, out)
+    page = write_report([Path(path) for path in paths], Path(out or paths[0]))
     _say_summary(*map(Path, paths))
     _say(f"report: {page}")
 
@@ -212,32 +242,23 @@ def report(
 @app.command(name="list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="methods, data, models, partitions, work or settings.", metavar="[WHAT]")
+        str | None,
+        typer.Argument(help=f"{', '.join(TOPICS[:-1])} or {TOPICS[-1]}.", metavar="[WHAT]"),
     ] = None,
 ) -> None:
     """Show methods, data, models and so on, with all parameters."""
-    from fedconcord import config
-    from fedconcord.algorithms import METHODS
-    from fedconcord.data import DATASETS
-    from fedconcord.heterogeneity.partitions import PARTITIONS
-    from fedconcord.heterogeneity.work import WORK
-    from fedconcord.models import MODELS
-    from fedconcord.problems import PROBLEMS
-
-    registries: dict[str, Mapping[str, Callable[..., Any]]] = {
-        "methods": METHODS,
-        "data": {**DATASETS, **PROBLEMS},
-        "models": MODELS,
-        "partitions": PARTITIONS,
-        "work": WORK,
-    }
-    if what is not None and what not in (*registries, "settings"):
-        raise unknown("topic", what, (*registries, "settings"))
-    for name, registry in registries.items():
-        if what in (None, name):
-            _show_registry(name, registry)
-    if what in (None, "settings"):
-        _show_settings(config.keys())
+    if what is not None and what not in TOPICS:
+        raise unknown("topic", what, TOPICS)
+    listing = _listing()
+    for topic in TOPICS if what is None else [what]:
+        if topic == "settings":
+            _show_settings(listing["settings"])
+            continue
+        _show(f"[bold]{topic}[/bold]")
+        if topic == "methods":
+            _show_groups(listing["groups"], listing["columns"], listing["legend"])
+        for entry in listing["entries"][topic]:
+            _show_entry(*entry)
 
 
 # -- sources and sentences -----------------------------------------------------------------------------------------
@@ -390,46 +411,61 @@ def _say_summary(*folders: Path) -> None:
         _say(target_words(summary))
 
 
-# -- lists ---------------------------------------------------------------------------------------------------------
+# -- what there is to list -----------------------------------------------------------------------------------------
 
 
-def _parameters(rows: Sequence[tuple[str, str, str, str]], first: str) -> Padding:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    table.add_column(first, overflow="fold", no_wrap=True)
-    table.add_column("default", overflow="fold")
-    table.add_column("values", overflow="fold", max_width=26)
-    table.add_column("meaning", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return Padding(table, (0, 0, 0, 4), expand=False)
+def _listing() -> dict[str, Any]:
+    """Everything that `list` shows, as plain data.
+
+    It is kept in the user's cache, for torch alone takes a second to import, until a file of the package changes;
+    with plug-ins, whose files are anywhere, it is made anew each time.
+    """
+    if entry_points(group=PLUGINS):
+        return _make_listing()
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "list.json"
+    key = _fingerprint()
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] == key:
+            return dict(kept["listing"])
+    listing = _make_listing()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, {"key": key, "listing": listing})
+    return listing
 
 
-def _show_registry(title: str, registry: Mapping[str, Callable[..., Any]]) -> None:
-    from fedconcord import spec
-
-    console.print(f"[bold]{title}[/bold]")
-    for name, factory in registry.items():
-        meaning, details = spec.describe(factory)
-        console.print(Padding(f"[bold cyan]{escape(name)}[/bold cyan]  {escape(meaning)}", (0, 0, 0, 2), expand=False))
-        if details:
-            console.print(Padding(f"[dim]{escape(details)}[/dim]", (0, 0, 0, 4), expand=False))
-        rows = [
-            (
-                option.name,
-                "needed" if option.required else spec.text(option.default),
-                f"{option.kind} {option.range}".strip(),
-                option.meaning,
-            )
-            for option in spec.options(factory)
-        ]
-        if rows:
-            console.print(_parameters(rows, "parameter"))
-        console.print()
+def _fingerprint() -> str:
+    source = Path(__file__).parent
+    stats = [(str(path.relative_to(source)), path.stat()) for path in sorted(source.rglob("*.py"))]
+    return hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns) for name, s in stats]).encode()).hexdigest()
 
 
-def _show_settings(keys: Mapping[str, Mapping[str, Any]]) -> None:
-    from fedconcord import config, spec
+def _make_listing() -> dict[str, Any]:
+    from fedconcord import catalogue, config, spec
+    from fedconcord.algorithms import plugins
+    from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.partitions import PARTITIONS
+    from fedconcord.heterogeneity.sampling import SAMPLERS
+    from fedconcord.heterogeneity.work import WORK
+    from fedconcord.models import MODELS
+    from fedconcord.problems import PROBLEMS
+    from fedconcord.server import OPTIMIZERS
+    from fedconcord.uploads import COMPRESSORS
 
+    groups, methods = catalogue.table(), plugins.available()
+    registries: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "data": {**DATASETS, **PROBLEMS},
+        "models": MODELS,
+        "partitions": PARTITIONS,
+        "sampling": SAMPLERS,
+        "work": WORK,
+        "oracles": config.ORACLES,
+        "server": OPTIMIZERS,
+        "upload": COMPRESSORS,
+    }
+    entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
+    entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]
     chosen = {
         "method": "fedavg",
         "seed": 0,
@@ -437,14 +473,89 @@ def _show_settings(keys: Mapping[str, Mapping[str, Any]]) -> None:
         "partition": config.DEFAULT_PARTITION,
         "model": config.DEFAULT_MODEL,
     }
-    rows = []
-    for key, schema in keys.items():
+    settings = []
+    for key, schema in config.keys().items():
         values = spec.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
         default = chosen.get(key, schema.get("default"))
         shown = "" if default in (None, {}) else default if isinstance(default, str) else spec.text(default)
-        rows.append((key, shown, values, schema.get("description", "")))
-    console.print("[bold]settings[/bold]  keys of a TOML file, of --set and of settings= in Python")
-    console.print(_parameters(rows, "key"))
+        settings.append((key, shown, values, schema.get("description", "")))
+    return {
+        "groups": [(group.title, [catalogue.cells(facts) for facts in group.methods]) for group in groups],
+        "columns": catalogue.COLUMNS,
+        "legend": catalogue.LEGEND,
+        "entries": entries,
+        "settings": settings,
+    }
+
+
+def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, str, str, list[Parameter]]:
+    """(name, meaning, details, parameters)."""
+    from fedconcord import spec
+
+    try:
+        factory = registry[name]
+    except UserError as broken:  # another package's
+        return name, spec.sentence(broken), "", []
+    rows = [
+        (
+            option.name,
+            "needed" if option.required else spec.text(option.default),
+            f"{option.kind} {option.range}".strip(),
+            option.meaning,
+        )
+        for option in spec.options(factory)
+    ]
+    return name, *spec.describe(factory), rows
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def _show(*renderables: Any) -> None:
+    """Print without the spaces at the ends of lines that tables are filled up with."""
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    _say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _parameters(rows: Sequence[Parameter], first: str) -> Padding:
+    """Values and meaning share a column, so that 80 columns will do."""
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column(first, overflow="fold", no_wrap=True)
+    table.add_column("default", overflow="fold", max_width=16)
+    table.add_column("meaning (values)", overflow="fold")
+    for name, default, values, meaning in rows:
+        range = "" if values in ("text", "table") else f" [dim]({escape(values)})[/dim]"
+        table.add_row(escape(name), escape(default), escape(meaning) + range)
+    return Padding(table, (0, 0, 0, 4), expand=False)
+
+
+def _show_groups(groups: Sequence[tuple[str, Sequence[Sequence[str]]]], columns: Sequence[str], legend: str) -> None:
+    """Methods by mechanism with their costs; the columns of all groups stand below each other."""
+    every = [columns, *(cells for _, rows in groups for cells in rows)]
+    widths = [max(len(cells[k]) for cells in every) for k in range(len(columns))]
+    _show(Padding(f"[dim]{escape(legend)}[/dim]", (0, 0, 0, 2)), "")
+    for title, rows in groups:
+        table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+        for k, column in enumerate(columns):
+            table.add_column(column, justify="right" if k else "left", min_width=widths[k], no_wrap=True)
+        for cells in rows:
+            table.add_row(*map(escape, cells))
+        _show(Padding(f"[bold]{escape(title)}[/bold]", (0, 0, 0, 2)), Padding(table, (0, 0, 0, 4), expand=False), "")
+
+
+def _show_entry(name: str, meaning: str, details: str, rows: Sequence[Parameter]) -> None:
+    _show(Padding(f"[bold cyan]{escape(name)}[/bold cyan]  {escape(meaning)}", (0, 0, 0, 2), expand=False))
+    if details:
+        _show(Padding(f"[dim]{escape(details)}[/dim]", (0, 0, 0, 4), expand=False))
+    if rows:
+        _show(_parameters(rows, "parameter"))
+    _show("")
+
+
+def _show_settings(rows: Sequence[Parameter]) -> None:
+    _show("[bold]settings[/bold]  keys of a TOML file, of --set and of settings= in Python", _parameters(rows, "key"))
 
 
 # -- the program ---------------------------------------------------------------------------------------------------
@@ -472,7 +583,7 @@ def call(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (UserError, OSError) as error:
-        from fedconcord.api import sentence
+        from fedconcord.spec import sentence
 
         _complain(f"error: {sentence(error)}")
         return 2

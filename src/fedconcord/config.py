@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord import rng, spec
 from fedconcord.algorithms import plugins
-from fedconcord.core import Oracle, Population, Problem, n_clients
+from fedconcord.core import Algorithm, Oracle, Population, Problem, Tree, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
@@ -33,12 +33,14 @@ from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS, Supervised
 from fedconcord.run import Job
 from fedconcord.server import OPTIMIZERS, with_server
+from fedconcord.server.optimizers import Served
 from fedconcord.solvers import Solver
 from fedconcord.uploads import COMPRESSORS, with_uploads
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Value = spec.Value
 WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
 
 
@@ -77,10 +79,10 @@ class LocalSettings(BaseModel):
     model_config = STRICT
     epochs: Annotated[
         Count | str | None,
-        Field(description="passes over its samples: 3, or uniform(1,5)", json_schema_extra=WORK_TEXT),
+        Field(description="passes over its samples", json_schema_extra=WORK_TEXT),
     ] = 1
     steps: Annotated[
-        Count | str | None, Field(description="local steps, instead of epochs: 20", json_schema_extra=WORK_TEXT)
+        Count | str | None, Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT)
     ] = None
     batch_size: Annotated[Count | Literal["full"], Field(description="samples a step, or full")] = 10
     lr: Annotated[float, Field(gt=0, description="local step size")] = 0.1
@@ -93,7 +95,7 @@ class LocalSettings(BaseModel):
     oracle: Annotated[
         str,
         Field(
-            description="which gradient a local step uses; `list oracles` shows all",
+            description="which gradient a local step uses",
             json_schema_extra={"wanted": "a gradient oracle such as full or sam(0.1)"},
         ),
     ] = "minibatch"
@@ -153,7 +155,7 @@ class Config(BaseModel):
     ] = None
     algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
     label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
-    data: Annotated[str, Field(description="data set or problem")] = "digits"
+    data: Annotated[str, Field(description="data set or problem; `list data` shows all, and so on for other names")] = "digits"
     data_dir: Annotated[str | None, Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache")] = (
         None
     )
@@ -172,14 +174,14 @@ class Config(BaseModel):
     server: Annotated[
         str | None,
         Field(
-            description="optimiser that the method's server step goes through: momentum(0.9)",
+            description="what the method's step at the server goes through; the step as it is if none",
             json_schema_extra={"wanted": "a server optimiser such as momentum(0.9)"},
         ),
     ] = None
     upload: Annotated[
         str | None,
         Field(
-            description="how the clients' messages are compressed: quantise(8)",
+            description="how the clients' messages are compressed; not at all if none",
             json_schema_extra={"wanted": "a compressor such as quantise(8) or topk(0.1)"},
         ),
     ] = None
@@ -229,7 +231,8 @@ class Config(BaseModel):
         common = {key: spec.parse(written) for key in PARTS_OF_METHOD if (written := getattr(self, key)) is not None}
         every = {**common, **overrides}
         order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields)]
-        return str(spec.Spec(call.name, (), {**{k: every[k] for k in order if k in every}, **call.given}))
+        own = {key: every[key] for key in order if key in every and key not in call.given}
+        return str(spec.Spec(call.name, (), {**call.given, **own}))
 
     def runs(self) -> list[Config]:
         """The runs of this job, methods of one seed side by side."""
@@ -243,6 +246,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "eval": EvalSettings,
     "checkpoint": CheckpointSettings,
 }
+PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
+    "sampling": ("sampling", SAMPLERS),
+    "server": ("server optimiser", OPTIMIZERS),
+    "upload": ("compressor", COMPRESSORS),
+    "local.oracle": ("gradient oracle", ORACLES),
+}
+PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
 RIVALS = (("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps"))
 DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
 NATURAL = "natural"  # the partition of data that come in clients
@@ -373,7 +383,7 @@ def resolve_compare(*sources: Source) -> Config:
     if values.get("methods") is None:
         raise UserError(
             "a comparison needs methods: write --methods fedavg,scaffold, or methods = [...] in the settings file; "
-            f"known: {', '.join(sorted(METHODS))}"
+            f"known: {', '.join(sorted(plugins.available()))}"
         )
     if isinstance(values["methods"], list) and len(values["methods"]) > 1:
         for key in values:
@@ -384,11 +394,11 @@ def resolve_compare(*sources: Source) -> Config:
                 )
     config = _checked(values, origin)
     assert config.methods is not None
-    canonical = [label_of(*read_method(method, config.algorithm)) for method in config.methods]
-    _distinct("method", canonical)
+    labels = [config.label_of(*read_method(method, config.algorithm)) for method in config.methods]
+    _distinct("method", labels)
     seeds = config.seeds or [0]
     _distinct("seed", [str(seed) for seed in seeds])
-    return config.model_copy(update={"methods": canonical, "algorithm": {}, "seeds": seeds})
+    return config.model_copy(update={"methods": labels, "algorithm": {}, "seeds": seeds})
 
 
 def _distinct(what: str, names: Sequence[str]) -> None:
@@ -462,7 +472,18 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
         else:
             nested[key] = value
     config = _check_problem(_validated(Config, nested, "", origin), values)
-    if "cohort" not in values:
+    parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
+    config = config.model_copy(update={**parts, "local": _check_local(config.local)})
+    share = spec.check(SAMPLERS, "sampling", config.sampling).given.get("share")
+    if share is not None:  # it says the cohort that is to be expected
+        expected = max(1, round(share * config.clients))
+        if config.cohort != expected and "cohort" in values:
+            raise UserError(
+                f"sampling {config.sampling} draws about {expected} of {config.clients} clients, given cohort "
+                f"{config.cohort} ({origin['cohort']}); give one of them"
+            )
+        config = config.model_copy(update={"cohort": expected})
+    elif "cohort" not in values:
         config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
     if config.cohort > config.clients:
         place = f" ({origin['cohort']})" if "cohort" in origin else ""
@@ -470,7 +491,6 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
             f"cohort {config.cohort}{place} is larger than clients {config.clients}; "
             "give a smaller cohort or more clients"
         )
-    _check_work(config.local)
     if config.data_dir is not None:  # a run that is resumed from elsewhere must find the same files
         config = config.model_copy(update={"data_dir": str(Path(config.data_dir).expanduser().absolute())})
     return config
@@ -482,10 +502,26 @@ def work_of(work: int | str) -> Work:
     return drawn
 
 
-def _check_work(local: LocalSettings) -> None:
+def _check_local(local: LocalSettings) -> LocalSettings:
     for work in (local.epochs, local.steps):
         if work is not None:
             work_of(work)
+    return local.model_copy(update={"oracle": canonical("local.oracle", local.oracle)})
+
+
+def canonical(key: str, value: Value) -> str | None:
+    """The text of a part with its parameters by name, or None for none; `value` is a text or what `spec` read."""
+    if value is None or value == "none":
+        return None
+    what, registry = PARTS[key]
+    call = spec.check(registry, what, value if isinstance(value, str | spec.Spec) else spec.text(value))
+    return None if call.name == "none" else str(call)
+
+
+def part(key: str, written: str) -> Any:
+    """The thing that such a text stands for."""
+    what, registry = PARTS[key]
+    return spec.build(registry, what, written)
 
 
 def _check_problem(config: Config, given: Collection[str]) -> Config:
@@ -523,11 +559,17 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
 # -- methods -------------------------------------------------------------------------------------------------------
 
 
-def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[spec.Call, dict[str, Any]]:
-    """A method's text, with the parameters of the `algorithm` table, as a checked call and its `local.*` settings."""
-    parsed = spec.parse(written, "method")
-    overrides = {k.removeprefix("local."): v for k, v in parsed.kwargs.items() if k.startswith("local.")}
-    own = {k: v for k, v in parsed.kwargs.items() if not k.startswith("local.")}
+def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[spec.Call, dict[str, Value]]:
+    """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
+    `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
+    methods, parsed = plugins.available(), spec.parse(written, "method")
+    takes = [option.name for option in spec.options(methods[parsed.name])] if parsed.name in methods else []
+    overrides = {
+        key: value
+        for key, value in parsed.kwargs.items()
+        if key.startswith("local.") or (key in PARTS_OF_METHOD and key not in takes)
+    }
+    own = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
     for key, value in (algorithm or {}).items():
         if own.get(key, value) != value:
             raise UserError(
@@ -535,20 +577,17 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
                 f"algorithm.{key} = {spec.text(value)}; give it once"
             )
         own[key] = value
-    call = spec.check(METHODS, "method", spec.Spec(parsed.name, parsed.args, own))
+    call = spec.check(methods, "method", spec.Spec(parsed.name, parsed.args, own))
     local_for(LocalSettings(), call.name, overrides)
+    for key in PARTS.keys() & overrides.keys():
+        text = canonical(key, overrides[key])
+        overrides[key] = None if text is None else spec.parse(text)
     return call, overrides
 
 
-def label_of(call: spec.Call, overrides: Mapping[str, Any]) -> str:
-    """The canonical text of a method: parameters by name in the factory's order, then its local settings."""
-    local = {f"local.{k}": overrides[k] for k in LocalSettings.model_fields if k in overrides}
-    return str(spec.Spec(call.name, (), {**call.given, **local}))
-
-
 def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
-    """The local settings of one method: the job's, with the method's own over them."""
-    plain = {key: spec.plain(value) for key, value in overrides.items()}
+    """The local settings of one method: the job's, with the method's own `local.*` over them."""
+    plain = {k.removeprefix("local."): spec.plain(v) for k, v in overrides.items() if k.startswith("local.")}
     if plain.get("epochs") is not None and plain.get("steps") is not None:
         raise UserError(f"method {method}: local.epochs and local.steps exclude each other; give one of them")
     for key in plain:
@@ -563,8 +602,7 @@ def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) ->
         values["steps"] = None
     values |= {k: _prepare(f"local.{k}", v) for k, v in plain.items()}
     local: LocalSettings = _validated(LocalSettings, values, f"method {method}: local.", {})
-    _check_work(local)
-    return local
+    return _check_local(local)
 
 
 # -- from settings to a job ----------------------------------------------------------------------------------------
@@ -643,9 +681,15 @@ def build(config: Config) -> Job:
     engine: Engine = Serial()
     if config.engine.name == "stacked":
         engine = Stacked() if config.engine.chunk == "auto" else Stacked(config.engine.chunk)
+    called = spec.Spec(config.method or "fedavg", (), config.algorithm)
+    algorithm: Algorithm = spec.build(plugins.available(), "method", called)
+    if config.upload is not None:
+        algorithm = with_uploads(algorithm, part("upload", config.upload))
+    if config.server is not None:
+        algorithm = with_server(algorithm, part("server", config.server))
     return Job(
         problem=problem_of(config),
-        algorithm=spec.build(METHODS, "method", spec.Spec(config.method or "fedavg", (), config.algorithm)),
+        algorithm=algorithm,
         schedule=Schedule(
             seed=config.seed or 0,
             cohort=config.cohort,
@@ -654,7 +698,44 @@ def build(config: Config) -> Job:
             unit="epochs" if local.steps is None else "steps",
             batch_size=None if local.batch_size == "full" else local.batch_size,
             lr_decay=local.lr_decay,
+            sampler=part("sampling", config.sampling),
         ),
-        solver=Solver(momentum=local.momentum, weight_decay=local.weight_decay, clip=local.clip),
+        solver=Solver(
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            oracle=part("local.oracle", local.oracle),
+            step_decay=local.step_decay,
+            tolerance=local.tolerance,
+            kind=local.solver,
+        ),
         engine=engine,
     )
+
+
+def refuse(job: Job, config: Config, server: Tree) -> None:
+    """What a round would refuse, said before the first one; `server` is the method's state at the start.
+
+    Raises:
+        UserError: the method has two server optimisers, rounds may lack clients that it needs, a client is smaller than
+            its blocks, or a Hessian is too large.
+    """
+    problem, algorithm = job.problem, job.algorithm
+    n = n_clients(problem)
+    if isinstance(server, Served) and isinstance(server.inner, Served):
+        raise UserError(
+            f"the method has a server optimiser of its own, given server {config.server} as well; leave it out, or "
+            f"write {config.method}(server=none)"
+        )
+    if config.sampling != "uniform" and n > 1:
+        population = Population(n, torch.as_tensor(weights.objective(algorithm.weights, problem.sizes)))
+        if algorithm.refuse(population, n) is None and algorithm.refuse(population, n - 1) is not None:
+            raise UserError(
+                f"the method needs all {n} clients every round, and sampling {config.sampling} may leave some out; "
+                f"use sampling uniform with cohort {n}"
+            )
+    if algorithm.blocks is not None:
+        smallest = int((problem.offsets[1:] - problem.offsets[:-1]).argmin())
+        job.schedule.members(smallest, algorithm, problem.offsets)
+    if algorithm.hessian_at is not None:
+        problem.hessian(problem.init(job.schedule.seed), torch.tensor([0], device=problem.device))

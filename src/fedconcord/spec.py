@@ -402,6 +402,17 @@ def build(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | st
     return check(registry, what, spec)(*leading)
 
 
+# -- texts for people ----------------------------------------------------------------------------------------------
+
+
+def sentence(error: UserError | OSError) -> str:
+    """An error as one line that names the file it is about."""
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        return f"{error.filename}: {what}" if error.filename else what
+    return " ".join(str(error).split())
+
+
 def folder_name(label: str) -> str:
     """A label as a file name that no shell or browser stumbles over: fedprox(mu=0.1) -> fedprox-mu=0.1."""
     return re.sub(r"-+", "-", re.sub(r"[^\w.=+-]", "-", label)).strip("-.") or "run"

@@ -97,7 +97,7 @@ def quantise(
         assert draws is not None
         norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
         # a vector of zeros has norm 0 and level 0; a NaN or an infinity stays one through its norm
-        size = (v.abs() * (levels / norm.clamp(min=torch.finfo(v.dtype).tiny)) + draws).floor()
+        size = (v.abs() / norm.clamp(min=torch.finfo(v.dtype).tiny) * levels + draws).floor()
         level = (v.sign() * size.clamp(max=levels)).nan_to_num(1.0).to(dtype)
         return Levels(norm / (1 + variance(levels, v.shape[-1])) if feedback else norm, level)
 
@@ -137,7 +137,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {"none": none, "quantise": q
 def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The same method with the vectors of its messages compressed.
 
-    It refuses methods that send whole models, and with feedback those that leave messages out.
+    It refuses methods that send whole models or are compressed already; with feedback, those that leave messages out.
     """
     if compressor is NONE:
         return algorithm
@@ -177,15 +177,18 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         reason = algorithm.refuse(population, cohort)
         if reason is not None:
             return reason
-        if any(bool(v.any()) for v in _vectors(_unmoved(algorithm, population.p.new_ones(2)), 2)):
+        unmoved = _unmoved(algorithm, population.p.new_ones(2))
+        if _is_packed(unmoved):
+            return "the method compresses its own uploads; leave upload at none"
+        if any(bool(v.any()) for v in _vectors(unmoved, 2)):
             return (
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "
-                "rounding errors do not shrink as it converges; leave uploads at none"
+                "rounding errors do not shrink as it converges; leave upload at none"
             )
         if feedback and algorithm.communicates is not None:
             return (
                 "error feedback counts every message as received, and this method leaves messages out; "
-                "use uploads without feedback"
+                "use a compressor with feedback=false"
             )
         return None
 
@@ -212,6 +215,11 @@ def _is_vector(leaf: Any, d: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[-1] == d > 1
 
 
+def _is_packed(up: Tree) -> bool:
+    """Whether a message holds anything compressed."""
+    return isinstance(up, Packed) or (isinstance(up, tuple) and any(_is_packed(leaf) for leaf in up))
+
+
 def _vectors(up: Tree, d: int) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(up).values() if _is_vector(leaf, d)]
 
@@ -234,9 +242,7 @@ def _unmoved(algorithm: Algorithm, x: Tensor) -> Tree:
     client = Client(torch.zeros_like(one, dtype=torch.int64), one, one, one, one, 1.0, x.new_zeros, zero, torch.diag(x))
     down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
     if algorithm.prelude is not None:
-        cohort = Cohort(
-            round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=len(x), coin=0.0, regulariser=None, lr=1.0
-        )
+        cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=len(x), coin=0.0, regulariser=None, lr=1.0)
         down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(client, cohort))
     local = algorithm.start(down, row, client)
     buffer = zero if local.buffer is None else local.buffer

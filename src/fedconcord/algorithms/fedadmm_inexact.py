@@ -1,22 +1,29 @@
 """Inexact ADMM: the dual variable is updated at every local step.
 
-LoSAC (ACM TKDD 2023), Appendix E, eqs. (83)-(84), after Zhou and Li (arXiv 2204.10607):
+LoSAC (ACM TKDD 2023), Appendix E, eqs. (81)-(84), after Zhou and Li (arXiv 2204.10607):
     X_i <- (rho eta Z - eta pi_i + X_i - eta g) / (1 + rho eta),   pi_i <- pi_i + rho (X_i - Z),   every local step,
-with X_i and pi_i kept across rounds; the implicit step is the explicit one with step size eta / (1 + rho eta). Z is the
-exact minimiser of the server's problem without a regulariser, the mean of X_i + pi_i / rho over all clients (stale for
-the absent), kept as a running sum.
+with X_i and pi_i kept across rounds; the implicit step is the explicit one with step size eta / (1 + rho eta). The
+server keeps the mean of X_i + pi_i / rho over all clients (stale for the absent) as a running sum. `objective` says how
+f_i is scaled: `mean` as printed, f_i / N + ..., so (79) is Z = prox_{psi / (N rho)}(mean); `sum` takes f_i as it is,
+which is the same objective times N (psi becomes N psi) and the same method with rho N times larger. Without a
+regulariser Z is the mean. Option server_steps: the published 20 proximal-gradient steps (81) from the current Z, which
+solve (79) only in part; none: exactly. Deviation: weights are uniform.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Local
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] Z
+    mean: Tensor  # [d] of X_i + pi_i / rho over all clients
 
 
 class Row(NamedTuple):
@@ -26,24 +33,62 @@ class Row(NamedTuple):
 
 def fedadmm_inexact(
     rho: Annotated[float, Field(gt=0, description="penalty")] = 1.0,
+    objective: Annotated[
+        Literal["sum", "mean"], Field(description="scale of f_i beside the penalty: 1, or 1/N as published")
+    ] = "sum",
+    server_steps: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(description="proximal-gradient steps of the server (20 as published); none: exact solution"),
+    ] = None,
+    server_lr: Annotated[float, Field(gt=0, description="step size of those steps, times N rho below 2")] = 1e-4,
 ) -> Algorithm:
-    """Inexact ADMM: linearised local steps, each followed by a dual step.
+    """Inexact ADMM: linearised local steps, each followed by a dual step; the server takes the regulariser's prox.
 
     LoSAC, ACM TKDD 2023, Appendix E; Zhou and Li, 2022.
     """
 
     def start(z: Tensor, row: Row, client: Client) -> Local:
-        return Local(row.x, linear=row.dual, prox=rho, anchor=z, lr_scale=1.0 / (1.0 + rho * client.lr), dual_rate=rho)
+        return Local(
+            row.x,
+            linear=row.dual,
+            prox=rho,
+            anchor=z,
+            scale=client.p if objective == "mean" else 1.0,
+            lr_scale=1.0 / (1.0 + rho * client.lr),
+            dual_rate=rho,
+        )
 
     def finish(z: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         assert done.linear is not None
         return done.x - row.x + (done.linear - row.dual) / rho, Row(done.x, done.linear)
 
+    def update(server: Server, change: Tensor, cohort: Cohort) -> Server:
+        mean, pull, psi = server.mean + change, cohort.n * rho, cohort.regulariser
+        weight = 1.0 if objective == "mean" else float(cohort.n)  # of psi beside sum_i
+
+        def prox(z: Tensor, eta: float) -> Tensor:
+            return z if psi is None else psi.prox(z, eta * weight)
+
+        if server_steps is None:
+            return Server(prox(mean, 1.0 / pull), mean)
+        z = server.x
+        for _ in range(server_steps):
+            z = prox(z - server_lr * pull * (z - mean), server_lr)
+        return Server(z, mean)
+
+    def refuse(population: Population, cohort: int) -> str | None:
+        limit = 2 / (population.n * rho)
+        if server_steps is None or server_lr < limit:
+            return None
+        return f"fedadmm_inexact's server steps need server_lr < 2 / (N rho) = {limit:.3g}, given {server_lr:.3g}"
+
     return Algorithm(
-        init=lambda x, population: Server(x),
+        init=lambda x, population: Server(x, x),
         init_client=lambda x: Row(x, torch.zeros_like(x)),
         start=start,
         finish=finish,
         contribute=lambda change, client, cohort: client.p * change,
-        update=lambda server, change, cohort: Server(server.x + change),
+        update=update,
+        regularise="server",
+        refuse=refuse,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,7 @@ class Schedule:
     batch_size: int | None = None
     lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
     sampler: Sampler = uniform()
+    lr_drops: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on the step size is times the factor
 
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
         """The plan of one round for clients with these sample offsets [N + 1] and sizes [N]."""
@@ -56,7 +58,7 @@ class Schedule:
             p=p,
             inclusion=drawn.inclusion,
             batches=chosen,
-            lr=self.lr * self.lr_decay**round,
+            lr=self.lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first),
             seed=self.seed,
             coin=float(rng.generator(self.seed, rng.Purpose.COIN, round).random()),
             blocks=blocks,

@@ -3,12 +3,19 @@
 from collections.abc import Callable
 
 from fedconcord.core import Problem
+from fedconcord.problems.linear import lasso_diabetes, ridge_diabetes, sparse_digits
+from fedconcord.problems.matrix import Matrix, low_rank
 from fedconcord.problems.quadratic import Quadratic, fednova_quadratics, quadratics
+from fedconcord.problems.regularised import Regularised
 from fedconcord.problems.supervised import Supervised
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "quadratics": quadratics,
     "fednova_quadratics": fednova_quadratics,
+    "ridge_diabetes": ridge_diabetes,
+    "lasso_diabetes": lasso_diabetes,
+    "sparse_digits": sparse_digits,
+    "low_rank": low_rank,
 }
 
-__all__ = ["PROBLEMS", "Quadratic", "Supervised", "fednova_quadratics", "quadratics"]
+__all__ = ["PROBLEMS", "Matrix", "Quadratic", "Regularised", "Supervised", "fednova_quadratics", "quadratics"]

@@ -11,10 +11,11 @@ was expected and what was found.
     broadcasting  given a stacked cohort, per-client results are stacked: [S, ...], scalars [S, 1]
     isolation   what a client sends and keeps does not depend on other clients' data in the same round
     order       the server does not depend on the order of the cohort
+    messages    messages and states are tensors (what is broadcast may hold numbers), survive being written, and are
+                counted to the byte
     engines     stacked = serial to 1e-12, whatever the chunk, on every problem
     absent      rows of clients that do not take part keep their bits, and none is made
     resume      10 rounds = 5, a checkpoint, a method built anew, and 5 more, bit for bit
-    messages    messages and states are tensors or numbers, survive being written, and are counted to the byte
     dtype       nothing becomes float64 in a float32 job
     device      functions of a round work on tensors of any device and read no value back to the host
     origin      moving the origin of the parameter space moves the iterates along (skip it for a method with its own
@@ -57,7 +58,6 @@ from fedconcord.heterogeneity.work import Work, fixed, uniform
 from fedconcord.problems import Quadratic, Supervised, quadratics
 from fedconcord.run import Job, Planner, State, advance, start
 from fedconcord.solvers import Solver
-from fedconcord.state import MemoryStore
 
 Factory = Callable[[], Algorithm]
 
@@ -469,10 +469,10 @@ def _isolation(bench: Bench) -> None:
 
 
 def _fork(job: Job, state: State) -> State:
-    store = MemoryStore(job.algorithm.init_client(job.problem.init(SEED)))
-    held = state.store.export()
-    store.restore({name: leaf if name == "ids" else leaf.to(job.problem.device) for name, leaf in held.items()})
-    return state._replace(server=_clone(state.server), store=store)
+    """A copy of the state that a round may write to."""
+    fresh, held = start(job), state.store.export()
+    fresh.store.restore({name: leaf if name == "ids" else leaf.to(job.problem.device) for name, leaf in held.items()})
+    return state._replace(server=_clone(state.server), store=fresh.store)
 
 
 class _Shuffled(NamedTuple):
@@ -617,11 +617,11 @@ def _messages(bench: Bench) -> None:
 
 
 def _round_trip(name: str, tree: Tree) -> None:
-    """A tree must come back from bytes as it was: leaves are tensors or numbers."""
+    """A tree must come back from bytes as it was."""
     leaves = tree_leaves(tree)
     for path, leaf in leaves.items():
-        if not isinstance(leaf, Tensor | int | float):
-            _fail(f"tensors or numbers in every {name}", f"{path or name} is {_kind(leaf)}")
+        if not isinstance(leaf, Tensor) and not (name == "broadcast" and isinstance(leaf, int | float)):
+            _fail(f"tensors only in every {name}", f"{path or name} is {_kind(leaf)}")
         if isinstance(leaf, Tensor) and (leaf.layout != torch.strided or leaf.requires_grad):
             _fail(f"plain dense tensors without gradient in every {name}", f"{path or name} is {leaf.layout}")
     tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
@@ -709,10 +709,10 @@ CHECKS: dict[str, Callable[[Bench], None]] = {
     "broadcasting": _broadcasting,
     "isolation": _isolation,
     "order": _order,
+    "messages": _messages,
     "engines": _engines,
     "absent": _absent,
     "resume": _resume,
-    "messages": _messages,
     "dtype": _dtype,
     "device": _device,
     "origin": _origin,

@@ -1,0 +1,128 @@
+"""Low-rank matrix estimation: LoSAC (ACM TKDD 2023), section 5.5, eqs. (20)-(21).
+
+f_i(X) = mean over its samples of (<X, D_j> - y_j)^2, psi = lam ||X||_*. The loss is the mean of eq. (14), not the sum
+that section 5.5 prints: with a sum no step size of the paper is stable (one sample alone has curvature 2 ||D||^2).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord import rng
+from fedconcord.core import Regulariser
+from fedconcord.errors import UserError
+from fedconcord.regularisers import nuclear
+
+RANK_FLOOR = 1e-3  # singular values above it count as rank (section 5.5)
+
+
+class Matrix:
+    """Clients with linear measurements of one matrix X [rows, columns], handled as a flat vector.
+
+    Args:
+        D: [N, n, rows, columns] the measurements of each client; its blocks are slices of its samples.
+        y: [N, n] what they gave.
+        truth: [rows, columns] the matrix to recover.
+        x0: [rows * columns] the start of every seed; zero if not given.
+    """
+
+    def __init__(
+        self,
+        D: Tensor,
+        y: Tensor,
+        truth: Tensor,
+        regulariser: Regulariser | None = None,
+        x0: Tensor | None = None,
+    ) -> None:
+        n, m = y.shape
+        self.shape, self.dim = tuple(truth.shape), truth.numel()
+        self.D, self.y, self.truth = D.reshape(n * m, self.dim), y.reshape(-1), truth.reshape(-1)
+        for name, given in (("D", self.D), ("y", self.y)):
+            if not torch.isfinite(given).all():
+                client = int((~torch.isfinite(given.reshape(n, -1))).any(1).nonzero()[0])
+                raise UserError(f"client {client} has entries of {name} that are not finite; clean its samples")
+        self.dtype, self.device, self.regulariser = y.dtype, y.device, regulariser
+        self.offsets = np.arange(n + 1, dtype=np.int64) * m
+        self.sizes = np.full(n, float(m))
+        self.x0 = torch.zeros_like(self.truth) if x0 is None else x0
+
+    def init(self, seed: int) -> Tensor:
+        return self.x0.clone()
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        D = self.D[samples]
+        return 2.0 / len(samples) * ((D @ x - self.y[samples]) @ D)
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        return (self.D[samples] @ x - self.y[samples]).square().mean()
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        D = self.D[samples]
+        return 2.0 / len(samples) * (D.T @ D)
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        D = self.D[samples]  # [S, B, d]
+        residual = (D @ x[..., None])[..., 0] - self.y[samples]
+        residual = residual * (2.0 / samples.shape[1]) if weight is None else 2.0 * weight * residual
+        return (residual[:, None] @ D)[:, 0]
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """`error` ||X - X_G||_F, `rank` (singular values > 1e-3), `loss` over all samples, `objective` loss + psi."""
+        loss = float((self.D @ x - self.y).square().mean())
+        psi = 0.0 if self.regulariser is None else float(self.regulariser.value(x))
+        finite = bool(torch.isfinite(x).all())
+        singular = torch.linalg.svdvals(x.reshape(self.shape)) if finite else x
+        return {
+            "error": float(torch.linalg.vector_norm(x - self.truth)),
+            "rank": float((singular > RANK_FLOOR).sum()) if finite else float("nan"),
+            "loss": loss,
+            "objective": loss + psi,
+        }
+
+    def export(self, x: Tensor) -> dict[str, Tensor]:
+        return {"X": x.reshape(self.shape)}
+
+    def label_counts(self) -> None:
+        return None
+
+
+def low_rank(
+    seed: int,
+    n_clients: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    /,
+    dim: Annotated[int, Field(ge=1, description="X is dim x dim")] = 64,
+    rank: Annotated[int, Field(ge=0, description="rank r of the truth diag(I_r, 0)")] = 8,
+    samples: Annotated[int, Field(ge=1, description="measurements of a client (not stated in the paper)")] = 100,
+    lam: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="weight of the nuclear norm (not stated in the paper)")
+    ] = 0.1,
+    mean: Annotated[float, Field(allow_inf_nan=False, description="mean of the entries of D, of variance 1")] = 0.1,
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise in y")] = 0.1,
+) -> Matrix:
+    """Low-rank matrix estimation with a nuclear norm: LoSAC's generator (section 5.5).
+
+    D has entries N(0.1, 1), y = <X_G, D> + N(0, 0.1), X_G = diag(I_r, 0).
+
+    Raises:
+        UserError: the rank is larger than the matrix.
+    """
+    if rank > dim:
+        raise UserError(f"low_rank: a {dim} x {dim} matrix has no rank {rank}; give a rank of 0 to {dim}")
+    truth = torch.zeros(dim, dim, dtype=dtype)
+    truth.diagonal()[:rank] = 1.0
+    D = torch.empty(n_clients, samples, dim, dim, dtype=dtype)
+    y = torch.empty(n_clients, samples, dtype=dtype)
+    for i in range(n_clients):
+        draw = rng.generator(seed, rng.Purpose.DATA, client=i)
+        drawn = draw.normal(mean, 1.0, (samples, dim, dim))
+        D[i] = torch.as_tensor(drawn)
+        y[i] = torch.as_tensor(np.einsum("jaa->j", drawn[:, :rank, :rank]) + draw.normal(0.0, noise, samples))
+    return Matrix(D.to(device), y.to(device), truth.to(device), nuclear(lam, dim))

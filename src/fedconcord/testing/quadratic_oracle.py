@@ -1,0 +1,110 @@
+"""Replays `quadratic.npz`: every method on deterministic quadratics (the README beside the file says what is in it)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedconcord.core import Algorithm
+from fedconcord.engines import Engine
+from fedconcord.problems import Quadratic
+from fedconcord.run import Job, State
+from fedconcord.server import momentum, with_server
+from fedconcord.solvers import Solver
+from fedconcord.testing.replay import MISSING, NotImplementedCaseError, Recorded, built, error, named, states
+
+# hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
+SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}
+RENAMED = {"slr": "server_lr", "w": "weights", "sam": "radius", "lam": "alpha", "smom": "server_momentum"}
+
+
+def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
+    """The algorithm of a case: the longest registered name that the case's name starts with, with its options.
+
+    Args:
+        blocks: M of the file.
+
+    Raises:
+        NotImplementedCaseError: no such method, or an option it does not have.
+    """
+    factory = named(case)
+    options = {RENAMED.get(key, key): value for key, value in given.items() if key not in SHARED}
+    known = set(inspect.signature(factory).parameters)
+    if "eta_local" in given:  # FedPD's eta is its penalty; everywhere else it is the local step size
+        options["eta"] = given["eta"]
+    if "blocks" in known:
+        options["blocks"] = blocks
+    wrap = options.pop("server_momentum", None) if "server_momentum" not in known else None
+    if options.pop("unbiased", False):
+        options["weights"] = "unbiased"
+    if options.get("d") == "see README":
+        options["d"] = "fednova"
+    algorithm = built(factory, options)
+    return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
+
+
+def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> Job:
+    """The job that replays a case."""
+    algorithm = method(case, given, arrays["H"].shape[1])
+    H, b, x0 = (torch.as_tensor(arrays[name]) for name in ("H", "b", "x0"))
+    problem = Quadratic(H, b, arrays["sizes"], x0)
+    full = given["schedule"] == "full"
+    steps = arrays["full_steps" if full else "part_steps"]
+    rounds, n = steps.shape
+    if "K" in given:
+        steps = np.full_like(steps, given["K"])
+    schedule = Recorded(
+        ids=np.tile(np.arange(n), (rounds, 1)) if full else arrays["part_ids"],
+        steps=steps,
+        # full gradients, but for the methods that are about blocks or mini-batches
+        blocks=arrays["full_blocks" if full else "part_blocks"] if algorithm.blocks or algorithm.prelude else None,
+        coins=arrays["full_coins"],
+        lr=given.get("eta_local", given["eta"]),
+    )
+    return Job(problem, algorithm, schedule, Solver(given.get("mom", 0.0), given.get("wd", 0.0)), engine)
+
+
+def recorded_state(name: str, state: State, given: Mapping[str, Any], n: int) -> np.ndarray:
+    """A final variate under its name in the file.
+
+    Raises:
+        NotImplementedCaseError: the state has no such thing.
+    """
+    rows = state.store.gather(np.arange(n))
+    if name == "c":
+        return np.asarray(state.server.c)
+    if name == "ci":
+        return np.asarray(rows.c)
+    if name == "duals":
+        return np.asarray(given["rho"] * (state.server.x - state.server.mean + rows.s))
+    raise NotImplementedCaseError
+
+
+def largest_error(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> float:
+    """The largest relative error of a case over every array recorded for it."""
+    this = job(case, given, arrays, engine)
+    wanted = {key.rsplit("/", 1)[1]: value for key, value in arrays.items() if key.startswith(f"traj/{case}/")}
+    path = states(this, len(wanted["x"]) - 1)
+    worst = 0.0
+    for name, want in wanted.items():
+        if name == "x":
+            got = np.stack([np.asarray(s.server.x) for s in path])
+        elif name == "bar":
+            got = np.stack([np.asarray(s.server.mean) for s in path])
+        else:
+            got = recorded_state(name, path[-1], given, len(arrays["sizes"]))
+        worst = max(worst, error(got, want))
+    return worst
+
+
+def replay(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, float]]:
+    """(case, largest relative error) of every case in the section; see `replay`."""
+    for case, options in given.items():
+        try:
+            yield case, largest_error(case, options, arrays, engine)
+        except NotImplementedCaseError:
+            yield case, MISSING

@@ -1,0 +1,118 @@
+"""What the replayers of reference trajectories share: recorded schedules and the error measure.
+
+A replayer is `replay(arrays, given, engine)`: from the arrays of one .npz file and its section of `cases.json`, it
+yields (case, largest relative error) pairs; nan says that the case is not implemented.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedconcord.algorithms import METHODS
+from fedconcord.core import Algorithm, Plan
+from fedconcord.engines import Engine
+from fedconcord.heterogeneity import weights
+from fedconcord.run import Job, State, advance, start
+
+Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
+MISSING = float("nan")
+
+
+class NotImplementedCaseError(Exception):
+    """The case needs a method or an option that the registry does not have."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The plan of every round as recorded in arrays [R, ...]."""
+
+    ids: np.ndarray  # [R, S]
+    steps: np.ndarray  # [R, N]
+    blocks: np.ndarray | None  # [R, N, K] or None for full gradients
+    coins: np.ndarray  # [R]
+    lr: float
+    cuts: int | None = None  # blocks that a client's samples are cut in; one a sample if not given
+    seed: int = 0
+
+    @property
+    def cohort(self) -> int:
+        return int(self.ids.shape[1])
+
+    def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
+        ids = self.ids[round]
+        steps = self.steps[round, ids] if algorithm.steps is None else np.full(len(ids), algorithm.steps)
+        p = weights.objective(algorithm.weights, sizes)[ids]
+        once, share = np.ones(len(ids)), np.full(len(ids), len(ids) / len(sizes))
+        blocks = batches = None
+        if self.blocks is not None:
+            blocks = [self.blocks[round, i, :k] for i, k in zip(ids, steps, strict=True)]
+            batches = [self._samples(int(i), offsets)[block] for i, block in zip(ids, blocks, strict=True)]
+        return Plan(
+            round=round,
+            ids=ids,
+            steps=steps,
+            w=weights.cohort(algorithm.weights, p, once, share),
+            p=p,
+            inclusion=share,
+            batches=batches,
+            lr=self.lr,
+            seed=self.seed,
+            coin=float(self.coins[round]),
+            blocks=blocks,
+        )
+
+    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
+        n = int(offsets[client + 1] - offsets[client])
+        return np.array_split(np.arange(n), self.cuts or n)
+
+    def _samples(self, client: int, offsets: np.ndarray) -> np.ndarray:
+        """Positions [M, B] of the samples of each block, -1 pads."""
+        n = int(offsets[client + 1] - offsets[client])
+        blocks = np.array_split(np.arange(n), self.cuts or n)
+        padded = np.full((len(blocks), max(map(len, blocks))), -1, np.int64)
+        for row, block in zip(padded, blocks, strict=True):
+            row[: len(block)] = block
+        return padded
+
+
+def named(case: str) -> Callable[..., Algorithm]:
+    """The registered method with the longest name that the case's name starts with.
+
+    Raises:
+        NotImplementedCaseError: there is none.
+    """
+    names = [name for name in METHODS if case == name or case.startswith(name + "_")]
+    if not names:
+        raise NotImplementedCaseError
+    return METHODS[max(names, key=len)]
+
+
+def built(factory: Callable[..., Algorithm], options: Mapping[str, Any]) -> Algorithm:
+    """The method with these options.
+
+    Raises:
+        NotImplementedCaseError: it does not have one of them.
+    """
+    if not set(options) <= set(inspect.signature(factory).parameters):
+        raise NotImplementedCaseError
+    return factory(**options)
+
+
+def states(job: Job, rounds: int) -> list[State]:
+    """The states before round 0 and after each round."""
+    path = [start(job)]
+    for _ in range(rounds):
+        path.append(advance(job, path[-1]))
+    return path
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest entry of the row; infinite for NaN."""
+    scale = np.abs(want).max(-1, keepdims=True)
+    worst = float((np.abs(got - want) / np.where(scale > 0, scale, 1.0)).max())
+    return worst if np.isfinite(worst) else float("inf")

@@ -1,0 +1,116 @@
+"""What methods keep, send and compute, as measured from their bundles."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedconcord import catalogue
+from fedconcord.algorithms import METHODS, plugins
+from fedconcord.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Facts, cells, describe, measure, table
+from fedconcord.core import Oracle
+from fedconcord.engines import Stacked
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import fixed
+from fedconcord.problems import quadratics
+from fedconcord.run import Job, advance, start
+from fedconcord.uploads import quantise, topk, with_uploads
+
+
+def test_every_method_has_a_group() -> None:
+    """One, and no group names a method that is not there."""
+    grouped = [name for names in catalogue.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "client", "server", "up", "down", "step", "whole"),
+    [
+        # vectors kept by a client and by the server, (vectors, scalars) up and down, further gradients
+        ("fedavg", 0, 1, (1, 0), (1, 0), 0, 0),
+        ("fedadam", 0, 3, (1, 0), (1, 0), 0, 0),
+        ("fedcm", 0, 2, (1, 0), (2, 0), 0, 0),
+        ("fednova", 0, 1, (1, 2), (1, 0), 0, 0),
+        ("scaffold", 1, 2, (2, 0), (2, 0), 0, 0),
+        ("scaffold(option=1)", 1, 2, (2, 0), (2, 0), 0, 1),
+        ("mimesvrg", 0, 1, (2, 0), (2, 0), 1, 1),
+        ("losac", 5, 2, (2, 0), (2, 0), 0, 0),
+        ("losac(blocks=2)", 2, 2, (2, 0), (2, 0), 0, 0),
+        ("fedsaga", 5, 1, (1, 0), (1, 0), 0, 0),
+        ("fedadmm", 2, 1, (1, 0), (1, 0), 0, 0),
+        ("fedpd", 3, 1, (1, 0), (1, 0), 0, 0),
+        ("fedvra", 1, 2, (1, 0), (1, 1), 0, 0),
+        ("afedpd", 1, 2, (1, 0), (2, 0), 0, 0),
+        ("afedpdsam", 1, 2, (1, 0), (2, 0), 1, 0),
+        ("fedsam", 0, 1, (1, 0), (1, 0), 1, 0),
+    ],
+)
+def test_facts(
+    method: str, client: int, server: int, up: tuple[int, int], down: tuple[int, int], step: int, whole: int
+) -> None:
+    facts = describe(method)
+    assert (facts.client, facts.server) == (client, server)
+    assert (facts.up, facts.up_scalars) == up
+    assert (facts.down, facts.down_scalars) == down
+    assert (facts.step_gradients, facts.round_gradients) == (step, whole)
+
+
+def test_who_must_take_part_and_who_needs_a_hessian() -> None:
+    everyone = {name for name in METHODS if describe(name).everyone}
+    assert everyone == {"vrlsgd", "fedpd", "fedhybrid"}
+    assert {name for name in METHODS if describe(name).hessian} == {"fedhybrid"}
+
+
+def test_compressed_messages_are_counted_in_bytes() -> None:
+    packed = measure("", with_uploads(METHODS["scaffold"](), quantise(200)))
+    assert (packed.up, packed.up_scalars) == (2 * 0.5, 2)
+    sparse = measure("", with_uploads(METHODS["fedavg"](), topk(0.5)))
+    assert (sparse.up, sparse.up_scalars, sparse.client) == (0.5 * 2, 0, 1)  # a position is as large as a value
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_agree_with_the_bytes_of_a_run(name: str) -> None:
+    facts = describe(name)
+    problem = quadratics(1, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
+    schedule = Schedule(1, CLIENTS, 0.01, fixed(3), "steps", BATCH)
+    job = Job(problem, METHODS[name](), schedule, engine=Stacked(None))
+    state = advance(job, start(job))
+    assert state.bytes_up == CLIENTS * 4 * (facts.up * DIM + facts.up_scalars)
+    assert state.bytes_down == CLIENTS * 4 * (facts.down * DIM + facts.down_scalars)
+    rows = sum(leaf.numel() for leaf in state.store.export().values() if leaf.ndim > 1 and leaf[0].numel() > 1)
+    assert rows == CLIENTS * facts.client * DIM
+    if METHODS[name]().oracle != Oracle("full"):
+        steps = 3 * (1 + facts.step_gradients) + facts.round_gradients * SAMPLES / BATCH
+        assert state.gradient_steps == CLIENTS * steps
+
+
+def test_the_table_fits_80_columns() -> None:
+    rows = [catalogue.COLUMNS, *(cells(facts) for group in table() for facts in group.methods)]
+    assert len(rows) == 1 + len(METHODS)
+    widths = [max(len(row[k]) for row in rows) for k in range(len(catalogue.COLUMNS))]
+    assert sum(widths) + 2 * len(widths) + 2 <= 80
+    assert cells(describe("mimesvrg")) == ("mimesvrg", "0", "1", "2", "2", "1", "1", "any")
+    assert cells(describe("fednova"))[3] == "1+2s"
+    assert cells(describe("fedhybrid"))[4:] == ("1+1s", "0", "0+H", "all")
+
+
+def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a group of their own; one that breaks is shown as not measured and harms no other."""
+    broken = replace(METHODS["fedavg"](), start=lambda *arguments: 1 / 0)
+    more = {**METHODS, "theirs": METHODS["scaffold"], "broken": lambda: broken}
+    monkeypatch.setattr(plugins, "available", lambda: more)
+    last = table()[-1]
+    assert last.title == catalogue.FOREIGN
+    theirs, failed = last.methods
+    assert theirs == describe("scaffold")._replace(name="theirs")
+    assert failed.name == "broken"
+    assert math.isnan(failed.up)
+    assert cells(failed) == ("broken", "?", "?", "?", "?", "?", "?", "any")
+    assert Facts("broken").everyone is False
+
+
+def test_an_unknown_method_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="unknown method 'scafold'"):
+        describe("scafold")
