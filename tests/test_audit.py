@@ -22,7 +22,7 @@ from fedconcord.heterogeneity.work import fixed
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.run import Job, State, advance, start
-from fedconcord.solvers import Solver
+from fedconcord.solvers import Solver, ascent
 from fedconcord.uploads import quantise, topk, with_uploads
 from table import TABLE, make
 
@@ -70,15 +70,16 @@ def test_one_sample_of_logistic_regression_is_rebuilt(attack: Attack) -> None:
     assert len(curve.matched) == len(curve.objective) == 1 + attack.iterations
 
 
-def test_a_message_that_hides_it_is_not() -> None:
-    """SCAFFOLD's plain move, directions of five long steps with c - c_i in them; and what the server can subtract."""
-    this = job(METHODS["scaffold"](), steps=5)
-    move, protocol = audit(this, client=1, round=4, attack=Attack(300)).curves
-    exposed = audit(job(METHODS["fedsgd"]()), client=1, round=4, attack=Attack(300)).curves[0]
-    assert exposed.matched[-1] < 0.05 * exposed.matched[0]
-    assert move.reading == "move"
-    assert move.matched[-1] > 0.3 * move.matched[0]
-    assert move.error > 3 * protocol.error
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_a_message_that_hides_it_is_not(client: int) -> None:
+    """SCAFFOLD's plain move: the directions of five long steps, with c - c_i in them."""
+    attack = Attack(60, "lbfgs")
+    (exposed,) = audit(job(METHODS["fedsgd"]()), client=client, round=4, attack=attack).curves
+    move, protocol = audit(job(METHODS["scaffold"](), steps=5), client=client, round=4, attack=attack).curves
+    assert (move.reading, protocol.reading) == ("move", "protocol")
+    assert exposed.matched[-1] < 1e-3 * exposed.matched[0]
+    assert move.matched[-1] > 0.2 * move.matched[0]
+    assert exposed.error < 1e-9 < protocol.error < move.error  # what the server can subtract brings it closer
 
 
 def test_batches_are_compared_under_permutation() -> None:
@@ -110,7 +111,7 @@ def test_a_relu_network_is_attacked_through_double_backward() -> None:
 
 def test_a_step_that_is_too_long_ends_the_curve() -> None:
     this = replace(job(METHODS["fedsgd"]()), problem=problem(build=two_nn))
-    (curve,) = audit(this, client=0, round=1, attack=Attack(lr=1e6)).curves
+    (curve,) = audit(this, client=0, round=1, attack=Attack(lr=1e200)).curves
     assert 1 <= len(curve.objective) <= 100
     assert all(map(math.isfinite, curve.objective))
 
@@ -127,13 +128,13 @@ def test_the_protocol_gives_the_gradient_away(name: str) -> None:
     this = job(make(name), samples=5, steps=3, lr=1e-5)
     this = replace(this, solver=Solver(weight_decay=0.1)) if name == "scaffold" else this
     seen = capture(this, 3, client=0)
-    true = this.problem.gradient(seen.x, touched(this, seen))
-    if name == "fedpd":  # its gradients are at the client's own model
-        true = this.problem.gradient(seen.row.x, touched(this, seen))
-    if name == "fedadmm" or name == "fedadmm_inexact":
-        true = this.problem.gradient(seen.row[0], touched(this, seen))
+    # where its gradients are: at the client's own model, which some methods keep; SAM's a radius away
+    at = seen.row.x if name in ("fedpd", "fedadmm_inexact") else seen.row.w if name == "fedadmm" else seen.x
+    true = this.problem.gradient(at, touched(this, seen))
+    if this.algorithm.oracle is not None and this.algorithm.oracle.kind == "sam":
+        true = this.problem.gradient(ascent(at, true, this.algorithm.oracle.radius), touched(this, seen))
     last = list(readings(this, seen).values())[-1]
-    assert float((last - true).norm() / true.norm()) < 5e-2 if "sam" in name or name == "fedspeed" else 1e-3
+    assert float((last - true).norm() / true.norm()) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedsaga", "losac"])

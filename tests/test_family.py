@@ -177,6 +177,7 @@ def test_conditions_17_and_18_as_printed() -> None:
     eq17 = found["(17)L/2"]
     assert eq17.left == pytest.approx(smooth / 2 + 13 * smooth / (2 * p * a * gamma * lr * q))
     assert eq17.right == gamma
+    assert found["(18)sqrt(6)"].left == pytest.approx(lr * 6**0.5 * q * smooth)
     assert [c.holds for c in found.values()] == [
         gamma >= smooth / 2 + 13 * smooth / (2 * p * a * gamma * lr * q),
         lr <= 1 / (6**0.5 * q * smooth),

@@ -360,6 +360,7 @@ def _prepared(config: Config) -> tuple[Job, list[str]]:
         # a prologue asks every client, which takes its time, and changes neither names nor refusals
         state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
         settings_module.refuse(job, config, state.server)
+        results._refuse_too_much(job, config.rounds)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None
     return job, list(job.algorithm.models(state.server))

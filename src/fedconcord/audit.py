@@ -47,7 +47,7 @@ from fedconcord.run import Job, advance, start
 MOST_SAMPLES = 1024  # that one attack rebuilds; the matching costs their cube
 MATCHED_ALWAYS, MATCHED_EVERY = 128, 10  # with more samples the permutation is found anew every so many iterations
 RANDOM_GUESSES = 5  # averaged in the baseline
-HALVINGS = 60  # of a searched step
+HALVINGS = 10  # of a searched step in one iteration
 PROBE = 1e9  # size of the gradient that a play is probed with, so that compressors keep it
 LIMITS = """\
 ## What this audit cannot show
@@ -92,7 +92,7 @@ class Attack(NamedTuple):
 
     iterations: int = 100
     optimiser: Literal["gd", "lbfgs"] = "gd"
-    lr: float | None = None  # step of gd on ||grad f(D^) - g^||^2, f a mean loss; None: searched at the start
+    lr: float | None = None  # step of gd on ||grad f(D^) - g^||^2, f a mean loss; None: searched at every iteration
     labels: Literal["known", "inferred"] = "known"  # inferred: their counts from the gradient of the last bias
 
 
@@ -318,16 +318,9 @@ def reconstruct(
 
     value, direction = slope()
     yield value, inputs.detach().clone()
-    step = attack.lr
-    if attack.optimiser == "gd" and step is None:  # the longest of 2^10, 2^9, ... with Armijo's condition, then kept
-        step, fall, origin = 2.0**10, float(direction.square().sum()) / 2, inputs.detach().clone()
-        for _ in range(HALVINGS):
-            inputs.data = origin - step * direction
-            if float(objective().detach()) <= value - step * fall:
-                break
-            step /= 2
-        inputs.data = origin
-    # without line search, as in DLG's own code: ReLU models make the objective jump, and monotone searches stop there
+    step, recent = attack.lr or 1.0, [value]
+    # ReLU models make the objective jump, where monotone searches stop: L-BFGS has none, as in DLG's own code, and
+    # gradient descent with a searched step must get below the largest of its last five values only
     lbfgs = torch.optim.LBFGS([inputs], max_iter=1, history_size=20)
 
     def closure() -> float:
@@ -338,9 +331,18 @@ def reconstruct(
         if attack.optimiser == "lbfgs":
             cast(Any, lbfgs).step(closure)
             value = float(objective().detach())
-        else:
-            inputs.data -= cast(float, step) * direction
+        elif attack.lr is not None:
+            inputs.data -= step * direction
             value, direction = slope()
+        else:
+            origin, fall, step = inputs.detach().clone(), float(direction.square().sum()), 4 * step
+            for _ in range(HALVINGS):
+                step /= 2
+                inputs.data = origin - step * direction
+                if float(objective().detach()) <= max(recent) - 0.1 * step * fall:
+                    break
+            value, direction = slope()
+            recent = [*recent[-4:], value]
         yield value, inputs.detach().clone()
 
 
@@ -457,7 +459,7 @@ def summary(audits: Sequence[Audit], attack: Attack) -> str:
     """The text of an audit: what was measured, and what it cannot show."""
     head = ["method", "reading", "gradient error", "distance, start", "end", "matched, start", "end", "random", "blank"]
     lines = ["# Audit of what a client's message gives away", ""]
-    step = "a step searched at the start" if attack.lr is None else f"step {attack.lr:g}"
+    step = "a searched step" if attack.lr is None else f"step {attack.lr:g}"
     how = "L-BFGS" if attack.optimiser == "lbfgs" else f"gradient descent with {step}"
     lines += [f"The attack: gradient matching by {how}, {attack.iterations} iterations, labels {attack.labels}.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]

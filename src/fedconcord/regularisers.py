@@ -96,14 +96,18 @@ class _Nuclear:
             raise UserError(f"nuclear: {d} parameters {what}; give a number of rows that divides {d}")
         return x.reshape(*x.shape[:-1], rows, -1)
 
+    # a diverged x stays NaN, where LAPACK would raise
+
     def value(self, x: Tensor) -> Tensor:
-        singular: Tensor = torch.linalg.svdvals(self.matrix(x))
-        return self.lam * singular.sum(-1)
+        finite = torch.isfinite(x).all(-1)
+        singular: Tensor = torch.linalg.svdvals(self.matrix(torch.where(finite[..., None], x, 0.0)))
+        return torch.where(finite, self.lam * singular.sum(-1), torch.nan)
 
     def prox(self, x: Tensor, eta: float) -> Tensor:
-        u, s, vh = torch.linalg.svd(self.matrix(x), full_matrices=False)
+        finite = torch.isfinite(x).all(-1, keepdim=True)
+        u, s, vh = torch.linalg.svd(self.matrix(torch.where(finite, x, 0.0)), full_matrices=False)
         shrunk: Tensor = (u * soft(s, eta * self.lam)[..., None, :]) @ vh
-        return shrunk.flatten(-2)
+        return torch.where(finite, shrunk.flatten(-2), torch.nan)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ class Schedule:
     batch_size: int | None = None
     lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
     sampler: Sampler = uniform()
-    lr_drops: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on the step size is times the factor
+    lr_drops: tuple[
+        tuple[int, float], ...
+    ] = ()  # (round, factor): from that round on the step size is times the factor
 
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
         """The plan of one round for clients with these sample offsets [N + 1] and sizes [N]."""

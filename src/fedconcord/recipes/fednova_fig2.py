@@ -68,4 +68,8 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
     say("paper: with random steps FedNova is significantly closer to the optimum than the others; VRL-SGD may diverge")
     for name in ("FedAvg", "FedProx", "VRL-SGD"):
         far = not np.isfinite(b[name])
-        say(f"ours: {name} diverges" if far else f"ours: FedNova ends {b[name] / b['FedNova']:.3g} times closer than {name}")
+        say(
+            f"ours: {name} diverges"
+            if far
+            else f"ours: FedNova ends {b[name] / b['FedNova']:.3g} times closer than {name}"
+        )

@@ -76,8 +76,8 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
             order = sorted(found, key=lambda name: late(found[name]))
             first = int(np.argmax(found["FedNova"].value <= late(found["FedAvg"])))
             losses = ", ".join(f"{name} {late(found[name]):.4f}" for name in ALGORITHMS)
-            say(f"({key}) loss over the last fifth: {losses}; lowest {order[0]}"
-                + (f"; FedNova is at FedAvg's value in round {first} of {rounds}" if order[0] == "FedNova" else ""))  # fmt: skip
+            caught = f"; FedNova is at FedAvg's value in round {first}" if order[0] == "FedNova" else ""
+            say(f"({key}) loss over the last fifth of {rounds} rounds: {losses}; lowest {order[0]}{caught}")
     say("paper: FedNova has the lowest loss in all three settings and converges significantly faster than FedAvg")
     below = [key for key in SETTINGS if min((r for r in rows if r["setting"] == key), key=_late)["method"] == "FedNova"]
     say(f"ours: FedNova is lowest in {len(below)} of 3 settings ({', '.join(below) or 'none'})")

@@ -46,7 +46,8 @@ def moves(H: Tensor, tau: Sequence[int], lr: float, mu: float) -> Tensor:
     eye = torch.eye(H.shape[-1], dtype=H.dtype)
     pulled = H + mu * eye
     shrunk = torch.stack([torch.linalg.matrix_power(eye - lr * P, t) for P, t in zip(pulled, tau, strict=True)])
-    return (eye - shrunk) @ torch.linalg.inv(pulled)
+    K: Tensor = (eye - shrunk) @ torch.linalg.inv(pulled)
+    return K
 
 
 def case(name: str, problem: Quadratic, algorithm: Algorithm, p: np.ndarray, lr: float, mu: float) -> Case:
@@ -122,8 +123,8 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
     say("paper: FedAvg tends to sum tau_i e_i / sum tau_i for small eta, FedProx to (31); both miss the optimum")
     for c in found:
         say(
-            f"ours: {c.name:18s} eta {c.lr:<7g} stops {c.bias:.4e} from the optimum; run - (31): {c.error:.1e} relative,"
-            f" largest run - (30): {c.deviation:.1e}; from Lemma 1's limit {100 * c.small_lr:.2f} % of its bias"
+            f"ours: {c.name:18s} eta {c.lr:<7g} stops {c.bias:.4e} from the optimum; run - (31): {c.error:.1e} "
+            f"relative, largest run - (30): {c.deviation:.1e}; from Lemma 1's limit {100 * c.small_lr:.2f} % of its bias"
         )
     table(
         out,

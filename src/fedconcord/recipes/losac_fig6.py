@@ -1,9 +1,9 @@
 """LoSAC, Fig. 6: gradient matching against what client 1 sends in round 5, binary logistic regression on MNIST.
 
 As section 5.4 says: labels <= 5 are 0, N = S = 100, M = 1, eta = 1e-4, eta_d = 1e-3, 100 iterations of gradient
-descent. The paper's losses are sums over samples (algorithms.md 8.3), so on mean losses over n samples eta becomes n eta
-and eta_d, whose objective is a square of gradients, n^2 eta_d. Not stated and chosen here: T = 5 local steps (section
-5.1's default), an even random split, pixels in [0, 1], labels known to the attacker, D^ ~ N(0, 1), one logit.
+descent. The paper's losses are sums over samples (algorithms.md 8.3), so on mean losses over n samples eta becomes
+n eta and eta_d, whose objective is a square of gradients, n^2 eta_d. Not stated and chosen here: T = 5 local steps
+(section 5.1's default), an even random split, pixels in [0, 1], labels known to the attacker, D^ ~ N(0, 1), one logit.
 
 The paper's estimate for FedAvg, SCAFFOLD and LoSAC is "1/eta_L (x_1+ - x), essentially the averaged gradients". Drawn:
     mean       -(x+ - x) / (eta T), the averaged gradients;
