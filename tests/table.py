@@ -21,6 +21,7 @@ TABLE = {
     "fedadam": Row(),
     "fedyogi": Row(),
     "fedadagrad": Row(),
+    "fedpaq": Row({"levels": 8}),
     "fedprox": Row({"mu": 0.3}),
     "fedsam": Row(),
     "fedcm": Row({"alpha": 0.3}),

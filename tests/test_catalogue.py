@@ -15,7 +15,7 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.problems import quadratics
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 from fedconcord.uploads import quantise, topk, with_uploads
 
 

@@ -21,7 +21,7 @@ from fedconcord import config as settings
 from fedconcord.algorithms import plugins
 from fedconcord.api import Finished, Planned
 from fedconcord.errors import UserError
-from fedconcord.run import Row
+from fedconcord.training import Row
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
 JOB = (
@@ -392,7 +392,7 @@ def test_what_needs_no_torch_imports_none(whole: Path, cache: Path) -> None:
 def test_the_public_names() -> None:
     for name in fedconcord.__all__:
         assert getattr(fedconcord, name) is not None
-    assert fedconcord.compare is api.compare
+    assert (fedconcord.run, fedconcord.compare) == (api.run, api.compare)
     assert fedconcord.write_report is api.write_report
     with pytest.raises(AttributeError, match="module 'fedconcord' has no attribute 'comprae'"):
         _ = fedconcord.comprae  # type: ignore[attr-defined]

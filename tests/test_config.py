@@ -21,9 +21,9 @@ from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.work import WORK
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS
-from fedconcord.run import Job, State, advance, start
 from fedconcord.solvers import Solver
 from fedconcord.spec import Spec, parse, split_list
+from fedconcord.training import Job, State, advance, start
 
 
 def sentence(f: Callable[[], Any]) -> str:

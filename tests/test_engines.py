@@ -19,7 +19,7 @@ from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, fixed, uniform
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.run import Job, State, advance, start
+from fedconcord.training import Job, State, advance, start
 from fedconcord.solvers import Solver
 from table import TABLE, make
 

@@ -21,7 +21,7 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import quadratics
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
-from fedconcord.run import Job, State, advance, start
+from fedconcord.training import Job, State, advance, start
 from fedconcord.solvers import Solver
 from table import TABLE, make
 
@@ -147,7 +147,7 @@ def test_normaliser_is_the_response_to_unit_gradients(momentum: float, mu: float
     from fedconcord.solvers import normaliser
 
     eta, tau = 0.02, 13
-    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), mu, eta, momentum))
+    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum))
     x = buffer = 0.0
     for _ in range(tau):
         buffer = momentum * buffer + 1.0

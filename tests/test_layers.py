@@ -59,9 +59,9 @@ def test_a_planted_violation_is_found(tmp_path: Path) -> None:
     (tmp_path / "algorithms" / "bad.py").write_text("def f():\n    from fedconcord.engines import Serial\n")
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "bad.py").write_text("import fedconcord.algorithms.fedavg\n")
-    (tmp_path / "core.py").write_text("from fedconcord import run\n")
+    (tmp_path / "core.py").write_text("from fedconcord import training\n")
     text = "\n".join(violations(tmp_path))
-    for wrong in ("bad.py imports engines", "engines/bad.py names an algorithm", "core.py imports run"):
+    for wrong in ("bad.py imports engines", "engines/bad.py names an algorithm", "core.py imports training"):
         assert wrong in text
 
 

@@ -17,7 +17,7 @@ from fedconcord.heterogeneity.work import fixed, uniform
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
 from fedconcord.recipes import losac_fig7
 from fedconcord.regularisers import box, l1, nuclear
-from fedconcord.run import Job, State, advance, start
+from fedconcord.training import Job, State, advance, start
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {

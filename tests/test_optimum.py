@@ -18,7 +18,7 @@ from fedconcord.problems import Supervised, fednova_quadratics, quadratics
 from fedconcord.problems import optimum as optimum_module
 from fedconcord.problems.convex import Convex, Kind, logistic_cancer, softmax_digits
 from fedconcord.problems.optimum import optimum
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 
 CPU = torch.device("cpu")
 KINDS: tuple[Kind, ...] = ("softmax", "logistic", "squared")

@@ -21,7 +21,7 @@ def test_quick_form_leaves_figure_and_table(name: str, tmp_path: Path) -> None:
     for kind in ("png", "svg", "csv"):
         assert any(path.stat().st_size > 100 for path in tmp_path.rglob(f"*.{kind}")), kind
     for path in tmp_path.rglob("*.csv"):
-        rows = list(csv.reader(path.open()))
+        rows = list(csv.reader(path.read_text().splitlines()))
         assert len(rows) > 1
         assert {len(row) for row in rows} == {len(rows[0])}
 

@@ -19,7 +19,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import quadratics
 from fedconcord.results import execute
-from fedconcord.run import Job, Row, advance, start, state_bytes
+from fedconcord.training import Job, Row, advance, start, state_bytes
 from fedconcord.state import MemoryStore
 from table import TABLE, make
 

@@ -22,7 +22,7 @@ from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems.clustering import clustering, matched
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.two_block import Stated, simplex
-from fedconcord.run import Job, State, advance, evaluate, start
+from fedconcord.training import Job, State, advance, evaluate, start
 from table import make
 
 SIZES = [6, 9, 14, 8, 23]
@@ -379,3 +379,16 @@ def test_a_stated_problem_refuses_bad_clients() -> None:
             Stated(lambda x, y, u, t, k: t, [(torch.zeros(1, 2), torch.zeros(1)), client], zero, zero)
     with pytest.raises(UserError, match="y_scale must be 'mean' or 'sample', given 'sum'"):
         Stated(lambda x, y, u, k: u[:, 0], [(torch.zeros(1, 2),)], zero, zero, y_scale="sum")
+
+
+def test_the_example_of_the_docs() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "semi-supervised.md").read_text()
+    names: dict[str, object] = {}
+    for block in text.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    assert isinstance(names["problem"], TwoBlock)
+    state, found = names["state"], names["found"]
+    assert isinstance(state, State)
+    assert isinstance(found, Tensor)
+    assert torch.allclose(state.server.x, torch.tensor([2.0, -1.0]), atol=1e-3)
+    assert torch.allclose(found[:, 0], torch.tensor([0.9, -0.5, 0.2]), atol=1e-3)

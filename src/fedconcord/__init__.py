@@ -7,9 +7,10 @@
 
 The same from its parts, a round at a time:
 
-    from fedconcord import DATASETS, METHODS, Job, Schedule, ...
+    from fedconcord import METHODS, PROBLEMS, Job, Schedule, advance, evaluate, start
 
-    job = Job(problem, METHODS["scaffold"](), Schedule(seed=0, cohort=10, lr=0.1, batch_size=10))
+    problem = PROBLEMS["quadratics"](0, 20, torch.float64, torch.device("cpu"))
+    job = Job(problem, METHODS["scaffold"](), Schedule(seed=0, cohort=5, lr=0.1))
     state = start(job)
     for _ in range(100):
         state = advance(job, state)
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
     from fedconcord.api import Compared, Finished, compare, run, write_report
-    from fedconcord.config import ORACLES
     from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
     from fedconcord.data import DATASETS, Dataset
     from fedconcord.engines import Engine, Serial, Stacked
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from fedconcord.heterogeneity.schedule import Schedule
     from fedconcord.heterogeneity.work import WORK
     from fedconcord.models import MODELS
+    from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.server import OPTIMIZERS, with_server
     from fedconcord.solvers import Solver
-    from fedconcord.run import Job, Row, State, advance, evaluate, start, train
+    from fedconcord.training import Job, Row, State, advance, evaluate, start, train
     from fedconcord.uploads import COMPRESSORS, with_uploads
 
 __version__ = "0.1.0"
@@ -91,7 +92,6 @@ __all__ = [
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
     "fedconcord.api": "Compared Finished compare run write_report",
-    "fedconcord.config": "ORACLES",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.engines": "Engine Serial Stacked",
@@ -101,10 +101,11 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.heterogeneity.schedule": "Schedule",
     "fedconcord.heterogeneity.work": "WORK",
     "fedconcord.models": "MODELS",
+    "fedconcord.oracles": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.server": "OPTIMIZERS with_server",
     "fedconcord.solvers": "Solver",
-    "fedconcord.run": "Job Row State advance evaluate start train",
+    "fedconcord.training": "Job Row State advance evaluate start train",
     "fedconcord.uploads": "COMPRESSORS with_uploads",
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}

@@ -34,7 +34,7 @@ from fedconcord import config as settings_module
 from fedconcord import files, results, spec
 from fedconcord.config import Config, Source
 from fedconcord.errors import UserError
-from fedconcord.run import Job, Row, resolved, start
+from fedconcord.training import Job, Row, resolved, start
 
 NAMED = {  # arguments and options whose key has another name
     "epochs": "local.epochs",
@@ -359,7 +359,7 @@ def _prepared(config: Config) -> tuple[Job, list[str]]:
     try:
         # a prologue asks every client, which takes its time, and changes neither names nor refusals
         state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
-        settings_module.refuse(job, config, state.server)
+        settings_module.refuse(job, config)
         results._refuse_too_much(job, config.rounds)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None

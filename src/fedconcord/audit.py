@@ -42,7 +42,7 @@ from fedconcord.engines.base import cohort_of, everything, oracle_of, with_oracl
 from fedconcord.engines.serial import solve
 from fedconcord.errors import UserError
 from fedconcord.problems import Supervised
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 
 MOST_SAMPLES = 1024  # that one attack rebuilds; the matching costs their cube
 MATCHED_ALWAYS, MATCHED_EVERY = 128, 10  # with more samples the permutation is found anew every so many iterations

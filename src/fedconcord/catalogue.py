@@ -20,7 +20,7 @@ from fedconcord.engines import Serial
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.problems import quadratics
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "averaging": ("fedsgd", "fedavg"),

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from fedconcord import files
 from fedconcord.core import tree_leaves, tree_unflatten
 from fedconcord.errors import UserError
-from fedconcord.run import Job, State, start
+from fedconcord.training import Job, State, start
 
 FORMAT = 1
 

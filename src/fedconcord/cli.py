@@ -32,7 +32,7 @@ from fedconcord.errors import UserError, closest, unknown
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
     from fedconcord.api import Finished, Planned
     from fedconcord.config import Source
-    from fedconcord.run import Row
+    from fedconcord.training import Row
 
 app = typer.Typer(
     name="fedconcord",
@@ -350,7 +350,7 @@ class _Show:
         return f"{config.label}, seed {config.seed}"
 
     def __call__(self, number: int, event: Row | Finished | None) -> None:
-        from fedconcord.run import Row
+        from fedconcord.training import Row
 
         if event is None:
             if self.bars:
@@ -449,6 +449,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.heterogeneity.sampling import SAMPLERS
     from fedconcord.heterogeneity.work import WORK
     from fedconcord.models import MODELS
+    from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS
     from fedconcord.server import OPTIMIZERS
     from fedconcord.uploads import COMPRESSORS
@@ -460,7 +461,7 @@ def _make_listing() -> dict[str, Any]:
         "partitions": PARTITIONS,
         "sampling": SAMPLERS,
         "work": WORK,
-        "oracles": config.ORACLES,
+        "oracles": ORACLES,
         "server": OPTIMIZERS,
         "upload": COMPRESSORS,
     }

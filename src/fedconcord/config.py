@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord import rng, spec
 from fedconcord.algorithms import plugins
-from fedconcord.core import Algorithm, Oracle, Population, Problem, Tree, n_clients
+from fedconcord.core import Algorithm, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
@@ -30,11 +30,11 @@ from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.models import MODELS
+from fedconcord.oracles import ORACLES
 from fedconcord.problems import PROBLEMS, Supervised
-from fedconcord.run import Job
 from fedconcord.server import OPTIMIZERS, with_server
-from fedconcord.server.optimizers import Served
 from fedconcord.solvers import Solver
+from fedconcord.training import Job
 from fedconcord.uploads import COMPRESSORS, with_uploads
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -42,35 +42,6 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Value = spec.Value
 WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
-
-
-def _minibatch() -> Oracle:
-    """The gradient on the step's mini-batch."""
-    return Oracle()
-
-
-def _full() -> Oracle:
-    """The gradient on all samples of the client, at every step."""
-    return Oracle("full")
-
-
-def _sam(radius: Annotated[float, Field(gt=0, description="length of the ascent step")] = 0.1) -> Oracle:
-    """The gradient at x + radius * g / ||g||, on the same mini-batch: two gradients a step.
-
-    Foret et al., ICLR 2021; FedSAM, Qu et al., ICML 2022.
-    """
-    return Oracle("sam", radius)
-
-
-def _svrg() -> Oracle:
-    """g(x) - g(x^t) + grad f_i(x^t), both g on the step's mini-batch: two gradients a step and a full one a round.
-
-    Johnson and Zhang, NeurIPS 2013; FedNova, IEEE TSP 2021, section V.
-    """
-    return Oracle("svrg")
-
-
-ORACLES: dict[str, Callable[..., Oracle]] = {"minibatch": _minibatch, "full": _full, "sam": _sam, "svrg": _svrg}
 
 
 class LocalSettings(BaseModel):
@@ -155,7 +126,7 @@ class Config(BaseModel):
     ] = None
     algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
     label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
-    data: Annotated[str, Field(description="data set or problem; `list data` shows all, and so on for other names")] = "digits"
+    data: Annotated[str, Field(description="data set or problem; `list data` shows all")] = "digits"
     data_dir: Annotated[str | None, Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache")] = (
         None
     )
@@ -686,6 +657,11 @@ def build(config: Config) -> Job:
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
+        if algorithm.served:
+            raise UserError(
+                f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
+                f"leave it out, or write {config.method}(server=none)"
+            )
         algorithm = with_server(algorithm, part("server", config.server))
     return Job(
         problem=problem_of(config),
@@ -713,20 +689,15 @@ def build(config: Config) -> Job:
     )
 
 
-def refuse(job: Job, config: Config, server: Tree) -> None:
-    """What a round would refuse, said before the first one; `server` is the method's state at the start.
+def refuse(job: Job, config: Config) -> None:
+    """What a round would refuse, said before the first one.
 
     Raises:
-        UserError: the method has two server optimisers, rounds may lack clients that it needs, a client is smaller than
-            its blocks, or a Hessian is too large.
+        UserError: rounds may lack clients that the method needs, a client is smaller than its blocks, or a Hessian is
+            too large.
     """
     problem, algorithm = job.problem, job.algorithm
     n = n_clients(problem)
-    if isinstance(server, Served) and isinstance(server.inner, Served):
-        raise UserError(
-            f"the method has a server optimiser of its own, given server {config.server} as well; leave it out, or "
-            f"write {config.method}(server=none)"
-        )
     if config.sampling != "uniform" and n > 1:
         population = Population(n, torch.as_tensor(weights.objective(algorithm.weights, problem.sizes)))
         if algorithm.refuse(population, n) is None and algorithm.refuse(population, n - 1) is not None:

@@ -143,7 +143,7 @@ class Algorithm:
     init: Callable[[Tensor, Population], Tree]
     start: Callable[[Tree, Tree, Client], Local]
     finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]
-    contribute: Callable[[Tree, Client, Cohort], Tree]
+    contribute: Callable[[Tree, Client, Cohort], Tree]  # of an upload, which holds tensors only
     update: Callable[[Tree, Tree, Cohort], Tree]
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
     init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
@@ -155,11 +155,12 @@ class Algorithm:
     steps: int | None = None  # overrides the local work (FedSGD: 1)
     full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
     hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
-    normalised: bool = False  # uses done.normaliser, so only local solvers that have one will do
+    normalised: bool = False  # uses done.normaliser (NaN otherwise), so only local solvers that have one will do
     blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
     prelude: Prelude | None = None
     prologue: Prologue | None = None
     communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
+    served: bool = False  # has a server optimiser
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
 
 
@@ -293,7 +294,7 @@ def tree_unflatten(like: Tree, leaves: Mapping[str, Any], prefix: str = "") -> T
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of a message or state: every tensor counts numel * itemsize, a Python number 8."""
+    """Bytes of a message or state: every tensor counts numel * itemsize, a Python number (broadcasts only) 8."""
     return sum(
         leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for leaf in tree_leaves(tree).values()
     )

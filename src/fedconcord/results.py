@@ -32,7 +32,7 @@ from fedconcord import checkpoint, files
 from fedconcord.core import n_clients
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
-from fedconcord.run import Job, Row, State, resolved, state_bytes, train
+from fedconcord.training import Job, Row, State, resolved, state_bytes, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on

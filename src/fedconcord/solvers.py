@@ -56,6 +56,7 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
 
 def normaliser(
     steps: Tensor,
+    longest: int,
     prox: float | Tensor,
     lr: float,
     momentum: float,
@@ -68,6 +69,7 @@ def normaliser(
 
     Args:
         steps: local steps of each client, any shape.
+        longest: a bound on them, known to the host so that nothing waits for the device.
         prox: the proximal weight, a number or one a client.
         lr: local step size eta.
         momentum, step_decay: of the local solver.
@@ -78,7 +80,7 @@ def normaliser(
     if momentum == 0.0 and step_decay == 1.0 and not isinstance(prox, Tensor) and prox == 0.0:
         return steps * scale
     moved, buffer, eta = torch.zeros_like(steps), 0.0 * scale, 1.0
-    for k in range(int(steps.max())):
+    for k in range(longest):
         buffer = momentum * buffer + scale
         moved = torch.where(steps > k, moved + eta * (buffer - lr * prox * moved), moved)
         eta *= step_decay

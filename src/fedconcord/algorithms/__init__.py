@@ -12,6 +12,7 @@ from fedconcord.algorithms.fedhybrid import fedhybrid
 from fedconcord.algorithms.fednova import fednova
 from fedconcord.algorithms.fednova_vr import fednova_vr
 from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedconcord.algorithms.fedpaq import fedpaq
 from fedconcord.algorithms.fedpd import fedpd
 from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.algorithms.losac import fedsaga, losac
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
+    "fedpaq": fedpaq,
     "fedprox": fedprox,
     "fedsam": fedsam,
     "fedcm": fedcm,

@@ -18,6 +18,7 @@ from fedconcord.core import (
     Oracle,
     Plan,
     Problem,
+    Regulariser,
     Tree,
     TwoBlock,
     TwoBlockRow,
@@ -91,6 +92,11 @@ def clients_of(problem: Problem, plan: Plan, select: np.ndarray) -> Client:
 def oracle_of(algorithm: Algorithm, solver: Solver) -> Oracle:
     """The gradient oracle in force: the method's own if it names one."""
     return algorithm.oracle or solver.oracle
+
+
+def local_regulariser(problem: Problem, algorithm: Algorithm) -> Regulariser | None:
+    """The regulariser whose proximal steps are the clients'."""
+    return problem.regulariser if algorithm.regularise == "local" else None
 
 
 def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:

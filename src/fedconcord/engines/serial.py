@@ -11,10 +11,8 @@ from fedconcord.core import (
     Client,
     Done,
     Local,
-    Oracle,
     Plan,
     Problem,
-    Regulariser,
     Tree,
     tree_bytes,
     tree_map,
@@ -28,6 +26,7 @@ from fedconcord.engines.base import (
     curvature,
     everything,
     extra_gradients,
+    local_regulariser,
     open_rows,
     oracle_of,
     settled,
@@ -88,8 +87,7 @@ class Serial:
                 for step in range(plan.steps[k])
             ]
             blocks = plan.blocks[k] if plan.blocks is not None else None
-            psi = problem.regulariser if algorithm.regularise == "local" else None
-            done, cost = solve(own, solver, oracle, local, steps, blocks, held[k], plan.lr, psi)
+            done, cost = solve(own, algorithm, solver, local, steps, blocks, held[k], plan.lr)
             evaluations += cost
             up, row = algorithm.finish(down, row, done, client)
             if talks:
@@ -105,14 +103,13 @@ class Serial:
 
 def solve(
     problem: Problem,
+    algorithm: Algorithm,
     solver: Solver,
-    oracle: Oracle,
     local: Local,
     steps: list[Tensor],
     blocks: np.ndarray | None,
     whole: Tensor,
     lr: float,
-    regulariser: Regulariser | None = None,
 ) -> tuple[Done, int]:
     """The local loop of one client, and the mini-batch gradients it evaluated.
 
@@ -121,6 +118,7 @@ def solve(
         blocks: the block of each step, for tables.
         whole: all samples of the client.
     """
+    oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
     x, linear, buffer = local.x, local.linear, local.buffer
     table = None if local.table is None else local.table.clone()
     momentum = momentum_of(solver, local)
@@ -173,7 +171,10 @@ def solve(
             if float(residual.square().sum()) <= solver.tolerance:
                 break
     count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
-    norm = normaliser(count, local.prox, lr * local.lr_scale, momentum, solver.step_decay, local.scale)
+    norm = count * torch.nan
+    if algorithm.normalised:
+        step = lr * local.lr_scale
+        norm = normaliser(count, taken, local.prox, step, momentum, solver.step_decay, local.scale)
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Done, Local, Oracle, Plan, Problem, Regulariser, Tree, tree_bytes, tree_map
+from fedconcord.core import Algorithm, Done, Local, Plan, Problem, Tree, tree_bytes, tree_map
 from fedconcord.engines import chunk, lbfgs
 from fedconcord.engines.base import (
     Outcome,
@@ -19,6 +19,7 @@ from fedconcord.engines.base import (
     curvature,
     everything,
     extra_gradients,
+    local_regulariser,
     open_rows,
     oracle_of,
     settled,
@@ -85,8 +86,7 @@ class Stacked:
                 squares = [curvature(problem, x, int(i)) for x, i in zip(points, ids, strict=True)]
                 client = client._replace(hessian=torch.stack(squares))
             local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
-            psi = problem.regulariser if algorithm.regularise == "local" else None
-            done, cost = _solve(own, psi, solver, oracle, local, plan, select)
+            done, cost = _solve(own, algorithm, solver, local, plan, select)
             evaluations += cost
             up, rows = algorithm.finish(down, rows, done, client)
             if talks:
@@ -111,15 +111,10 @@ def _add(total: Tree, more: Tree) -> Tree:
 
 
 def _solve(
-    problem: Problem,
-    regulariser: Regulariser | None,
-    solver: Solver,
-    oracle: Oracle,
-    local: Local,
-    plan: Plan,
-    select: np.ndarray,
+    problem: Problem, algorithm: Algorithm, solver: Solver, local: Local, plan: Plan, select: np.ndarray
 ) -> tuple[Done, int]:
     """The local loop for the clients `select`, sorted by steps, most first; and the mini-batch gradients it took."""
+    oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
     ids, steps = plan.ids[select], plan.steps[select]
     if solver.kind == "lbfgs":
         return _lbfgs(problem, solver, local, ids, steps)
@@ -206,7 +201,10 @@ def _solve(
             reached = (residual.square().sum(-1) <= solver.tolerance).cpu().numpy()
             taken[active[reached]] = k + 1
     count = torch.as_tensor(taken, device=problem.device).to(problem.dtype)[:, None]
-    norm = normaliser(count, local.prox, plan.lr * local.lr_scale, momentum, solver.step_decay, local.scale)
+    norm = count * torch.nan
+    if algorithm.normalised:
+        step = plan.lr * local.lr_scale
+        norm = normaliser(count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale)
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 

@@ -15,7 +15,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import Work, fixed, gaussian
 from fedconcord.problems import fednova_quadratics
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.run import Job
+from fedconcord.training import Job
 
 CLIENTS, LR, ROUNDS = 30, 0.05, 1200
 ALGORITHMS: dict[str, Algorithm] = {

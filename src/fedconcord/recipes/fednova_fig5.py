@@ -16,7 +16,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import Work, fixed, uniform
 from fedconcord.problems.convex import Convex, from_dataset
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.run import Job
+from fedconcord.training import Job
 
 CLIENTS, LR, BATCH, ROUNDS = 30, 0.02, 20, 200
 ALGORITHMS: dict[str, Algorithm] = {

@@ -17,7 +17,7 @@ from fedconcord.engines import Stacked
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.run import Job, advance, start
+from fedconcord.training import Job, advance, start
 
 CLIENTS = 30
 CPU = torch.device("cpu")
@@ -124,7 +124,8 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
     for c in found:
         say(
             f"ours: {c.name:18s} eta {c.lr:<7g} stops {c.bias:.4e} from the optimum; run - (31): {c.error:.1e} "
-            f"relative, largest run - (30): {c.deviation:.1e}; from Lemma 1's limit {100 * c.small_lr:.2f} % of its bias"
+            f"relative, largest run - (30): {c.deviation:.1e}; "
+            f"from Lemma 1's limit {100 * c.small_lr:.2f} % of its bias"
         )
     table(
         out,

@@ -26,7 +26,7 @@ from fedconcord.heterogeneity.work import fixed, uniform
 from fedconcord.models import MODELS
 from fedconcord.problems.semi import SemiSupervised, semi
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.run import Job, train
+from fedconcord.training import Job, train
 
 ALGORITHMS: dict[str, Algorithm] = {
     "FedVRA-U": METHODS["fedvra"](gamma=0.5, a=5.0, d=15.0),
@@ -117,10 +117,9 @@ def experiment(out: Path, size: Size, say: Callable[[str], None]) -> None:
         for seed in size.seeds:
             problem = clients(size, case, seed)
             if seed == size.seeds[0]:
-                kept = int(problem.sizes.sum() - problem.unlabelled.sum())
-                say(
-                    f"{case.title}: {size.clients} clients, {kept} of {problem.sizes.sum():.0f} samples keep their label"
-                )
+                total = int(problem.sizes.sum())
+                kept = total - int(problem.unlabelled.sum())
+                say(f"{case.title}: {size.clients} clients, {kept} of {total} samples keep their label")
             work = fixed(case.low) if case.low == case.high else uniform(case.low, case.high)
             schedule = Schedule(seed, size.cohort, size.lr, work, batch_size=size.batch)
             for method, algorithm in ALGORITHMS.items():

@@ -15,8 +15,8 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.problems.convex import Convex, logistic_cancer
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.run import Job
 from fedconcord.solvers import Solver
+from fedconcord.training import Job
 
 CLIENTS, EPS = 10, 1e-8
 SOLVERS: dict[str, tuple[Solver, int]] = {  # and the planned steps, which cap the tolerance's
@@ -50,7 +50,8 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
     lr = 1.0 / (smoothness(problem) + rho)
     say(
         f"logistic regression, breast cancer data, {CLIENTS} clients by label, l2 {l2:g}, rho {rho:g}, "
-        f"eta 1/L = {lr:.3f}, eps {EPS:g}; goal: gap <= {goal:g} within {rounds} rounds, F* = {problem.optimum.value:.6f}"
+        f"eta 1/L = {lr:.3f}, eps {EPS:g}; goal: gap <= {goal:g} within {rounds} rounds, "
+        f"F* = {problem.optimum.value:.6f}"
     )
     rows = []
     with panels(out, "local_tolerance", list(methods(rho)), 2.7) as axes:

@@ -33,7 +33,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.problems import Supervised
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.run import Job
+from fedconcord.training import Job
 
 CLIENTS, STEPS, ROUND, ITERATIONS = 100, 5, 5, 100
 LR, ATTACK_LR = 1e-4, 1e-3  # on losses that are sums over samples

@@ -1,8 +1,8 @@
 """LoSAC, Fig. 7: recovery error and rank by round in low-rank matrix estimation, clients sampled.
 
 Given in section 5.5 and Appendix E: d, ranks, N, S, M, the step sizes, rho and the 20 server steps. Not stated, and
-chosen here: T = 5 local steps, 100 measurements a client, lambda = 0.1, a mean loss (see `problems.matrix`) and 600
-rounds. Beyond the paper's three: FedAvg-Prox; LoSAC-Prox with the SAGA-consistent block scale 1/M; FedADMM with f_i in
+chosen here: T = 5 local steps, 100 measurements a client, a mean loss (see `problems.matrix`), 600 rounds, and lambda =
+0.2, for which the minimisers for lambda and for lambda / M both have the exact rank. Beyond the paper's three: FedAvg-Prox; LoSAC-Prox with the SAGA-consistent block scale 1/M; FedADMM with f_i in
 place of f_i / N beside the penalty; and, as lines to compare with, the minimiser of the objective for lambda and for
 lambda / M. The latter is where LoSAC-Prox as printed goes: its running gradient counts every block M times and its
 proximal step does not, so its fixed point has M grad F + lambda s = 0.
@@ -26,9 +26,9 @@ from fedconcord.problems.matrix import Matrix, low_rank
 from fedconcord.recipes.tools import line, panels, table
 from fedconcord.regularisers import nuclear
 from fedconcord.report.load import Array
-from fedconcord.run import Job, train
+from fedconcord.training import Job, train
 
-CLIENTS, COHORT, BLOCKS, STEPS, SAMPLES, LAM = 100, 10, 5, 5, 100, 0.1
+CLIENTS, COHORT, BLOCKS, STEPS, SAMPLES, LAM = 100, 10, 5, 5, 100, 0.2
 
 
 class Method(NamedTuple):
@@ -107,14 +107,14 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
 
 def study(out: Path, say: Callable[[str], None], *, dim: int, ranks: tuple[int, ...], rounds: int, every: int) -> None:
     """Runs, figures and the table for these ranks."""
-    say(f"d = {dim}, {CLIENTS} clients of {SAMPLES} measurements, {COHORT} a round, {STEPS} steps, lambda = {LAM}")
+    say(f"d = {dim}, {CLIENTS} clients of {SAMPLES} measurements, {COHORT} a round, {STEPS} steps, lambda = {lam:g}")
     rows: list[dict[str, Any]] = []
     paths, best = {}, {}
     for rank in ranks:
         dtype = torch.float64 if dim <= 32 else torch.float32
-        problem = low_rank(0, CLIENTS, dtype, torch.device("cpu"), dim=dim, rank=rank, samples=SAMPLES, lam=LAM)
-        for name, lam in (("minimiser", LAM), ("minimiser for λ/M", LAM / BLOCKS)):
-            found = best[rank, name] = minimiser(problem, lam)
+        problem = low_rank(0, CLIENTS, dtype, torch.device("cpu"), dim=dim, rank=rank, samples=SAMPLES, lam=lam)
+        for name, weight in (("minimiser", lam), ("minimiser for λ/M", lam / BLOCKS)):
+            found = best[rank, name] = minimiser(problem, weight)
             rows.append(_row(rank, name, found["error"], found["rank"]))
             say(f"rank {rank}: {name:17s} error {found['error']:.3f}, rank {found['rank']:.0f}")
         for name, method in METHODS_SHOWN.items():

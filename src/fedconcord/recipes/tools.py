@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from fedconcord import files
 from fedconcord.report import figures
 from fedconcord.report.load import Array
-from fedconcord.run import Job, train
+from fedconcord.training import Job, train
 
 
 class Track(NamedTuple):
@@ -65,7 +65,7 @@ def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> 
             ):
                 if scale == "linear":
                     continue
-                if scale == "log" and high < 300 * low:  # too few decades to read values from
+                if axis is ax.yaxis and scale == "log" and high < 300 * low:  # too few decades to read values from
                     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
                 axis.set_major_formatter(FuncFormatter(_power))
                 axis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
@@ -81,7 +81,7 @@ def _power(v: float, _: object = None) -> str:
     """10⁻³ for a power of ten far from 1, else the number."""
     if not 1e-2 <= v <= 1e3 and v > 0 and math.isclose(v, 10.0 ** round(math.log10(v)), rel_tol=1e-9):
         return f"10{figures.superscript(round(math.log10(v)))}"
-    return figures.compact(v)
+    return f"{v:g}"
 
 
 def line(ax: Axes, index: int, x: Array, y: Array, label: str, **style: Any) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Cohort, Population, Tree
+from fedconcord.errors import UserError
 
 LR = Annotated[float, Field(gt=0, description="server step size")]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
@@ -90,7 +91,13 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
 
     Only x is moved: running sums such as SCAFFOLD's c are the method's own. A method whose server state holds earlier
     models (A-FedPD, FedDyn's mean) keeps them as it made them.
+
+    Raises:
+        UserError: the method has a server optimiser already.
     """
+
+    if algorithm.served:
+        raise UserError("the method has a server optimiser of its own; set that one's options, or leave `server` out")
 
     def init(x: Tensor, population: Population) -> Served:
         return Served(algorithm.init(x, population), optimizer.init(x))
@@ -103,6 +110,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     settle, prologue = algorithm.settle, algorithm.prologue
     return replace(
         algorithm,
+        served=True,
         init=init,
         update=update,
         broadcast=lambda server: algorithm.broadcast(server.inner),

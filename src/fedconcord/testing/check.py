@@ -56,8 +56,8 @@ from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import Work, fixed, uniform
 from fedconcord.problems import Quadratic, Supervised, quadratics
-from fedconcord.run import Job, Planner, State, advance, start
 from fedconcord.solvers import Solver
+from fedconcord.training import Job, Planner, State, advance, start
 
 Factory = Callable[[], Algorithm]
 

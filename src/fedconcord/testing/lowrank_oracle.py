@@ -13,8 +13,8 @@ from fedconcord.core import Algorithm
 from fedconcord.engines import Engine
 from fedconcord.problems import Matrix
 from fedconcord.regularisers import nuclear
-from fedconcord.run import Job
 from fedconcord.testing.replay import MISSING, Recorded, error, states
+from fedconcord.training import Job
 
 CASES: dict[str, Callable[[Mapping[str, Any]], Algorithm]] = {
     "losac_prox": lambda given: METHODS["losac"](blocks=given["blocks"]),

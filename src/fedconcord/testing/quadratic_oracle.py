@@ -12,10 +12,10 @@ import torch
 from fedconcord.core import Algorithm
 from fedconcord.engines import Engine
 from fedconcord.problems import Quadratic
-from fedconcord.run import Job, State
 from fedconcord.server import momentum, with_server
 from fedconcord.solvers import Solver
 from fedconcord.testing.replay import MISSING, NotImplementedCaseError, Recorded, built, error, named, states
+from fedconcord.training import Job, State
 
 # hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
 SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}

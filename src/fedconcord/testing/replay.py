@@ -17,7 +17,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm, Plan
 from fedconcord.engines import Engine
 from fedconcord.heterogeneity import weights
-from fedconcord.run import Job, State, advance, start
+from fedconcord.training import Job, State, advance, start
 
 Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
 MISSING = float("nan")

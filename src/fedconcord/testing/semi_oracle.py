@@ -13,8 +13,8 @@ from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine
 from fedconcord.problems import semi
-from fedconcord.run import Job
 from fedconcord.testing.replay import Recorded, error, states
+from fedconcord.training import Job
 
 
 def problem(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> semi.SemiSupervised:
