@@ -93,7 +93,7 @@ def test_the_table_fits_80_columns() -> None:
     assert sum(widths) + 2 * len(widths) + 2 <= 80
     assert cells(describe("mimesvrg")) == ("mimesvrg", "0", "1", "2", "2", "1", "1", "any")
     assert cells(describe("fednova"))[3] == "1+2s"
-    assert cells(describe("fedhybrid"))[4:] == ("1+1s", "0", "0+H", "all")
+    assert cells(describe("fedhybrid"))[4:] == ("1+1s", "4", "0+H", "all")
 
 
 def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:

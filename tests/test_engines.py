@@ -168,6 +168,23 @@ def test_bytes_are_the_messages() -> None:
     assert nova.bytes_up == 5 * (d + 2) * 8
 
 
+@pytest.mark.parametrize("engine", [Serial(), Stacked(2)])
+def test_a_full_gradient_costs_its_mini_batches(engine: Serial | Stacked) -> None:
+    """Clients of 3, 4, 7, 12, 20, 9, 28 and 17 samples in batches of 4, all of them in one round."""
+    batches_held = 1 + 1 + 2 + 3 + 5 + 3 + 7 + 5
+    schedule = replace(SCHEDULE, cohort=8, work=fixed(2), unit="steps")
+
+    def cost(name: str, solver: Solver, **options: object) -> int:
+        return run(Job(small(), make(name, **options), schedule, solver, engine), rounds=1).gradient_steps
+
+    assert cost("fedavg", Solver()) == 16
+    assert cost("fedsgd", Solver()) == batches_held
+    assert cost("fedavg", Solver(oracle=Oracle("full"))) == 2 * batches_held
+    assert cost("fedavg", Solver(oracle=Oracle("sam", 0.1))) == 32
+    assert cost("scaffold", Solver(), option=1) == cost("mimesvrg", Solver()) - 16 == 16 + batches_held
+    assert cost("fedavg", Solver(tolerance=1e-30)) == 16 + 2 * batches_held
+
+
 def test_only_sampled_clients_have_rows() -> None:
     job = Job(small(), METHODS["scaffold"](), replace(SCHEDULE, cohort=2))
     state = advance(job, start(job))

@@ -190,7 +190,7 @@ class _Constant:
     """A problem with one gradient everywhere, as far as the local loop asks."""
 
     def __init__(self, g: Tensor) -> None:
-        self.g, self.dtype, self.device = g, g.dtype, g.device
+        self.g, self.dtype, self.device, self.regulariser = g, g.dtype, g.device, None
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self.g
@@ -219,7 +219,7 @@ def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
     none = torch.empty(0, dtype=torch.int64, device=g.device)
     steps = [none] * int(seen.done.steps)
     constant = cast(Problem, _Constant(g))
-    done, _ = solve(constant, solver, oracle, local, steps, blocks, none, seen.plan.lr)
+    done, _ = solve(constant, job.algorithm, solver, local, steps, blocks, none, seen.plan.lr)
     message, _ = job.algorithm.finish(seen.down, seen.row, done, client)
     return _vectors(job, seen, None if seen.gradient is None else g, message), done.x
 

@@ -256,6 +256,7 @@ class Plan(NamedTuple):
     lr: float  # local step size
     seed: int  # of the keys of noise
     coin: float = 0.0  # the round's coin
+    full_cost: np.ndarray | None = None  # [S] mini-batches in a full gradient of the client; None: 1 each
     blocks: list[np.ndarray] | None = None  # S arrays [K_i] of block indices, for table methods
 
 

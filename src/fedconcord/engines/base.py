@@ -154,11 +154,6 @@ def everything(problem: Problem, client: int) -> Tensor:
     return torch.arange(problem.offsets[client], problem.offsets[client + 1], device=problem.device)
 
 
-def extra_gradients(problem: Problem, plan: Plan, full: bool) -> int:
-    """Mini-batch gradients in one full gradient of every client of the cohort, if one is wanted."""
-    if not full:
-        return 0
-    if plan.batches is None:
-        return len(plan.ids)
-    held = problem.offsets[plan.ids + 1] - problem.offsets[plan.ids]
-    return int(sum(-(-n // batch.shape[1]) for n, batch in zip(held, plan.batches, strict=True)))
+def full_costs(plan: Plan) -> np.ndarray:
+    """Mini-batches [S] in a full gradient of each client of the cohort."""
+    return np.ones(len(plan.ids), np.int64) if plan.full_cost is None else plan.full_cost

@@ -25,7 +25,7 @@ from fedconcord.engines.base import (
     cohort_of,
     curvature,
     everything,
-    extra_gradients,
+    full_costs,
     local_regulariser,
     open_rows,
     oracle_of,
@@ -69,7 +69,7 @@ class Serial:
             down = algorithm.prelude.absorb(down, total)
 
         shares = []
-        evaluations = extra_gradients(problem, plan, full)
+        evaluations = int(full_costs(plan).sum()) if full else 0
         for k, client in enumerate(clients):
             ids = plan.ids[k : k + 1]
             own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
@@ -87,7 +87,8 @@ class Serial:
                 for step in range(plan.steps[k])
             ]
             blocks = plan.blocks[k] if plan.blocks is not None else None
-            done, cost = solve(own, algorithm, solver, local, steps, blocks, held[k], plan.lr)
+            passes = int(full_costs(plan)[k])
+            done, cost = solve(own, algorithm, solver, local, steps, blocks, held[k], plan.lr, passes)
             evaluations += cost
             up, row = algorithm.finish(down, row, done, client)
             if talks:
@@ -110,6 +111,7 @@ def solve(
     blocks: np.ndarray | None,
     whole: Tensor,
     lr: float,
+    full_cost: int = 1,
 ) -> tuple[Done, int]:
     """The local loop of one client, and the mini-batch gradients it evaluated.
 
@@ -117,6 +119,7 @@ def solve(
         steps: the samples of each step.
         blocks: the block of each step, for tables.
         whole: all samples of the client.
+        full_cost: mini-batches in a full gradient.
     """
     oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
     x, linear, buffer = local.x, local.linear, local.buffer
@@ -126,17 +129,19 @@ def solve(
     if solver.kind == "lbfgs":
         x, evaluations = lbfgs.minimise(problem, solver, local, whole, len(steps))
         count = torch.tensor(float(len(steps)), dtype=problem.dtype, device=problem.device)
-        return Done(x, count, count * torch.nan), evaluations
+        return Done(x, count, count * torch.nan), evaluations * full_cost
+
+    each = full_cost if oracle.kind == "full" else 1
 
     def oracle_gradient(samples: Tensor) -> Tensor:
         nonlocal evaluations
-        evaluations += 1
+        evaluations += each
         g = problem.gradient(x, samples)
         if oracle.kind == "sam":
-            evaluations += 1
+            evaluations += each
             g = problem.gradient(ascent(x, g, oracle.radius), samples)
         if local.snapshot is not None:
-            evaluations += 1
+            evaluations += each
             g = g - problem.gradient(local.snapshot, samples)
         return clipped(g, solver.clip)
 
@@ -165,7 +170,7 @@ def solve(
             linear = linear + local.dual_rate * (x - local.anchor)
         taken += 1
         if solver.tolerance is not None:
-            evaluations += 1
+            evaluations += full_cost
             residual = local.scale * problem.gradient(x, whole) + solver.weight_decay * x + pull()
             residual = residual if linear is None else residual + linear
             if float(residual.square().sum()) <= solver.tolerance:

@@ -18,7 +18,7 @@ from fedconcord.engines.base import (
     cohort_of,
     curvature,
     everything,
-    extra_gradients,
+    full_costs,
     local_regulariser,
     open_rows,
     oracle_of,
@@ -74,7 +74,7 @@ class Stacked:
             down = algorithm.prelude.absorb(down, total)
 
         total = None
-        evaluations = extra_gradients(problem, plan, full)
+        evaluations = int(full_costs(plan).sum()) if full else 0
         for select in chunks:
             ids = plan.ids[select]
             own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
@@ -117,7 +117,7 @@ def _solve(
     oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
     ids, steps = plan.ids[select], plan.steps[select]
     if solver.kind == "lbfgs":
-        return _lbfgs(problem, solver, local, ids, steps)
+        return _lbfgs(problem, solver, local, ids, steps, full_costs(plan)[select])
     x = local.x.expand(len(select), -1).clone()  # [S, d], updated in place as are the next three
     linear = local.linear
     if linear is not None and (local.table is not None or local.dual_rate):
@@ -130,7 +130,9 @@ def _solve(
     full = plan.batches is None or oracle.kind == "full"
     index, weight = (None, None) if full else _batches(problem, plan, select)
     blocks = None if plan.blocks is None else _blocks(problem, plan, select)
-    per_step = 1 + (oracle.kind == "sam") + (local.snapshot is not None) + (solver.tolerance is not None)
+    cost = full_costs(plan)[select]  # of a full gradient
+    per_step = (1 + (oracle.kind == "sam") + (local.snapshot is not None)) * (cost if oracle.kind == "full" else 1)
+    per_step = per_step + (cost if solver.tolerance is not None else 0 * cost)
     taken = steps.copy()
     evaluations = 0
     active = np.arange(len(select))  # shrinks with the steps, or where a client meets the tolerance
@@ -191,7 +193,7 @@ def _solve(
             linear[here] += _rows(local.table_rate, here) * g
         if local.dual_rate and linear is not None:
             linear[here] += local.dual_rate * (xs - _rows(anchor, here))
-        evaluations += per_step * m
+        evaluations += int(per_step[active].sum())
         if solver.tolerance is not None:
             residual = _rows(local.scale, here) * _full(problem, xs, ids[active]) + solver.weight_decay * xs
             if linear is not None:
@@ -208,7 +210,9 @@ def _solve(
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 
-def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray) -> tuple[Done, int]:
+def _lbfgs(
+    problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray, costs: np.ndarray
+) -> tuple[Done, int]:
     """Client by client: line searches do not batch."""
     found, evaluations = [], 0
     for k, i in enumerate(ids):
@@ -219,11 +223,11 @@ def _lbfgs(problem: Problem, solver: Solver, local: Local, ids: np.ndarray, step
             None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
             local.scale[k] if isinstance(local.scale, Tensor) else local.scale,
         )
-        x, cost = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
+        x, count = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
         found.append(x)
-        evaluations += cost
-    count = torch.as_tensor(steps, device=problem.device).to(problem.dtype)[:, None]
-    return Done(torch.stack(found), count, count * torch.nan), evaluations
+        evaluations += count * int(costs[k])
+    taken = torch.as_tensor(steps, device=problem.device).to(problem.dtype)[:, None]
+    return Done(torch.stack(found), taken, taken * torch.nan), evaluations
 
 
 def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class Schedule:
             lr=self.lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first),
             seed=self.seed,
             coin=float(rng.generator(self.seed, rng.Purpose.COIN, round).random()),
+            full_cost=np.array([algorithm.blocks or epoch_steps(n, self.batch_size) for n in held], np.int64),
             blocks=blocks,
         )
 

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from fedconcord import rng
-from fedconcord.core import Local, Oracle, Problem
-from fedconcord.engines import serial
+from fedconcord.algorithms import METHODS
+from fedconcord.algorithms.fedavg import fedavg
+from fedconcord.core import Problem
+from fedconcord.engines import Serial
+from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.recipes.tools import line, panels, table
 from fedconcord.report.load import Array
-from fedconcord.solvers import Solver
+from fedconcord.training import Job, advance, start
 
 CLIENTS = 30
 SPREAD = {"std 20": 20.0, "variance 20": 20.0**0.5}  # the paper writes N(20, 20)
@@ -55,25 +58,28 @@ def closed(tau: np.ndarray, alpha: float) -> Effect:
     return effect(tau, (1 - shrink**tau) / alpha, (1 - shrink ** (2 * tau)) / (1 - shrink**2))
 
 
-class _Unit:
-    """The gradient of sample s is the s-th unit vector, so that (x_0 - x) / eta after tau steps is a_i itself."""
+class _Units:
+    """One client whose s-th sample has the s-th unit vector as its gradient: x_0 - x shows how each step counted."""
 
-    dtype, device = torch.float64, torch.device("cpu")
+    regulariser = None
+    dtype, device, regulariser = torch.float64, torch.device("cpu"), None
 
     def __init__(self, dim: int) -> None:
-        self.eye = torch.eye(dim, dtype=self.dtype)
+        self.dim, self.eye = dim, torch.eye(dim, dtype=self.dtype)
+        self.offsets, self.sizes = np.array([0, dim]), np.ones(1)
+
+    def init(self, seed: int) -> Tensor:
+        return torch.zeros(self.dim, dtype=self.dtype)
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self.eye[samples].mean(0)
 
 
 def accumulation(tau: int, alpha: float, lr: float = 0.05) -> Array:
-    """a_i [tau] measured: the package's local loop with mu = alpha / eta, run on unit gradients."""
-    zero = torch.zeros(tau, dtype=torch.float64)
-    local = Local(zero, prox=alpha / lr, anchor=zero)
-    batches = list(torch.arange(tau)[:, None])
-    done, _ = serial.solve(cast(Problem, _Unit(tau)), Solver(), Oracle(), local, batches, None, torch.arange(tau), lr)
-    return np.asarray((zero - done.x).numpy() / lr)
+    """The entries of a_i [tau], in the order of the samples: a round of FedProx with mu = alpha / eta, batch size 1."""
+    schedule = Schedule(0, 1, lr, batch_size=1)
+    job = Job(cast(Problem, _Units(tau)), METHODS["fedprox"](mu=alpha / lr), schedule, engine=Serial())
+    return np.asarray(-advance(job, start(job)).server.x.numpy() / lr)
 
 
 def simulated(tau: np.ndarray, alpha: float) -> Effect:

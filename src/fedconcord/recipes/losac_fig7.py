@@ -2,10 +2,11 @@
 
 Given in section 5.5 and Appendix E: d, ranks, N, S, M, the step sizes, rho and the 20 server steps. Not stated, and
 chosen here: T = 5 local steps, 100 measurements a client, a mean loss (see `problems.matrix`), 600 rounds, and lambda =
-0.2, for which the minimisers for lambda and for lambda / M both have the exact rank. Beyond the paper's three: FedAvg-Prox; LoSAC-Prox with the SAGA-consistent block scale 1/M; FedADMM with f_i in
-place of f_i / N beside the penalty; and, as lines to compare with, the minimiser of the objective for lambda and for
-lambda / M. The latter is where LoSAC-Prox as printed goes: its running gradient counts every block M times and its
-proximal step does not, so its fixed point has M grad F + lambda s = 0.
+0.2, for which the minimisers for lambda and for lambda / M both have the exact rank. Beyond the paper's three:
+FedAvg-Prox; LoSAC-Prox with the SAGA-consistent block scale 1/M; FedADMM with f_i in place of f_i / N beside the
+penalty; and, as lines to compare with, the minimiser of the objective for lambda and for lambda / M. The latter is
+where LoSAC-Prox as printed goes: its running gradient counts every block M times and its proximal step does not, so
+its fixed point has M grad F + lambda s = 0.
 """
 
 from __future__ import annotations
@@ -105,7 +106,16 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
         study(out, say, dim=64, ranks=(32, 16, 8, 4, 2), rounds=600, every=5)
 
 
-def study(out: Path, say: Callable[[str], None], *, dim: int, ranks: tuple[int, ...], rounds: int, every: int) -> None:
+def study(
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    dim: int,
+    ranks: tuple[int, ...],
+    rounds: int,
+    every: int,
+    lam: float = LAM,
+) -> None:
     """Runs, figures and the table for these ranks."""
     say(f"d = {dim}, {CLIENTS} clients of {SAMPLES} measurements, {COHORT} a round, {STEPS} steps, lambda = {lam:g}")
     rows: list[dict[str, Any]] = []
