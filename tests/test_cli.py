@@ -324,7 +324,7 @@ def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
 # -- lists and sentences -------------------------------------------------------------------------------------------
 
 
-TOPICS = ["data", "methods", "models", "oracles", "partitions", "sampling", "server", "settings", "upload", "work"]
+TOPICS = sorted(cli.TOPICS)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -46,7 +46,11 @@ console = Console(highlight=False, soft_wrap=False)
 TEXTS = frozenset(  # options that are text as they stand; others may be numbers
     ("method", "methods", "seeds", "data", "data_dir", "partition", "model", "out", "device", "engine", "dtype")
 ) | {"sampling", "oracle", "server", "upload"}
-TOPICS = ("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload", "settings")
+TOPICS = (
+    *("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload"),
+    *("regularisers", "recipes", "settings"),
+)
+AUDIT_OPTIONS = ("client", "round", "iterations", "optimiser", "attack_lr", "labels", "out")
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
@@ -239,6 +243,80 @@ def report(
     _say(f"report: {page}")
 
 
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe; `list recipes` shows all.", metavar="RECIPE")],
+    out: Annotated[str | None, _option("Folder of figures and tables. [runs/<recipe>]", "DIR")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute.")] = False,
+) -> None:
+    """Run an experiment of a paper; its claim and numbers beside ours."""
+    from fedconcord.recipes import RECIPES
+
+    if recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    this, folder = RECIPES[recipe], Path(out or f"runs/{recipe}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"the folder {folder} is not empty; give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    _say(f"{this.source}: {this.claim}")
+    this.run(folder, quick, _say)
+    _say(f"results: {folder}")
+
+
+@app.command()
+def audit(
+    methods: Methods = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    upload: Upload = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    client: Annotated[str | None, _option("Client whose message is attacked. [first of that round]", "ID")] = None,
+    round: Annotated[str, _option("Round whose message is attacked, from 1. [5]", "N")] = "5",
+    iterations: Annotated[str, _option("Iterations of the attack. [100]", "N")] = "100",
+    optimiser: Annotated[str, _option("How dummy samples are fitted: lbfgs or gd. [lbfgs]", "NAME")] = "lbfgs",
+    attack_lr: Annotated[str | None, _option("Step size of gd. [searched]", "NUMBER")] = None,
+    labels: Annotated[str, _option("Whether the attacker knows the labels: known or inferred. [known]", "NAME")] = (
+        "known"
+    ),
+    out: Annotated[str | None, _option("Folder of the findings. [runs/audit-<n>]", "DIR")] = None,
+    method: OneMethod = None,
+) -> None:
+    """Attack what your own configuration sends, to see what it leaks."""
+    given = dict(locals())
+    sources = _sources({name: given[name] for name in given if name not in AUDIT_OPTIONS})
+    from fedconcord import audit as auditor
+    from fedconcord import config as settings
+    from fedconcord import spec
+
+    _choice("--optimiser", optimiser, ("lbfgs", "gd"))
+    _choice("--labels", labels, ("known", "inferred"))
+    step = None if attack_lr is None else spec.scalar(attack_lr)
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int | float) or not step > 0):
+        raise UserError(f"--attack-lr must be a number > 0, given {attack_lr!r}")
+    if client is not None and not client.isdecimal():
+        raise UserError(f"--client must be an integer >= 0, given {client!r}")
+    resolved = settings.resolve_compare(*sources)
+    if resolved.seeds is not None and len(resolved.seeds) > 1:
+        raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give --seed")
+    jobs = {one.label or "": settings.build(one) for one in resolved.runs()}
+    folder = Path(out) if out else spec.free_folder(Path("runs"), "audit")
+    attack = auditor.Attack(_count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
+    chosen = None if client is None else int(client)
+    auditor.audit_jobs(jobs, folder, client=chosen, round=_count("--round", round), attack=attack, say=_say)
+    _say(f"audit: {folder / 'audit.md'}")
+
+
 @app.command(name="list")
 def list_(
     what: Annotated[
@@ -279,6 +357,11 @@ def _sources(given: Mapping[str, Any]) -> list[Source]:
     }
     file = [] if given["config"] is None else [config.from_file(Path(given["config"]))]
     return [*file, config.from_options(options, given["set"] or ())]
+
+
+def _choice(option: str, given: str, choices: Sequence[str]) -> None:
+    if given not in choices:
+        raise UserError(f"{option} must be one of {', '.join(choices)}, given {given!r}{closest(given, choices)}")
 
 
 def _count(option: str, given: str) -> int:
@@ -451,6 +534,8 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.models import MODELS
     from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS
+    from fedconcord.recipes import RECIPES
+    from fedconcord.regularisers import REGULARISERS
     from fedconcord.server import OPTIMIZERS
     from fedconcord.uploads import COMPRESSORS
 
@@ -464,9 +549,14 @@ def _make_listing() -> dict[str, Any]:
         "oracles": ORACLES,
         "server": OPTIMIZERS,
         "upload": COMPRESSORS,
+        "regularisers": REGULARISERS,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]
+    entries["recipes"] = [
+        (name, recipe.claim, f"{recipe.source}. Minutes on two cores, full and quick: {recipe.minutes}.", [])
+        for name, recipe in RECIPES.items()
+    ]
     chosen = {
         "method": "fedavg",
         "seed": 0,

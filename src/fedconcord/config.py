@@ -31,7 +31,8 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.models import MODELS
 from fedconcord.oracles import ORACLES
-from fedconcord.problems import PROBLEMS, Supervised
+from fedconcord.problems import PROBLEMS, Regularised, Supervised
+from fedconcord.regularisers import REGULARISERS
 from fedconcord.server import OPTIMIZERS, with_server
 from fedconcord.solvers import Solver
 from fedconcord.training import Job
@@ -132,6 +133,13 @@ class Config(BaseModel):
     )
     partition: Annotated[str | None, Field(description="which client holds which samples")] = None
     model: Annotated[str | None, Field(description="the model")] = None
+    regulariser: Annotated[
+        str | None,
+        Field(
+            description="a non-smooth term of the objective, met by proximal steps; none if none",
+            json_schema_extra={"wanted": "a regulariser such as l1(0.001)"},
+        ),
+    ] = None
     clients: Annotated[int, Field(ge=1, description="clients N")] = 50
     cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
     rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
@@ -221,6 +229,7 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "sampling": ("sampling", SAMPLERS),
     "server": ("server optimiser", OPTIMIZERS),
     "upload": ("compressor", COMPRESSORS),
+    "regulariser": ("regulariser", REGULARISERS),
     "local.oracle": ("gradient oracle", ORACLES),
 }
 PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
@@ -663,8 +672,11 @@ def build(config: Config) -> Job:
                 f"leave it out, or write {config.method}(server=none)"
             )
         algorithm = with_server(algorithm, part("server", config.server))
+    problem: Problem = problem_of(config)
+    if config.regulariser is not None:
+        problem = Regularised(problem, part("regulariser", config.regulariser))
     return Job(
-        problem=problem_of(config),
+        problem=problem,
         algorithm=algorithm,
         schedule=Schedule(
             seed=config.seed or 0,

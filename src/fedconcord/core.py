@@ -175,7 +175,11 @@ class Problem(Protocol):
     sizes: np.ndarray  # [N] float64, what weights by size are proportional to
     dtype: torch.dtype
     device: torch.device
-    regulariser: Regulariser | None
+
+    @property
+    def regulariser(self) -> Regulariser | None:
+        """The non-smooth term of the objective."""
+        ...
 
     def init(self, seed: int) -> Tensor:
         """The starting point x^0 [d], keyed by the seed."""

@@ -136,8 +136,8 @@ def _refuse_too_much(job: Job, rounds: int) -> None:
     if have and need > have:
         row = need // min(n_clients(job.problem), rounds * job.schedule.cohort)
         raise UserError(
-            f"the clients' state may grow to {need / 2**30:.1f} GiB ({row / 2**20:.1f} MiB a client) and this machine has "
-            f"{have / 2**30:.1f} GiB; use a smaller model, fewer clients or rounds, or a method without client state"
+            f"the clients' state may grow to {need / 2**30:.1f} GiB ({row / 2**20:.1f} MiB a client) and this machine "
+            f"has {have / 2**30:.1f} GiB; use a smaller model, fewer clients or a method without client state"
         )
 
 

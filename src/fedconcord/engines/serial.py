@@ -178,8 +178,8 @@ def solve(
     count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
     norm = count * torch.nan
     if algorithm.normalised:
-        step = lr * local.lr_scale
-        norm = normaliser(count, taken, local.prox, step, momentum, solver.step_decay, local.scale)
+        base = lr * local.lr_scale
+        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale)
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fedconcord.core import Problem
+from fedconcord.problems.convex import logistic_cancer, softmax_digits
 from fedconcord.problems.linear import lasso_diabetes, ridge_diabetes, sparse_digits
 from fedconcord.problems.matrix import Matrix, low_rank
 from fedconcord.problems.quadratic import Quadratic, fednova_quadratics, quadratics
@@ -14,6 +15,8 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "fednova_quadratics": fednova_quadratics,
     "ridge_diabetes": ridge_diabetes,
     "lasso_diabetes": lasso_diabetes,
+    "softmax_digits": softmax_digits,
+    "logistic_cancer": logistic_cancer,
     "sparse_digits": sparse_digits,
     "low_rank": low_rank,
 }

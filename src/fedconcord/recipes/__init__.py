@@ -17,6 +17,7 @@ from fedconcord.recipes import (
     fedvra_fig4,
     local_tolerance,
     losac_fig6,
+    losac_fig7,
 )
 
 
@@ -67,6 +68,13 @@ RECIPES: dict[str, Recipe] = {
         "gradient matching approaches the samples of DSGD and MimeSVRG clients and moves away from those of FedAvg, "
         "SCAFFOLD and LoSAC",
         "5 and 0.3",
+    ),
+    "losac_fig7": Recipe(
+        losac_fig7.run,
+        "LoSAC, Fig. 7",
+        "in low-rank matrix estimation LoSAC-Prox has the smallest error and the exact rank, "
+        "SCAFFOLD-Prox and FedADMM have neither",
+        "35 and 0.5",
     ),
     "fedvra_fig4": Recipe(
         fedvra_fig4.run,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.algorithms.fedavg import fedavg
 from fedconcord.core import Problem
 from fedconcord.engines import Serial
 from fedconcord.heterogeneity.schedule import Schedule
