@@ -21,8 +21,8 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.training import Job, State, advance, start
 from fedconcord.solvers import Solver, ascent
+from fedconcord.training import Job, State, advance, start
 from fedconcord.uploads import quantise, topk, with_uploads
 from table import TABLE, make
 

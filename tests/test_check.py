@@ -18,9 +18,9 @@ from fedconcord.heterogeneity.sampling import by_size
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import quadratics
-from fedconcord.training import Job, advance, start
 from fedconcord.server import adam, momentum, with_server
 from fedconcord.testing import CheckFailedError, algorithm_checks, check_algorithm
+from fedconcord.training import Job, advance, start
 from fedconcord.uploads import quantise, topk, with_uploads
 
 Factory = Callable[[], Algorithm]

@@ -1,7 +1,6 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -19,8 +18,8 @@ from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, fixed, uniform
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.training import Job, State, advance, start
 from fedconcord.solvers import Solver
+from fedconcord.training import Job, State, advance, start
 from table import TABLE, make
 
 

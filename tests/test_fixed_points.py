@@ -13,8 +13,8 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
-from fedconcord.training import Job, State, advance, start
 from fedconcord.solvers import Solver
+from fedconcord.training import Job, State, advance, start
 from table import TABLE, make
 
 CPU = torch.device("cpu")

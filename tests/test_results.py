@@ -19,8 +19,8 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import quadratics
 from fedconcord.results import execute
-from fedconcord.training import Job, Row, advance, start, state_bytes
 from fedconcord.state import MemoryStore
+from fedconcord.training import Job, Row, advance, start, state_bytes
 from table import TABLE, make
 
 

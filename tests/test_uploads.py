@@ -15,8 +15,8 @@ from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.problems import Quadratic
-from fedconcord.training import Job, State, advance, start
 from fedconcord.server import momentum, with_server
+from fedconcord.training import Job, State, advance, start
 from fedconcord.uploads import COMPRESSORS, NONE, Compressor, Levels, none, quantise, topk, variance, with_uploads
 from table import TABLE, make
 from test_fixed_points import gap, job, run
