@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedconcord import config as settings
 from fedconcord import spec
-from fedconcord.algorithms import METHODS
+from fedconcord.algorithms import METHODS, family
 from fedconcord.config import Config, Source, build, from_file, from_nested, from_options, resolve_compare, resolve_run
 from fedconcord.core import Oracle
 from fedconcord.data import DATASETS
@@ -611,3 +611,15 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve_run(options(engine__device="cuda"))
     assert "torch finds no CUDA device" in sentence(lambda: build(config))
     assert settings.device_of(resolve_run(options(engine__device="auto"))).type == "cpu"
+
+
+def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
+    """(a + d) eta gamma Q~ of the longest round: 5 epochs of 15 batches."""
+    job = {"method": "fedvra(gamma=0.1,a=10,d=6)", "clients": 10, "cohort": 5, "partition": "iid"}
+    local = {"epochs": "uniform(1,5)", "batch_size": 10, "lr": 0.1}
+    wild = resolve_run(from_nested({**job, "local": local}, "test"))
+    left = 16 * (1 - (1 - 0.01) ** (5 * 15))
+    with pytest.warns(family.StepSizeWarning, match=f"has {left:.3g} on the left"):
+        settings.advise(wild)
+    settings.advise(wild.model_copy(update={"method": "fedavg"}))
+    settings.advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))

@@ -125,6 +125,8 @@ def test_lbfgs_and_tolerance(name: str) -> None:
         ("mimesvrg", Solver(tolerance=1e-3), "mini-batch gradients"),
         ("fedsam", Solver(oracle=Oracle("svrg")), "brings its own gradient"),
         ("fedavg", Solver(kind="lbfgs", momentum=0.9), "chooses its own steps"),
+        ("mfl", Solver(kind="lbfgs"), "prescribes its own local step"),
+        ("fedadmm_inexact", Solver(momentum=0.9), "prescribes its own local step"),
     ],
 )
 def test_combinations_without_meaning_are_refused(name: str, solver: Solver, reason: str) -> None:
@@ -241,6 +243,22 @@ def test_batchnorm_is_refused_by_name() -> None:
     )
     with pytest.raises(UserError, match=r"layer '1' is BatchNorm1d.*torch.nn.GroupNorm\(2, 4\)"):
         Supervised(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), data, [np.arange(4)])
+
+
+def test_broken_data_name_their_client() -> None:
+    x, y = np.zeros((6, 3), np.float32), np.zeros(6, np.int64)
+
+    def build(x: np.ndarray, y: np.ndarray) -> Supervised:
+        data = Dataset("d", x, y, x[:1], y[:1], classes=2)
+        return Supervised(lambda: nn.Linear(3, 2), data, [np.array([0, 1]), np.array([5, 2, 3]), np.array([4])])
+
+    build(x, y)
+    x[5] = np.nan
+    with pytest.raises(UserError, match="client 1 has 1 samples with NaN"):
+        build(x, y)
+    x[5], y[4] = 0, 2
+    with pytest.raises(UserError, match="client 2 has the label 2, outside 0 to 1"):
+        build(x, y)
 
 
 def test_the_start_leaves_the_global_generator_alone() -> None:

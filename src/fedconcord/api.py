@@ -224,6 +224,7 @@ def _source(given: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Sou
 def plan_run(*sources: Source) -> Planned:
     """A new run in a new folder, which is made when the run starts."""
     config = settings_module.resolve_run(*sources)
+    settings_module.advise(config)
     return Planned(config.model_copy(update={"out": None}), _new_folder(config, config.method or "run"))
 
 
@@ -348,6 +349,7 @@ def _try_start(planned: Sequence[Planned], jobs: int) -> None:
         if entry.config.seed == planned[0].config.seed:
             with _threads(entry.config.engine.threads):
                 job, _ = _prepared(entry.config)
+                settings_module.advise(entry.config)
                 resolved(job)  # a measured chunk is measured here, once and on a quiet machine
     if jobs > 1:  # the workers have their own
         settings_module.forget_problem()
@@ -360,7 +362,7 @@ def _prepared(config: Config) -> tuple[Job, list[str]]:
         # a prologue asks every client, which takes its time, and changes neither names nor refusals
         state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
         settings_module.refuse(job, config)
-        results._refuse_too_much(job, config.rounds)
+        results.refuse_too_much(job, config.rounds)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None
     return job, list(job.algorithm.models(state.server))

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -692,4 +693,5 @@ def main() -> None:
     """The entry point of the command `fedconcord`."""
     if threading.current_thread() is threading.main_thread():  # a scheduler's SIGTERM is as gentle as Ctrl-C
         signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    warnings.showwarning = lambda message, *where, **more: _complain(f"warning: {message}")
     sys.exit(call(sys.argv[1:]))

@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord import rng, spec
-from fedconcord.algorithms import plugins
+from fedconcord.algorithms import family, plugins
 from fedconcord.core import Algorithm, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
@@ -28,7 +28,7 @@ from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import WORK, Work
+from fedconcord.heterogeneity.work import WORK, Work, epoch_steps
 from fedconcord.models import MODELS
 from fedconcord.oracles import ORACLES
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
@@ -699,6 +699,27 @@ def build(config: Config) -> Job:
         ),
         engine=engine,
     )
+
+
+def advise(config: Config) -> None:
+    """Warn of step sizes outside FedVRA's sufficient condition (18), with the numbers of the longest round.
+
+    Only for plain `fedvra` with numbers for d: the rules choose d by themselves.
+    """
+    given = config.algorithm
+    if config.method != "fedvra" or not isinstance(given["d"], int | float):
+        return
+    local, problem = config.local, problem_of(config)
+    written = local.epochs if local.steps is None else local.steps
+    amount = spec.check(WORK, "local work", spec.text(written) if isinstance(written, str) else f"fixed({written})")
+    drawn = amount.resolved()
+    most: int = drawn.get("high") or drawn.get("value") or 1
+    if local.steps is None:
+        largest = int((problem.offsets[1:] - problem.offsets[:-1]).max())
+        most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
+    gamma = max(given["gamma"]) if isinstance(given["gamma"], list) else given["gamma"]
+    share = config.cohort / config.clients
+    family.check(family.conditions(share, given["a"], given["d"], gamma, local.lr, most))
 
 
 def refuse(job: Job, config: Config) -> None:

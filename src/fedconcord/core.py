@@ -156,6 +156,7 @@ class Algorithm:
     full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
     hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
     normalised: bool = False  # uses done.normaliser (NaN otherwise), so only local solvers that have one will do
+    stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
     blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
     prelude: Prelude | None = None
     prologue: Prologue | None = None

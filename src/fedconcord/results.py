@@ -69,12 +69,12 @@ def execute(
         info: put into run.json as it is (method, label, seed, configuration ...).
         checkpoint_every: seconds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
         job = replace(job, engine=Stacked(before["chunk"]))  # measured anew it might differ, and so might the last bits
     job = resolved(job)
-    _refuse_too_much(job, rounds)
+    refuse_too_much(job, rounds)
+    folder.mkdir(parents=True, exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
@@ -129,7 +129,7 @@ def execute(
     return status
 
 
-def _refuse_too_much(job: Job, rounds: int) -> None:
+def refuse_too_much(job: Job, rounds: int) -> None:
     """Refuse a run whose clients' state cannot fit, before round 0 and not at round 300."""
     need = state_bytes(job, rounds)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0

@@ -41,6 +41,8 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
             return "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
     if algorithm.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
         return "the method takes one Newton or gradient step a round; use plain local SGD"
+    if algorithm.stepwise and (solver.kind == "lbfgs" or solver.momentum):
+        return "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
     if solver.kind == "lbfgs" and algorithm.normalised:
         return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
     if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):

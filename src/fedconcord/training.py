@@ -104,8 +104,10 @@ def _prologue(job: Job, prologue: Prologue, state: State, population: Population
             ]
         )
         ids = np.array([i])
-        row = tree_map(lambda leaf: leaf[0], state.store.gather(ids))
-        state.store.scatter(ids, tree_map(lambda leaf: leaf[None], prologue.row(row, gradients)))
+        held = state.store.gather(ids)
+        before = held.row if isinstance(held, TwoBlockRow) else held
+        row = tree_map(lambda leaf: leaf[None], prologue.row(tree_map(lambda leaf: leaf[0], before), gradients))
+        state.store.scatter(ids, held._replace(row=row) if isinstance(held, TwoBlockRow) else row)
         share = prologue.contribute(gradients, population.p[i].to(gradients))
         total = share if total is None else tree_map(torch.add, total, share)
         sent += tree_bytes(share)

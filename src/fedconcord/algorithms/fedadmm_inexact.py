@@ -91,4 +91,5 @@ def fedadmm_inexact(
         update=update,
         regularise="server",
         refuse=refuse,
+        stepwise=True,
     )

@@ -4,7 +4,9 @@ LoSAC (ACM TKDD 2023): FedSaga is Algorithm 1, LoSAC Algorithm 2 with eqs. (9)-(
 unbiased for grad f_i. LoSAC's local step: x -= eta (phi_i / N - y_ij + g_ij), phi_i += block_scale (g_ij - y_ij),
 y_ij = g_ij. scaling `consistent`: x += mean_A Delta x, phi += sum_A Delta phi keeps phi equal to the sum of the tables;
 `paper` prints x += (1/N) sum_A, phi += (N/S) sum_A, which is right only for zero tables and constant S. block_scale 1
-over-counts phi M times (the published speed-ups); 1/M (`mean`) is SAGA's. FedSaga's xscale: S, or N as printed.
+over-counts phi M times (the published speed-ups, and with a regulariser psi the minimiser of F + psi / M in place of
+F + psi); 1/M (`mean`) is SAGA's. Blocks weigh alike, so samples of a client should divide by M. FedSaga's
+xscale: S, or N as printed.
 """
 
 from __future__ import annotations

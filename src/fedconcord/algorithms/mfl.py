@@ -46,4 +46,5 @@ def mfl(
         contribute=lambda up, client, cohort: tree_map(lambda leaf: client.w * leaf, up),
         update=update,
         weights=weights,
+        stepwise=True,
     )

@@ -9,7 +9,7 @@ from fedconcord.core import Local, Problem
 from fedconcord.solvers import Solver
 
 
-def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, steps: int) -> tuple[Tensor, int]:
+def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:
     """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) + <linear, x> + prox/2 ||x - anchor||^2.
 
     Weight decay wd adds wd/2 ||x||^2. Stops early when ||grad L_i||^2 <= the solver's tolerance.
@@ -18,12 +18,12 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
         local: of one client, vectors [d].
         samples: all of the client's samples.
 
-    Returns: the minimiser found [d] and the gradient evaluations it took.
+    Returns: the minimiser found [d], the iterations and the gradient evaluations it took.
     """
     x = local.x.detach().clone().requires_grad_()
     # the caller's tolerance is the rule, not torch's; the line search keeps its own, as rounding ends it anyway
     optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0)
-    evaluations = 0
+    evaluations = taken = 0
 
     def objective() -> Tensor:
         nonlocal evaluations
@@ -42,6 +42,7 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
 
     for _ in range(steps):
         before = x.detach().clone()
+        taken += 1
         optimiser.step(objective)  # type: ignore[no-untyped-call]
         if torch.equal(before, x):  # rounding leaves nothing to gain
             break
@@ -50,4 +51,4 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
             assert x.grad is not None
             if float(x.grad.square().sum()) <= solver.tolerance:
                 break
-    return x.detach(), evaluations
+    return x.detach(), taken, evaluations

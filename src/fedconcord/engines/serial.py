@@ -54,10 +54,11 @@ class Serial:
         full = wants_full_gradient(algorithm, oracle)
         held = [everything(problem, int(i)) for i in plan.ids]
         clients = [_one(clients_of(problem, plan, np.array([k]))) for k in range(len(plan.ids))]
+        opened = [open_rows(problem, server.x, store.gather(i[None]), i[None]) for i in plan.ids]
         if full:
             clients = [
-                client._replace(gradient=problem.gradient(server.x, samples))
-                for client, samples in zip(clients, held, strict=True)
+                client._replace(gradient=own.gradient(server.x, samples))
+                for client, (own, _, _), samples in zip(clients, opened, held, strict=True)
             ]
         down = algorithm.broadcast(server)
         bytes_down = len(clients) * tree_bytes(down) if talks else 0
@@ -72,11 +73,11 @@ class Serial:
         evaluations = int(full_costs(plan).sum()) if full else 0
         for k, client in enumerate(clients):
             ids = plan.ids[k : k + 1]
-            own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
+            own, rows, private = opened[k]
             row = tree_map(lambda leaf: leaf[0], rows)
             if algorithm.hessian_at is not None:
                 at = algorithm.hessian_at(down, row)
-                client = client._replace(hessian=curvature(problem, at, int(plan.ids[k])))
+                client = client._replace(hessian=curvature(own, at, int(plan.ids[k])))
             local = with_oracle(algorithm.start(down, row, client), oracle, server.x, client.gradient)
             batches = plan.batches[k] if plan.batches is not None and oracle.kind != "full" else None
             steps = [
@@ -127,8 +128,8 @@ def solve(
     momentum = momentum_of(solver, local)
     taken = evaluations = 0
     if solver.kind == "lbfgs":
-        x, evaluations = lbfgs.minimise(problem, solver, local, whole, len(steps))
-        count = torch.tensor(float(len(steps)), dtype=problem.dtype, device=problem.device)
+        x, taken, evaluations = lbfgs.minimise(problem, solver, local, whole, len(steps))
+        count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
         return Done(x, count, count * torch.nan), evaluations * full_cost
 
     each = full_cost if oracle.kind == "full" else 1

@@ -66,8 +66,10 @@ class Stacked:
         if algorithm.prelude is not None:
             total = None
             for select in chunks:
+                ids = plan.ids[select]
+                own, _, _ = open_rows(problem, server.x, store.gather(ids), ids)
                 client = clients_of(problem, plan, select)
-                client = client._replace(gradient=_full(problem, server.x.expand(len(select), -1), plan.ids[select]))
+                client = client._replace(gradient=_full(own, server.x.expand(len(ids), -1), ids))
                 total = _add(total, _reduce(algorithm.prelude.contribute(client, cohort)))
                 bytes_up += tree_bytes(client.gradient)
             bytes_down += len(order) * tree_bytes(total)
@@ -80,10 +82,10 @@ class Stacked:
             own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
             client = clients_of(problem, plan, select)
             if full and algorithm.prelude is None:
-                client = client._replace(gradient=_full(problem, server.x.expand(len(ids), -1), ids))
+                client = client._replace(gradient=_full(own, server.x.expand(len(ids), -1), ids))
             if algorithm.hessian_at is not None:
                 points = algorithm.hessian_at(down, rows).expand(len(ids), -1)
-                squares = [curvature(problem, x, int(i)) for x, i in zip(points, ids, strict=True)]
+                squares = [curvature(own, x, int(i)) for x, i in zip(points, ids, strict=True)]
                 client = client._replace(hessian=torch.stack(squares))
             local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
             done, cost = _solve(own, algorithm, solver, local, plan, select)
@@ -214,7 +216,7 @@ def _lbfgs(
     problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray, costs: np.ndarray
 ) -> tuple[Done, int]:
     """Client by client: line searches do not batch."""
-    found, evaluations = [], 0
+    found, taken, evaluations = [], [], 0
     for k, i in enumerate(ids):
         one = Local(
             local.x.expand(len(ids), -1)[k],
@@ -223,11 +225,12 @@ def _lbfgs(
             None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
             local.scale[k] if isinstance(local.scale, Tensor) else local.scale,
         )
-        x, count = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
+        x, iterations, passes = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
         found.append(x)
-        evaluations += count * int(costs[k])
-    taken = torch.as_tensor(steps, device=problem.device).to(problem.dtype)[:, None]
-    return Done(torch.stack(found), taken, taken * torch.nan), evaluations
+        taken.append(iterations)
+        evaluations += passes * int(costs[k])
+    count = torch.tensor(taken, dtype=problem.dtype, device=problem.device)[:, None]
+    return Done(torch.stack(found), count, count * torch.nan), evaluations
 
 
 def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:

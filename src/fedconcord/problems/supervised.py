@@ -32,7 +32,8 @@ class Supervised:
         regulariser: a non-smooth term of the objective.
 
     Raises:
-        UserError: a client without samples, or a model with running statistics.
+        UserError: a client without samples, features that are not finite, labels out of range, or a model with
+            running statistics.
     """
 
     def __init__(
@@ -60,12 +61,29 @@ class Supervised:
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
         self.x, self.y = self._tensors(data.train_x[order], data.train_y[order])
+        self._check(data.classes)
         self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
         self._dense = dense.kernel(self.model, self.layout)
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
+
+    def _check(self, classes: int) -> None:
+        """Refuse data that training would only answer with NaN or a traceback."""
+        owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
+        broken = (~torch.isfinite(self.x.flatten(1)).all(1)).cpu().numpy()
+        if broken.any():
+            raise UserError(
+                f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
+                "infinite features; drop or fill them before the run"
+            )
+        outside = ((self.y < 0) | (self.y >= classes)).cpu().numpy()
+        if outside.any():
+            given = int(self.y[int(np.flatnonzero(outside)[0])])
+            raise UserError(
+                f"client {owner[outside][0]} has the label {given}, outside 0 to {classes - 1}; map labels to 0, 1, ..."
+            )
 
     def _tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
         return (
