@@ -711,7 +711,7 @@ def advise(config: Config) -> None:
         return
     local, problem = config.local, problem_of(config)
     written = local.epochs if local.steps is None else local.steps
-    amount = spec.check(WORK, "local work", spec.text(written) if isinstance(written, str) else f"fixed({written})")
+    amount = spec.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
     drawn = amount.resolved()
     most: int = drawn.get("high") or drawn.get("value") or 1
     if local.steps is None:
