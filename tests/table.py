@@ -30,6 +30,7 @@ TABLE = {
     "fednova_vr": Row(exact="partial"),
     "scaffold": Row(exact="partial"),
     "vrlsgd": Row(exact="full", everyone=True, equal_steps=True),
+    "fedgamma": Row({"radius": 0.1}),
     "mimesvrg": Row(exact="full"),
     "fedsaga": Row({"blocks": 3}),
     "losac": Row({"blocks": 3}, exact="partial", rounds=2500),

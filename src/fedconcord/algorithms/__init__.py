@@ -8,6 +8,7 @@ from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
 from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
 from fedconcord.algorithms.fedcm import fedcm
 from fedconcord.algorithms.feddyn import feddyn, fedspeed
+from fedconcord.algorithms.fedgamma import fedgamma
 from fedconcord.algorithms.fedhybrid import fedhybrid
 from fedconcord.algorithms.fednova import fednova
 from fedconcord.algorithms.fednova_vr import fednova_vr
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fednova_vr": fednova_vr,
     "scaffold": scaffold,
     "vrlsgd": vrlsgd,
+    "fedgamma": fedgamma,
     "mimesvrg": mimesvrg,
     "fedsaga": fedsaga,
     "losac": losac,

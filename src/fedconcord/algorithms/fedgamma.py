@@ -1,0 +1,20 @@
+"""FedGamma: SCAFFOLD with the SAM gradient.
+
+Dai et al., IEEE TNNLS 2023; as in A-FedPD's simulator: SCAFFOLD option II, every gradient at the ascent point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
+from fedconcord.algorithms.scaffold import scaffold
+from fedconcord.core import Algorithm, Oracle
+
+
+def fedgamma(radius: Radius = 0.01, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
+    """FedGamma: SCAFFOLD with sharpness-aware local gradients.
+
+    Dai et al., IEEE TNNLS 2023.
+    """
+    return replace(scaffold(2, server_lr, weights), oracle=Oracle("sam", radius))
