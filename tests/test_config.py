@@ -623,3 +623,26 @@ def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
         settings.advise(wild)
     settings.advise(wild.model_copy(update={"method": "fedavg"}))
     settings.advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))
+
+
+def test_two_block_tasks_are_a_setting_away() -> None:
+    """`labels` makes the task semi-supervised, saved settings come back, and what makes no sense is one sentence."""
+    base = {"clients": 10, "cohort": 5, "partition": "iid", "model": "logreg", "labels": "labelled(0.2)"}
+    semi = resolve_run(from_nested({**base, "method": "fedvra"}, "test"))
+    assert (semi.labels, semi.task) == ("labelled(fraction=0.2)", "semi")
+    assert resolve_run(from_nested(semi.as_dict(), "saved")) == semi
+    job = build(semi)
+    assert set(job.problem.evaluate(advance(job, start(job)).server.x)) >= {"test_accuracy", "pseudo_accuracy"}
+    clusters = resolve_run(from_nested({"task": "clustering(k=10)", "clients": 10, "partition": "iid"}, "test"))
+    assert resolve_run(from_nested(clusters.as_dict(), "saved")) == clusters
+    job = build(clusters)
+    assert "cluster_accuracy" in job.problem.evaluate(advance(job, start(job)).server.x)
+    for wrong, sentence in (
+        ({"task": "semi"}, "task semi needs samples without labels"),
+        ({"task": "clustering", "model": "2nn"}, "task clustering has no model, given 2nn"),
+        ({"task": "seni", "labels": "labelled"}, "did you mean 'semi'"),
+        ({"labels": "labelled(0)"}, "fraction"),
+        ({"data": "quadratics", "labels": "labelled"}, "takes no labels"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            resolve_run(from_nested(wrong, "test"))

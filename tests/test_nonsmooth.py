@@ -200,3 +200,17 @@ def test_recipe_of_figure_7(tmp_path: Path) -> None:
     lines = (tmp_path / "losac_fig7.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * (2 + len(losac_fig7.METHODS_SHOWN))
     assert sum(line.startswith("paper:") for line in said) == 1
+
+
+def test_fedvra_projects_at_the_server() -> None:
+    """Algorithm 2's P_X: the server's model stays in the box, where FedVRA's plain step would leave it."""
+    smooth = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=4)
+    problem = Regularised(smooth, box(-0.1, 0.1))
+    job = Job(problem, METHODS["fedvra"](gamma=0.3, a=1.0, d=4.0), Schedule(0, 3, 0.1, fixed(5), "steps"))
+    state = start(job)
+    touched = False
+    for _ in range(30):
+        state = advance(job, state)
+        assert float(state.server.x.abs().max()) <= 0.1
+        touched = touched or bool((state.server.x.abs() == 0.1).any())
+    assert touched

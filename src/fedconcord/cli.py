@@ -49,7 +49,7 @@ TEXTS = frozenset(  # options that are text as they stand; others may be numbers
 ) | {"sampling", "oracle", "server", "upload"}
 TOPICS = (
     *("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload"),
-    *("regularisers", "recipes", "settings"),
+    *("tasks", "labels", "regularisers", "recipes", "settings"),
 )
 AUDIT_OPTIONS = ("client", "round", "iterations", "optimiser", "attack_lr", "labels", "out")
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
@@ -529,6 +529,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord import catalogue, config, spec
     from fedconcord.algorithms import plugins
     from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.labels import LABELS
     from fedconcord.heterogeneity.partitions import PARTITIONS
     from fedconcord.heterogeneity.sampling import SAMPLERS
     from fedconcord.heterogeneity.work import WORK
@@ -551,6 +552,8 @@ def _make_listing() -> dict[str, Any]:
         "server": OPTIMIZERS,
         "upload": COMPRESSORS,
         "regularisers": REGULARISERS,
+        "tasks": config.TASKS,
+        "labels": LABELS,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 from fedconcord import rng, spec
 from fedconcord.algorithms import family, plugins
@@ -25,6 +26,7 @@ from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
 from fedconcord.heterogeneity import weights
+from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.schedule import Schedule
@@ -32,6 +34,8 @@ from fedconcord.heterogeneity.work import WORK, Work, epoch_steps
 from fedconcord.models import MODELS
 from fedconcord.oracles import ORACLES
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
+from fedconcord.problems.clustering import clustering
+from fedconcord.problems.semi import semi
 from fedconcord.regularisers import REGULARISERS
 from fedconcord.server import OPTIMIZERS, with_server
 from fedconcord.solvers import Solver
@@ -133,6 +137,20 @@ class Config(BaseModel):
     )
     partition: Annotated[str | None, Field(description="which client holds which samples")] = None
     model: Annotated[str | None, Field(description="the model")] = None
+    labels: Annotated[
+        str | None,
+        Field(
+            description="which samples keep their label; all if none",
+            json_schema_extra={"wanted": "a removal of labels such as labelled(0.1)"},
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        Field(
+            description="semi or clustering, with a private block a client; classification if none, semi with labels",
+            json_schema_extra={"wanted": "a task such as semi(alpha_r=0.1) or clustering(k=10)"},
+        ),
+    ] = None
     regulariser: Annotated[
         str | None,
         Field(
@@ -225,11 +243,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "eval": EvalSettings,
     "checkpoint": CheckpointSettings,
 }
+TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
 PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
     "sampling": ("sampling", SAMPLERS),
     "server": ("server optimiser", OPTIMIZERS),
     "upload": ("compressor", COMPRESSORS),
     "regulariser": ("regulariser", REGULARISERS),
+    "labels": ("removal of labels", LABELS),
+    "task": ("task", TASKS),
     "local.oracle": ("gradient oracle", ORACLES),
 }
 PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
@@ -512,7 +533,8 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     name = spec.parse(config.data, "data set").name
     if name in PROBLEMS:
         spec.check(PROBLEMS, "data set", config.data)
-        for key, value in (("partition", config.partition), ("model", config.model)):
+        for key in ("partition", "model", "labels", "task"):
+            value = getattr(config, key)
             if value is not None:
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
         if config.eval.target is not None:
@@ -532,7 +554,17 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
             update |= {"clients": own, "data": str(replace(call, given={**call.given, "clients": own}))}
     if update["partition"] != NATURAL:
         spec.check(PARTITIONS, "partition", update["partition"])
+    task = None if config.task is None else spec.parse(config.task, "task").name
+    if task == "clustering":
+        for key, value in (("model", config.model), ("labels", config.labels), ("eval.target", config.eval.target)):
+            if value is not None:
+                raise UserError(f"task clustering has no {key}, given {value}; leave it out")
+        return config.model_copy(update=update | {"model": None})
     spec.check(MODELS, "model", update["model"])
+    if task == "semi" and config.labels is None:
+        raise UserError("task semi needs samples without labels; say which keep theirs, as in labels labelled(0.1)")
+    if task is None and config.labels is not None:
+        update["task"] = "semi"
     return config.model_copy(update=update)
 
 
@@ -600,6 +632,8 @@ def problem_of(config: Config) -> Problem:
         getattr(torch, config.engine.dtype),
         device_of(config),
         config.eval.train_samples,
+        config.labels,
+        config.task,
     )
 
 
@@ -614,8 +648,10 @@ def _problem(
     dtype: torch.dtype,
     device: torch.device,
     train_samples: int,
+    labels: str | None,
+    task: str | None,
 ) -> Problem:
-    if partition is None or model is None:  # a problem with its own clients
+    if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
     dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
@@ -626,9 +662,21 @@ def _problem(
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
     else:
         parts = dataset.natural
-    call = spec.check(MODELS, "model", model)
+    if task is not None and spec.parse(task, "task").name == "clustering":
+        clusters: Problem = spec.build(TASKS, "task", task, dataset, parts, dtype, device)
+        return clusters
+    call = spec.check(MODELS, "model", model or DEFAULT_MODEL)
+
+    def network() -> nn.Module:
+        made: nn.Module = call(dataset.shape, dataset.classes)
+        return made
+
+    if task is not None:
+        masks = spec.build(LABELS, "removal of labels", labels or "", parts, seed)
+        partly: Problem = spec.build(TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples)
+        return partly
     return Supervised(
-        lambda: call(dataset.shape, dataset.classes),
+        network,
         dataset,
         parts,
         dtype=dtype,

@@ -81,7 +81,10 @@ def fedvra(
 
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         dual = server.dual - total.dual
-        return Server(server.x + total.move - dual, dual, server.beta)
+        x = server.x + total.move - dual
+        if cohort.regulariser is not None:  # P_X of Algorithm 2: a step of size 0 projects on X and leaves a penalty be
+            x = cohort.regulariser.prox(x, 0.0)
+        return Server(x, dual, server.beta)
 
     def refuse(population: Population, cohort: int) -> str | None:
         if isinstance(gamma, list) and len(gamma) != population.n:

@@ -45,6 +45,7 @@ class Metric:
 
 KNOWN = (  # the first that every run has ranks the methods
     Metric("test_accuracy", "test accuracy", higher=True, percent=True),
+    Metric("cluster_accuracy", "cluster accuracy", higher=True, percent=True),
     Metric("distance", "distance to the optimum", higher=False, log=True),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
