@@ -17,6 +17,7 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, fixed, uniform
+from fedconcord.oracles import with_table
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.solvers import Solver
 from fedconcord.training import Job, State, advance, start
@@ -144,6 +145,20 @@ def test_unbiased_weights_under_every_sampler() -> None:
             plan = schedule.plan(t, METHODS["fedavg"](weights="unbiased"), np.arange(6), sizes)
             total[plan.ids] += plan.w / 4000
         assert np.abs(total - sizes / 20).max() < 0.03
+
+
+def test_fedavg_with_a_saga_table_is_fedsaga() -> None:
+    """The axis and the method are one mechanism; with other methods it composes, and engines agree."""
+    schedule = replace(SCHEDULE, work=uniform(2, 6), unit="steps")
+    job = Job(small(), with_table(make("fedavg"), 3), schedule, engine=Serial())
+    named = run(replace(job, algorithm=make("fedsaga")))
+    assert float((run(job).server.x - named.server.x).abs().max()) < 1e-13
+    for name in ("feddyn", "scaffold", "afedpd", "fedcm"):
+        composed = replace(job, algorithm=with_table(make(name), 3))
+        assert_same(run(replace(composed, engine=Stacked(2))), run(composed))
+    for name in ("losac", "fedsam", "mfl", "mimesvrg"):
+        with pytest.raises(UserError, match="at minibatch"):
+            with_table(make(name), 3)
 
 
 def test_full_batches_and_a_long_client() -> None:

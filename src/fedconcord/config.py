@@ -21,7 +21,7 @@ from torch import nn
 
 from fedconcord import rng, spec
 from fedconcord.algorithms import family, plugins
-from fedconcord.core import Algorithm, Population, Problem, n_clients
+from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError, closest
@@ -32,7 +32,7 @@ from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, Work, epoch_steps
 from fedconcord.models import MODELS
-from fedconcord.oracles import ORACLES
+from fedconcord.oracles import ORACLES, with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.clustering import clustering
 from fedconcord.problems.semi import semi
@@ -711,6 +711,9 @@ def build(config: Config) -> Job:
         engine = Stacked() if config.engine.chunk == "auto" else Stacked(config.engine.chunk)
     called = spec.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = spec.build(plugins.available(), "method", called)
+    oracle: Oracle = part("local.oracle", local.oracle)
+    if oracle.kind == "saga":
+        algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
@@ -740,7 +743,7 @@ def build(config: Config) -> Job:
             momentum=local.momentum,
             weight_decay=local.weight_decay,
             clip=local.clip,
-            oracle=part("local.oracle", local.oracle),
+            oracle=oracle,
             step_decay=local.step_decay,
             tolerance=local.tolerance,
             kind=local.solver,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
+from torch import Tensor
 
-from fedconcord.core import Oracle
+from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Tree
+from fedconcord.errors import UserError
 
 
 def minibatch() -> Oracle:
@@ -36,4 +39,62 @@ def svrg() -> Oracle:
     return Oracle("svrg")
 
 
-ORACLES: dict[str, Callable[..., Oracle]] = {"minibatch": minibatch, "full": full, "sam": sam, "svrg": svrg}
+def saga(
+    blocks: Annotated[int, Field(ge=1, description="blocks M that a client's samples are cut in")] = 5,
+) -> Oracle:
+    """g_j(x) - y_j + mean_j y_j with a table of the last gradients of a client's M blocks, kept across rounds.
+
+    Defazio et al., NeurIPS 2014; with FedAvg it is FedSaga (LoSAC, ACM TKDD 2023, Algorithm 1).
+    """
+    return Oracle("saga", blocks=blocks)
+
+
+class Tabled(NamedTuple):
+    """A client's state beside its table."""
+
+    inner: Any  # the method's own row
+    table: Tensor  # [M, d] last gradient of each block
+
+
+def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
+    """The same method with SAGA's gradient in its local steps, a block a step.
+
+    Raises:
+        UserError: the method brings its own gradient or its own local step.
+    """
+    if algorithm.oracle is not None or algorithm.blocks is not None or algorithm.prelude is not None:
+        raise UserError("the method corrects its own gradients; leave local.oracle at minibatch")
+    if algorithm.stepwise or algorithm.hessian_at is not None:
+        raise UserError("the method prescribes its own local step; leave local.oracle at minibatch")
+
+    def start(down: Tree, row: Tabled, client: Client) -> Local:
+        local = algorithm.start(down, row.inner, client)
+        mean = local.scale * row.table.mean(-2)
+        linear = mean if local.linear is None else local.linear + mean
+        return local._replace(linear=linear, table=row.table, table_rate=local.scale / blocks)
+
+    def finish(down: Tree, row: Tabled, done: Done, client: Client) -> tuple[Tree, Tabled]:
+        assert done.table is not None
+        up, inner = algorithm.finish(down, row.inner, done, client)
+        return up, Tabled(inner, done.table)
+
+    settle = algorithm.settle
+    return replace(
+        algorithm,
+        init_client=lambda x: Tabled(algorithm.init_client(x), x.new_zeros(blocks, len(x))),
+        start=start,
+        finish=finish,
+        settle=None
+        if settle is None
+        else lambda down, server, row: row._replace(inner=settle(down, server, row.inner)),
+        blocks=blocks,
+    )
+
+
+ORACLES: dict[str, Callable[..., Oracle]] = {
+    "minibatch": minibatch,
+    "full": full,
+    "sam": sam,
+    "svrg": svrg,
+    "saga": saga,
+}
