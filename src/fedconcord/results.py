@@ -73,7 +73,7 @@ def execute(
     if isinstance(job.engine, Stacked) and "chunk" in before:
         job = replace(job, engine=Stacked(before["chunk"]))  # measured anew it might differ, and so might the last bits
     job = resolved(job)
-    refuse_too_much(job, rounds)
+    grows_to = refuse_too_much(job, rounds)
     folder.mkdir(parents=True, exist_ok=True)
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
@@ -92,7 +92,7 @@ def execute(
     def write(status: str) -> None:
         done = latest.round if latest is not None else 0
         _write_tables(folder, metrics, timing)
-        files.write_json(folder / "run.json", _description(job, info, status, rounds, done))
+        files.write_json(folder / "run.json", _description(job, info, status, rounds, done, grows_to))
 
     def save() -> None:
         write(status)
@@ -129,8 +129,8 @@ def execute(
     return status
 
 
-def refuse_too_much(job: Job, rounds: int) -> None:
-    """Refuse a run whose clients' state cannot fit, before round 0 and not at round 300."""
+def refuse_too_much(job: Job, rounds: int) -> int:
+    """The bytes that the clients' state may grow to; what cannot fit is refused before round 0, not at round 300."""
     need = state_bytes(job, rounds)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     if have and need > have:
@@ -139,9 +139,12 @@ def refuse_too_much(job: Job, rounds: int) -> None:
             f"the clients' state may grow to {need / 2**30:.1f} GiB ({row / 2**20:.1f} MiB a client) and this machine "
             f"has {have / 2**30:.1f} GiB; use a smaller model, fewer clients or a method without client state"
         )
+    return need
 
 
-def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, done: int) -> dict[str, Any]:
+def _description(
+    job: Job, info: Mapping[str, Any], status: str, rounds: int, done: int, grows_to: int
+) -> dict[str, Any]:
     return {
         "format": 1,
         **info,
@@ -149,7 +152,7 @@ def _description(job: Job, info: Mapping[str, Any], status: str, rounds: int, do
         "rounds": rounds,
         "rounds_done": done,
         "dim": job.problem.dim,
-        "state_bytes": state_bytes(job, rounds),
+        "state_bytes": grows_to,
         **({"chunk": job.engine.chunk} if isinstance(job.engine, Stacked) else {}),
         "versions": versions(),
     }

@@ -128,7 +128,9 @@ def _solve(
     buffer = None if local.buffer is None else local.buffer.expand(len(select), -1).clone()
     momentum = momentum_of(solver, local)
     # the step has one affine form: x <- (1 - lr rho) x - lr (filter(kappa g + wd x + linear) - rho anchor)
-    anchor, pulled = local.anchor, isinstance(local.prox, Tensor) or local.prox != 0.0
+    anchor, pulled = local.anchor, None
+    if anchor is not None and (isinstance(local.prox, Tensor) or local.prox != 0.0):
+        pulled = local.prox * anchor  # [S, d] or [d], once and not at every step
     full = plan.batches is None or oracle.kind == "full"
     index, weight = (None, None) if full else _batches(problem, plan, select)
     blocks = None if plan.blocks is None else _blocks(problem, plan, select)
@@ -182,9 +184,9 @@ def _solve(
             xs = xs - eta * torch.linalg.solve(_rows(local.metric, here), direction + pull)
             x[here] = xs
         else:
-            if anchor is not None and pulled:
+            if pulled is not None:
                 xs = xs.mul_(1.0 - eta * _rows(local.prox, here))
-                xs.add_(_rows(local.prox * anchor, here), alpha=eta)
+                xs.add_(_rows(pulled, here), alpha=eta)
             xs.sub_(direction, alpha=eta)
             if regulariser is None and not isinstance(here, slice):
                 x[here] = xs

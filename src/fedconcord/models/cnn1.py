@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedconcord.models.image import image_shape
+from fedconcord.models.image import two_convolutions
 
 
 def cnn1(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
@@ -15,16 +15,4 @@ def cnn1(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
     Raises:
         UserError: samples are not images of at least 4x4.
     """
-    channels, height, width = image_shape("cnn1", shape, smallest=4)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 512),
-        nn.ReLU(),
-        nn.Linear(512, classes),
-    )
+    return two_convolutions("cnn1", shape, 512, classes)

@@ -1,6 +1,8 @@
-"""The check that convolutional models share."""
+"""What convolutional models share: the check of a sample's shape, and the layers of FedADMM's two networks."""
 
 from __future__ import annotations
+
+from torch import nn
 
 from fedconcord.errors import UserError
 
@@ -17,3 +19,24 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int,
             f"given samples of shape {shape}; use 'logreg' or '2nn', which take any shape"
         )
     return shape[0], shape[1], shape[2]
+
+
+def two_convolutions(model: str, shape: tuple[int, ...], hidden: int, classes: int) -> nn.Sequential:
+    """FedADMM's CNN 1 and CNN 2 (ICDE 2022, Table II), which differ in the hidden layer alone.
+
+    Raises:
+        UserError: samples are not images of at least 4x4.
+    """
+    channels, height, width = image_shape(model, shape, smallest=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
