@@ -20,6 +20,7 @@ from fedconcord import api, cli
 from fedconcord import config as settings
 from fedconcord.algorithms import plugins
 from fedconcord.api import Finished, Planned
+from fedconcord.cli import listing
 from fedconcord.errors import UserError
 from fedconcord.training import Row
 
@@ -324,7 +325,7 @@ def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
 # -- lists and sentences -------------------------------------------------------------------------------------------
 
 
-TOPICS = sorted(cli.TOPICS)
+TOPICS = sorted(listing.TOPICS)
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +369,7 @@ def test_the_list_is_kept_until_the_package_changes(
     def fail() -> None:
         raise UserError("made anew")
 
-    monkeypatch.setattr(cli, "_make_listing", fail)
+    monkeypatch.setattr(listing, "_make_listing", fail)
     assert cli.call(["list"]) == 0
     assert capsys.readouterr().out == first
     (kept,) = cache.rglob("list.json")
@@ -377,9 +378,9 @@ def test_the_list_is_kept_until_the_package_changes(
         kept.write_text(bad)
         assert cli.call(["list"]) == 2
     kept.write_text(good)
-    monkeypatch.setattr(cli, "entry_points", lambda group: [group])  # its files are anywhere
+    monkeypatch.setattr(listing, "entry_points", lambda group: [group])  # its files are anywhere
     assert cli.call(["list"]) == 2
-    assert cli.PLUGINS == plugins.GROUP
+    assert listing.PLUGINS == plugins.GROUP
 
 
 def test_what_needs_no_torch_imports_none(whole: Path, cache: Path) -> None:

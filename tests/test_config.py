@@ -11,8 +11,18 @@ from pydantic import Field
 
 from fedconcord import config as settings
 from fedconcord import spec
-from fedconcord.algorithms import METHODS, family
-from fedconcord.config import Config, Source, build, from_file, from_nested, from_options, resolve_compare, resolve_run
+from fedconcord.algorithms import METHODS, family, plugins
+from fedconcord.config import (
+    Config,
+    Source,
+    build,
+    from_file,
+    from_nested,
+    from_options,
+    resolve_compare,
+    resolve_run,
+    runs,
+)
 from fedconcord.core import Oracle
 from fedconcord.data import DATASETS
 from fedconcord.engines import Serial, Stacked
@@ -270,14 +280,14 @@ def test_the_algorithm_table_and_the_call_are_one() -> None:
 def test_a_method_has_its_own_local_settings() -> None:
     job = resolve_compare(options(methods="fedavg,scaffold(local.lr=0.05,local.steps=3)", local__epochs=2))
     assert job.methods == ["fedavg", "scaffold(local.steps=3,local.lr=0.05)"]
-    one, other = job.runs()
+    one, other = runs(job)
     assert (one.local.epochs, one.local.steps, one.local.lr) == (2, None, 0.1)
     assert (other.local.epochs, other.local.steps, other.local.lr) == (None, 3, 0.05)
 
 
 def test_runs_are_ordered_by_seed() -> None:
     job = resolve_compare(options(methods="fedavg,fedprox", seeds="3,1"))
-    assert [(run.method, run.seed) for run in job.runs()] == [
+    assert [(run.method, run.seed) for run in runs(job)] == [
         ("fedavg", 3), ("fedprox", 3), ("fedavg", 1), ("fedprox", 1)
     ]  # fmt: skip
 
@@ -316,13 +326,13 @@ def test_a_method_has_its_own_server_optimiser_and_compressor() -> None:
         "fednova(server=none,upload=quantise(levels=8),local.oracle=sam(radius=0.2))",
         "fedprox(server=adam)",
     ]
-    first, second, third = job.runs()
+    first, second, third = runs(job)
     assert [run.label for run in (first, second, third)] == job.methods
     assert (first.server, first.upload, first.local.oracle) == ("momentum(beta=0.5)", None, "minibatch")
     assert (second.server, second.upload, second.local.oracle) == (None, "quantise(levels=8)", "sam(radius=0.2)")
     assert third.server == "adam"
     assert resolve_compare(saved(job, "compare.json")) == job
-    for run in job.runs():
+    for run in runs(job):
         assert resolve_run(saved(run, "run.json")) == run
     assert resolve_run(options(method="fedavg(upload=none())")).upload is None
 
@@ -334,7 +344,7 @@ def saved(job: Config, name: str) -> Source:
 def test_a_methods_own_parameter_goes_before_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def own(server: Literal["fast", "slow"] = "fast") -> None: ...
 
-    monkeypatch.setattr(settings.plugins, "available", lambda: {"own": own})
+    monkeypatch.setattr(plugins, "available", lambda: {"own": own})
     job = resolve_run(options(method="own(server=slow)"))
     assert (job.algorithm, job.server, job.label) == ({"server": "slow"}, None, "own(server=slow)")
 
@@ -593,7 +603,7 @@ def test_epochs_count_epochs() -> None:
 
 def test_methods_of_a_seed_share_the_problem() -> None:
     job = resolve_compare(options(methods="fedavg,scaffold", seeds="0,1", data="digits", model="logreg", clients=10))
-    first, second, third, _ = map(build, job.runs())
+    first, second, third, _ = map(build, runs(job))
     assert first.problem is second.problem
     assert third.problem is not first.problem
     assert len(first.problem.sizes) == 10

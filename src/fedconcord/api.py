@@ -290,7 +290,10 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
 
 
 def _runs(config: Config, folder: Path) -> list[Planned]:
-    return [Planned(one, folder / spec.folder_name(one.label or "") / f"seed-{one.seed}") for one in config.runs()]
+    return [
+        Planned(one, folder / spec.folder_name(one.label or "") / f"seed-{one.seed}")
+        for one in settings_module.runs(config)
+    ]
 
 
 def _save_comparison(folder: Path, config: Config, jobs: int) -> None:

@@ -1,0 +1,46 @@
+"""The application, and how it speaks: results on stdout, complaints on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import fedconcord
+
+app = typer.Typer(
+    name="fedconcord",
+    help="Federated optimisation with unequal clients: run one method, or compare several on the same clients.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console(highlight=False, soft_wrap=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedconcord {fedconcord.__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def say(line: str) -> None:
+    """A line on stdout that no terminal width breaks."""
+    print(line, flush=True)
+
+
+def complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

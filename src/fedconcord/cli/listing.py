@@ -1,0 +1,202 @@
+"""list: what there is, with all parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from fedconcord import files
+from fedconcord.cli.base import app, console, say
+from fedconcord.errors import UserError, unknown
+
+TOPICS = (
+    *("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload"),
+    *("tasks", "labels", "regularisers", "recipes", "settings"),
+)
+PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
+Parameter = tuple[str, str, str, str]  # name, default, values, meaning
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(help=f"{', '.join(TOPICS[:-1])} or {TOPICS[-1]}.", metavar="[WHAT]"),
+    ] = None,
+) -> None:
+    """Show methods, data, models and so on, with all parameters."""
+    if what is not None and what not in TOPICS:
+        raise unknown("topic", what, TOPICS)
+    listing = _listing()
+    for topic in TOPICS if what is None else [what]:
+        if topic == "settings":
+            _show_settings(listing["settings"])
+            continue
+        _show(f"[bold]{topic}[/bold]")
+        if topic == "methods":
+            _show_groups(listing["groups"], listing["columns"], listing["legend"])
+        for entry in listing["entries"][topic]:
+            _show_entry(*entry)
+
+
+def _listing() -> dict[str, Any]:
+    """Everything that `list` shows, as plain data.
+
+    It is kept in the user's cache, for torch alone takes a second to import, until a file of the package changes;
+    with plug-ins, whose files are anywhere, it is made anew each time.
+    """
+    if entry_points(group=PLUGINS):
+        return _make_listing()
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "list.json"
+    key = _fingerprint()
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] == key:
+            return dict(kept["listing"])
+    listing = _make_listing()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, {"key": key, "listing": listing})
+    return listing
+
+
+def _fingerprint() -> str:
+    source = Path(__file__).parents[1]
+    stats = [(str(path.relative_to(source)), path.stat()) for path in sorted(source.rglob("*.py"))]
+    return hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns) for name, s in stats]).encode()).hexdigest()
+
+
+def _make_listing() -> dict[str, Any]:
+    from fedconcord import catalogue, config, spec
+    from fedconcord.algorithms import plugins
+    from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.labels import LABELS
+    from fedconcord.heterogeneity.partitions import PARTITIONS
+    from fedconcord.heterogeneity.sampling import SAMPLERS
+    from fedconcord.heterogeneity.work import WORK
+    from fedconcord.models import MODELS
+    from fedconcord.oracles import ORACLES
+    from fedconcord.problems import PROBLEMS
+    from fedconcord.recipes import RECIPES
+    from fedconcord.regularisers import REGULARISERS
+    from fedconcord.server import OPTIMIZERS
+    from fedconcord.uploads import COMPRESSORS
+
+    groups, methods = catalogue.table(), plugins.available()
+    registries: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "data": {**DATASETS, **PROBLEMS},
+        "models": MODELS,
+        "partitions": PARTITIONS,
+        "sampling": SAMPLERS,
+        "work": WORK,
+        "oracles": ORACLES,
+        "server": OPTIMIZERS,
+        "upload": COMPRESSORS,
+        "regularisers": REGULARISERS,
+        "tasks": config.TASKS,
+        "labels": LABELS,
+    }
+    entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
+    entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]
+    entries["recipes"] = [
+        (name, recipe.claim, f"{recipe.source}. Minutes on two cores, full and quick: {recipe.minutes}.", [])
+        for name, recipe in RECIPES.items()
+    ]
+    chosen = {
+        "method": "fedavg",
+        "seed": 0,
+        "seeds": [0],
+        "partition": config.DEFAULT_PARTITION,
+        "model": config.DEFAULT_MODEL,
+    }
+    settings = []
+    for key, schema in config.keys().items():
+        values = spec.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
+        default = chosen.get(key, schema.get("default"))
+        shown = "" if default in (None, {}) else default if isinstance(default, str) else spec.text(default)
+        settings.append((key, shown, values, schema.get("description", "")))
+    return {
+        "groups": [(group.title, [catalogue.cells(facts) for facts in group.methods]) for group in groups],
+        "columns": catalogue.COLUMNS,
+        "legend": catalogue.LEGEND,
+        "entries": entries,
+        "settings": settings,
+    }
+
+
+def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, str, str, list[Parameter]]:
+    """(name, meaning, details, parameters)."""
+    from fedconcord import spec
+
+    try:
+        factory = registry[name]
+    except UserError as broken:  # another package's
+        return name, spec.sentence(broken), "", []
+    rows = [
+        (
+            option.name,
+            "needed" if option.required else spec.text(option.default),
+            f"{option.kind} {option.range}".strip(),
+            option.meaning,
+        )
+        for option in spec.options(factory)
+    ]
+    return name, *spec.describe(factory), rows
+
+
+def _show(*renderables: Any) -> None:
+    """Print without the spaces at the ends of lines that tables are filled up with."""
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _parameters(rows: Sequence[Parameter], first: str) -> Padding:
+    """Values and meaning share a column, so that 80 columns will do."""
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column(first, overflow="fold", no_wrap=True)
+    table.add_column("default", overflow="fold", max_width=16)
+    table.add_column("meaning (values)", overflow="fold")
+    for name, default, values, meaning in rows:
+        range = "" if values in ("text", "table") else f" [dim]({escape(values)})[/dim]"
+        table.add_row(escape(name), escape(default), escape(meaning) + range)
+    return Padding(table, (0, 0, 0, 4), expand=False)
+
+
+def _show_groups(groups: Sequence[tuple[str, Sequence[Sequence[str]]]], columns: Sequence[str], legend: str) -> None:
+    """Methods by mechanism with their costs; the columns of all groups stand below each other."""
+    every = [columns, *(cells for _, rows in groups for cells in rows)]
+    widths = [max(len(cells[k]) for cells in every) for k in range(len(columns))]
+    _show(Padding(f"[dim]{escape(legend)}[/dim]", (0, 0, 0, 2)), "")
+    for title, rows in groups:
+        table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+        for k, column in enumerate(columns):
+            table.add_column(column, justify="right" if k else "left", min_width=widths[k], no_wrap=True)
+        for cells in rows:
+            table.add_row(*map(escape, cells))
+        _show(Padding(f"[bold]{escape(title)}[/bold]", (0, 0, 0, 2)), Padding(table, (0, 0, 0, 4), expand=False), "")
+
+
+def _show_entry(name: str, meaning: str, details: str, rows: Sequence[Parameter]) -> None:
+    _show(Padding(f"[bold cyan]{escape(name)}[/bold cyan]  {escape(meaning)}", (0, 0, 0, 2), expand=False))
+    if details:
+        _show(Padding(f"[dim]{escape(details)}[/dim]", (0, 0, 0, 4), expand=False))
+    if rows:
+        _show(_parameters(rows, "parameter"))
+    _show("")
+
+
+def _show_settings(rows: Sequence[Parameter]) -> None:
+    _show("[bold]settings[/bold]  keys of a TOML file, of --set and of settings= in Python", _parameters(rows, "key"))

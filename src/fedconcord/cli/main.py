@@ -1,0 +1,60 @@
+"""The program: commands, exit codes, signals."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from fedconcord.cli import listing, privacy, train  # noqa: F401  (they add their commands to `app`)
+from fedconcord.cli.base import app, complain
+from fedconcord.errors import UserError, closest
+
+
+def _usage(error: Any) -> str:
+    """typer's complaint about the command line as one sentence."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "fedconcord"
+    name = getattr(error, "option_name", None)
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if name is not None and text.startswith("No such option") and context is not None:
+        known = [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
+        text = f"unknown option {name}{closest(name, known)}"
+    elif text.startswith("No such command") and context is not None:
+        commands = context.command.list_commands(context)
+        given = text.split("'")[1]
+        text = f"unknown command {given!r}{closest(given, commands)}"
+    return f"{text[0].lower()}{text[1:]}; `{path} --help` shows what there is"
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code: 0, 1 (a run failed), 2 (a mistake), 130 (interrupted)."""
+    try:
+        code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (UserError, OSError) as error:
+        from fedconcord.spec import sentence
+
+        complain(f"error: {sentence(error)}")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted before the first round; nothing was written")
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        complain(f"error: {_usage(error)}")
+        return 2
+
+
+def main() -> None:
+    """The entry point of the command `fedconcord`."""
+    if threading.current_thread() is threading.main_thread():  # a scheduler's SIGTERM is as gentle as Ctrl-C
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    warnings.showwarning = lambda message, *where, **more: complain(f"warning: {message}")
+    sys.exit(call(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from fedconcord.cli.base import app, say
+from fedconcord.cli.options import (
+    LR,
+    BatchSize,
+    Clients,
+    CohortOption,
+    ConfigFile,
+    Data,
+    DataDir,
+    Dtype,
+    Epochs,
+    Methods,
+    Model,
+    OneMethod,
+    Partition,
+    Seed,
+    Set,
+    Steps,
+    Upload,
+    check_choice,
+    count,
+    option,
+    sources_of,
+)
+from fedconcord.errors import UserError
+
+AUDIT_OPTIONS = ("client", "round", "iterations", "optimiser", "attack_lr", "labels", "out")
+
+
+@app.command()
+def audit(
+    methods: Methods = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    upload: Upload = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    client: Annotated[str | None, option("Client whose message is attacked. [first of that round]", "ID")] = None,
+    round: Annotated[str, option("Round whose message is attacked, from 1. [5]", "N")] = "5",
+    iterations: Annotated[str, option("Iterations of the attack. [100]", "N")] = "100",
+    optimiser: Annotated[str, option("How dummy samples are fitted: lbfgs or gd. [lbfgs]", "NAME")] = "lbfgs",
+    attack_lr: Annotated[str | None, option("Step size of gd. [searched]", "NUMBER")] = None,
+    labels: Annotated[str, option("Whether the attacker knows the labels: known or inferred. [known]", "NAME")] = (
+        "known"
+    ),
+    out: Annotated[str | None, option("Folder of the findings. [runs/audit-<n>]", "DIR")] = None,
+    method: OneMethod = None,
+) -> None:
+    """Attack what your own configuration sends, to see what it leaks."""
+    given = dict(locals())
+    sources = sources_of({name: given[name] for name in given if name not in AUDIT_OPTIONS})
+    from fedconcord import audit as auditor
+    from fedconcord import config as settings
+    from fedconcord import spec
+
+    check_choice("--optimiser", optimiser, ("lbfgs", "gd"))
+    check_choice("--labels", labels, ("known", "inferred"))
+    step = None if attack_lr is None else spec.scalar(attack_lr)
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int | float) or not step > 0):
+        raise UserError(f"--attack-lr must be a number > 0, given {attack_lr!r}")
+    if client is not None and not client.isdecimal():
+        raise UserError(f"--client must be an integer >= 0, given {client!r}")
+    resolved = settings.resolve_compare(*sources)
+    if resolved.seeds is not None and len(resolved.seeds) > 1:
+        raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give --seed")
+    jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
+    folder = Path(out) if out else spec.free_folder(Path("runs"), "audit")
+    attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
+    chosen = None if client is None else int(client)
+    auditor.audit_jobs(jobs, folder, client=chosen, round=count("--round", round), attack=attack, say=say)
+    say(f"audit: {folder / 'audit.md'}")

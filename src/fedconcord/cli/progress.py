@@ -1,0 +1,135 @@
+"""What a person sees while runs go on, and after them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedconcord.cli.base import complain, console, say
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedconcord.api import Finished, Planned
+    from fedconcord.training import Row
+
+SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
+
+
+def interrupted(folder: Path, again: str) -> typer.Exit:
+    """Say what is left and how to go on."""
+    if folder.exists():
+        complain(f"interrupted: {folder} is usable as it is; continue with: {again}")
+    else:
+        complain("interrupted before the first round; nothing was written")
+    return typer.Exit(130)
+
+
+def latest_metric(metrics: Mapping[str, float]) -> str:
+    """The one metric that a person follows."""
+    if "test_accuracy" in metrics:
+        return f"accuracy {100 * metrics['test_accuracy']:.1f} %"
+    name = next((name for name in ("distance", "test_loss", "loss", *metrics) if name in metrics), None)
+    return f"{name} {metrics[name]:.4g}" if name else ""
+
+
+class Show:
+    """Live progress, called as `api.Progress`: a bar a run on a terminal, plain lines elsewhere."""
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        self.planned = planned
+        self.bars: Progress | None = None
+        if console.is_terminal:
+            self.bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[latest]}", markup=False),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                expand=True,
+            )
+        self.tasks: dict[int, TaskID] = {}
+        self.ended = 0
+        self.said = time.monotonic()
+
+    def __enter__(self) -> Show:
+        if self.bars:
+            self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bars:
+            self.bars.stop()
+
+    def name(self, number: int) -> str:
+        config = self.planned[number].config
+        return f"{config.label}, seed {config.seed}"
+
+    def __call__(self, number: int, event: Row | Finished | None) -> None:
+        from fedconcord.training import Row
+
+        if event is None:
+            if self.bars:
+                total = self.planned[number].config.rounds
+                self.tasks[number] = self.bars.add_task(self.name(number), total=total, latest="")
+        elif isinstance(event, Row):
+            self._row(number, event)
+        else:
+            self._end(number, event)
+
+    def _row(self, number: int, row: Row) -> None:
+        latest = latest_metric(row.metrics) if row.metrics else None
+        if self.bars:
+            self.bars.update(self.tasks[number], completed=row.round)
+            if latest is not None:
+                self.bars.update(self.tasks[number], latest=latest)
+        elif latest is not None and time.monotonic() - self.said > SAY_EVERY:
+            self.said = time.monotonic()
+            rounds = self.planned[number].config.rounds
+            say(f"{self.name(number)}: round {row.round} of {rounds}, {latest}")
+
+    def _end(self, number: int, result: Finished) -> None:
+        if result.status == "interrupted" and number not in self.tasks and self.bars:
+            return
+        self.ended += 1
+        count = f"[{self.ended}/{len(self.planned)}] " if len(self.planned) > 1 else ""
+        outcome = (
+            f"failed: {result.error}"
+            if result.status == "failed"
+            else f"{result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
+        )
+        line = f"{count}{self.name(number)}: {outcome}"
+        if self.bars:
+            if number in self.tasks:
+                self.bars.remove_task(self.tasks[number])
+            self.bars.console.print(line, markup=False, soft_wrap=True)
+        else:
+            say(line)
+
+
+def say_summary(*folders: Path) -> None:
+    """The table of the comparison: final metric and rounds to the target, best first."""
+    from fedconcord.report.load import load_runs
+    from fedconcord.report.summary import summarise
+    from fedconcord.report.tables import metric_cell, reach_cell, seeds_cell, target_words
+
+    summary = summarise(load_runs(folders))
+    percent = ", %" if summary.primary.percent else ""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for title in ("seeds", f"final {summary.primary.title}{percent}", "rounds to target"):
+        table.add_column(title, justify="right")
+    for row in summary.rows:
+        cells = (row.name, seeds_cell(row), metric_cell(summary.primary, row.final), reach_cell(row.reach, "round"))
+        table.add_row(*map(escape, cells))
+    console.print(table)
+    if math.isfinite(summary.target):
+        say(target_words(summary))

@@ -1,0 +1,202 @@
+"""run, compare, report, reproduce."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedconcord.cli.base import app, complain, say
+from fedconcord.cli.options import (
+    LR,
+    BatchSize,
+    CheckpointEvery,
+    Clients,
+    CohortOption,
+    ConfigFile,
+    Data,
+    DataDir,
+    Device,
+    Dtype,
+    EngineOption,
+    Epochs,
+    EvalEvery,
+    Jobs,
+    ManyMethods,
+    ManySeeds,
+    Method,
+    Methods,
+    Model,
+    Momentum,
+    OneMethod,
+    OneSeed,
+    Oracle,
+    Out,
+    Partition,
+    Resume,
+    Rounds,
+    Sampling,
+    Seed,
+    Seeds,
+    Server,
+    Set,
+    Steps,
+    Target,
+    Upload,
+    count,
+    option,
+    sources_of,
+)
+from fedconcord.cli.progress import Show, interrupted, say_summary
+from fedconcord.errors import UserError, unknown
+
+
+@app.command()
+def run(
+    method: Method = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    momentum: Momentum = None,
+    oracle: Oracle = None,
+    sampling: Sampling = None,
+    server: Server = None,
+    upload: Upload = None,
+    seed: Seed = None,
+    target: Target = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
+    out: Out = None,
+    resume: Resume = None,
+    device: Device = None,
+    engine: EngineOption = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    methods: ManyMethods = None,
+    seeds: ManySeeds = None,
+) -> None:
+    """Train one method."""
+    sources = sources_of(locals())
+    from fedconcord import api
+
+    planned = api.plan_resumed_run(Path(resume), *sources) if resume else api.plan_run(*sources)
+    again = f"fedconcord run --resume {shlex.quote(str(planned.folder))}"
+    with Show([planned]) as show:
+        show(0, None)
+        try:
+            result = api.execute(planned, lambda row: show(0, row))
+        except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
+            raise interrupted(planned.folder, again) from None
+        show(0, result)
+    if result.status == "interrupted":
+        raise interrupted(planned.folder, again)
+    if result.status == "diverged":
+        say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
+    say(f"results: {planned.folder}")
+
+
+@app.command()
+def compare(
+    methods: Methods = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: CohortOption = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: LR = None,
+    momentum: Momentum = None,
+    oracle: Oracle = None,
+    sampling: Sampling = None,
+    server: Server = None,
+    upload: Upload = None,
+    seeds: Seeds = None,
+    target: Target = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
+    jobs: Jobs = None,
+    out: Out = None,
+    resume: Resume = None,
+    device: Device = None,
+    engine: EngineOption = None,
+    dtype: Dtype = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    method: OneMethod = None,
+    seed: OneSeed = None,
+) -> None:
+    """Compare methods on the same clients; write the report."""
+    sources = sources_of(locals())
+    from fedconcord import api
+
+    at_once = None if jobs is None else count("--jobs", jobs)
+    if resume:
+        folder, planned, at_once = api.plan_resumed_comparison(Path(resume), at_once, *sources)
+    else:
+        folder, planned, at_once = api.plan_comparison(at_once, *sources)
+    again = f"fedconcord compare --resume {shlex.quote(str(folder))}"
+    with Show(planned) as show:
+        try:
+            results = api.execute_all(planned, at_once, show)
+        except KeyboardInterrupt:
+            raise interrupted(folder, again) from None
+    if any(result.status == "interrupted" for result in results):
+        raise interrupted(folder, again)
+    failed = [result for result in results if result.status == "failed"]
+    if len(failed) == len(results):
+        raise UserError(f"every run failed, the first because: {failed[0].error}")
+    compared = api.finish_comparison(folder, results)
+    say_summary(folder)
+    for result in failed:
+        complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
+    say(f"report: {compared.report}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
+    out: Annotated[str | None, option("Folder of the report. [the first PATH]", "DIR")] = None,
+) -> None:
+    """Write the report of runs, finished or not."""
+    from fedconcord.report import write_report  # not `api`, which imports torch
+
+    page = write_report([Path(path) for path in paths], Path(out or paths[0]))
+    say_summary(*map(Path, paths))
+    say(f"report: {page}")
+
+
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe; `list recipes` shows all.", metavar="RECIPE")],
+    out: Annotated[str | None, option("Folder of figures and tables. [runs/<recipe>]", "DIR")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute.")] = False,
+) -> None:
+    """Run an experiment of a paper; its claim and numbers beside ours."""
+    from fedconcord.recipes import RECIPES
+
+    if recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    this, folder = RECIPES[recipe], Path(out or f"runs/{recipe}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"the folder {folder} is not empty; give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"{this.source}: {this.claim}")
+    this.run(folder, quick, say)
+    say(f"results: {folder}")

@@ -1,0 +1,42 @@
+"""The settings of a job: every key with its meaning, merged from defaults, a file, options and --set, and checked.
+
+A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not
+come from one source; across sources the later one replaces the other.
+"""
+
+from fedconcord.config.jobs import advise, build, device_of, forget_problem, problem_of, refuse
+from fedconcord.config.methods import local_for, read_method, runs, single
+from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
+from fedconcord.config.resolve import resolve_compare, resolve_run
+from fedconcord.config.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings, keys
+from fedconcord.config.sources import Source, from_file, from_nested, from_options, toml_value
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_PARTITION",
+    "PARTS",
+    "TASKS",
+    "Config",
+    "LocalSettings",
+    "Source",
+    "advise",
+    "build",
+    "canonical",
+    "device_of",
+    "forget_problem",
+    "from_file",
+    "from_nested",
+    "from_options",
+    "keys",
+    "local_for",
+    "part",
+    "problem_of",
+    "read_method",
+    "refuse",
+    "resolve_compare",
+    "resolve_run",
+    "runs",
+    "single",
+    "toml_value",
+    "work_of",
+]

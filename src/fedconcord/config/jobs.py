@@ -1,0 +1,205 @@
+"""From settings to a job."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+
+from fedconcord import rng, spec
+from fedconcord.algorithms import family, plugins
+from fedconcord.config.parts import TASKS, part, work_of
+from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config
+from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
+from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.engines import Engine, Serial, Stacked
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity import weights
+from fedconcord.heterogeneity.labels import LABELS
+from fedconcord.heterogeneity.partitions import PARTITIONS
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import WORK, epoch_steps
+from fedconcord.models import MODELS
+from fedconcord.oracles import with_table
+from fedconcord.problems import PROBLEMS, Regularised, Supervised
+from fedconcord.server import with_server
+from fedconcord.solvers import Solver
+from fedconcord.training import Job
+from fedconcord.uploads import with_uploads
+
+
+def problem_of(config: Config) -> Problem:
+    """The clients of a run. The last one is kept: the methods of one seed share it."""
+    return _problem(
+        config.data,
+        config.data_dir,
+        config.partition,
+        config.model,
+        config.clients,
+        config.seed or 0,
+        getattr(torch, config.engine.dtype),
+        device_of(config),
+        config.eval.train_samples,
+        config.labels,
+        config.task,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _problem(
+    data: str,
+    data_dir: str | None,
+    partition: str | None,
+    model: str | None,
+    clients: int,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    train_samples: int,
+    labels: str | None,
+    task: str | None,
+) -> Problem:
+    if partition is None:  # a problem with its own clients
+        brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
+        return brought
+    dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+    if partition != NATURAL:
+        draw = rng.generator(seed, rng.Purpose.PARTITION)
+        parts = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+    elif dataset.natural is None:
+        raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
+    else:
+        parts = dataset.natural
+    if task is not None and spec.parse(task, "task").name == "clustering":
+        clusters: Problem = spec.build(TASKS, "task", task, dataset, parts, dtype, device)
+        return clusters
+    call = spec.check(MODELS, "model", model or DEFAULT_MODEL)
+
+    def network() -> nn.Module:
+        made: nn.Module = call(dataset.shape, dataset.classes)
+        return made
+
+    if task is not None:
+        masks = spec.build(LABELS, "removal of labels", labels or "", parts, seed)
+        partly: Problem = spec.build(TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples)
+        return partly
+    return Supervised(
+        network,
+        dataset,
+        parts,
+        dtype=dtype,
+        device=device,
+        train_samples=train_samples,
+    )
+
+
+def forget_problem() -> None:
+    """Let go of the problem that is kept."""
+    _problem.cache_clear()
+
+
+def device_of(config: Config) -> torch.device:
+    """The device of a run.
+
+    Raises:
+        UserError: cuda is asked for and not there.
+    """
+    wanted, there = config.engine.device, torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def build(config: Config) -> Job:
+    """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
+    local = config.local
+    work = local.epochs if local.steps is None else local.steps
+    engine: Engine = Serial()
+    if config.engine.name == "stacked":
+        engine = Stacked() if config.engine.chunk == "auto" else Stacked(config.engine.chunk)
+    called = spec.Spec(config.method or "fedavg", (), config.algorithm)
+    algorithm: Algorithm = spec.build(plugins.available(), "method", called)
+    oracle: Oracle = part("local.oracle", local.oracle)
+    if oracle.kind == "saga":
+        algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
+    if config.upload is not None:
+        algorithm = with_uploads(algorithm, part("upload", config.upload))
+    if config.server is not None:
+        if algorithm.served:
+            raise UserError(
+                f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
+                f"leave it out, or write {config.method}(server=none)"
+            )
+        algorithm = with_server(algorithm, part("server", config.server))
+    problem: Problem = problem_of(config)
+    if config.regulariser is not None:
+        problem = Regularised(problem, part("regulariser", config.regulariser))
+    return Job(
+        problem=problem,
+        algorithm=algorithm,
+        schedule=Schedule(
+            seed=config.seed or 0,
+            cohort=config.cohort,
+            lr=local.lr,
+            work=work_of(1 if work is None else work),
+            unit="epochs" if local.steps is None else "steps",
+            batch_size=None if local.batch_size == "full" else local.batch_size,
+            lr_decay=local.lr_decay,
+            sampler=part("sampling", config.sampling),
+        ),
+        solver=Solver(
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            oracle=oracle,
+            step_decay=local.step_decay,
+            tolerance=local.tolerance,
+            kind=local.solver,
+        ),
+        engine=engine,
+    )
+
+
+def advise(config: Config) -> None:
+    """Warn of step sizes outside FedVRA's sufficient condition (18), with the numbers of the longest round.
+
+    Only for plain `fedvra` with numbers for d: the rules choose d by themselves.
+    """
+    given = config.algorithm
+    if config.method != "fedvra" or not isinstance(given["d"], int | float):
+        return
+    local, problem = config.local, problem_of(config)
+    written = local.epochs if local.steps is None else local.steps
+    amount = spec.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
+    drawn = amount.resolved()
+    most: int = drawn.get("high") or drawn.get("value") or 1
+    if local.steps is None:
+        largest = int((problem.offsets[1:] - problem.offsets[:-1]).max())
+        most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
+    gamma = max(given["gamma"]) if isinstance(given["gamma"], list) else given["gamma"]
+    share = config.cohort / config.clients
+    family.check(family.conditions(share, given["a"], given["d"], gamma, local.lr, most))
+
+
+def refuse(job: Job, config: Config) -> None:
+    """What a round would refuse, said before the first one.
+
+    Raises:
+        UserError: rounds may lack clients that the method needs, a client is smaller than its blocks, or a Hessian is
+            too large.
+    """
+    problem, algorithm = job.problem, job.algorithm
+    n = n_clients(problem)
+    if config.sampling != "uniform" and n > 1:
+        population = Population(n, torch.as_tensor(weights.objective(algorithm.weights, problem.sizes)))
+        if algorithm.refuse(population, n) is None and algorithm.refuse(population, n - 1) is not None:
+            raise UserError(
+                f"the method needs all {n} clients every round, and sampling {config.sampling} may leave some out; "
+                f"use sampling uniform with cohort {n}"
+            )
+    if algorithm.blocks is not None:
+        smallest = int((problem.offsets[1:] - problem.offsets[:-1]).argmin())
+        job.schedule.members(smallest, algorithm, problem.offsets)
+    if algorithm.hessian_at is not None:
+        problem.hessian(problem.init(job.schedule.seed), torch.tensor([0], device=problem.device))

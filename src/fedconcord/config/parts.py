@@ -1,0 +1,52 @@
+"""Settings that name a thing of a registry, as in `sampling = "bernoulli(0.1)"`: their canonical text, the thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedconcord import spec
+from fedconcord.config.settings import Value
+from fedconcord.core import Problem
+from fedconcord.heterogeneity.labels import LABELS
+from fedconcord.heterogeneity.sampling import SAMPLERS
+from fedconcord.heterogeneity.work import WORK, Work
+from fedconcord.oracles import ORACLES
+from fedconcord.problems.clustering import clustering
+from fedconcord.problems.semi import semi
+from fedconcord.regularisers import REGULARISERS
+from fedconcord.server import OPTIMIZERS
+from fedconcord.uploads import COMPRESSORS
+
+TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
+PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
+    "sampling": ("sampling", SAMPLERS),
+    "server": ("server optimiser", OPTIMIZERS),
+    "upload": ("compressor", COMPRESSORS),
+    "regulariser": ("regulariser", REGULARISERS),
+    "labels": ("removal of labels", LABELS),
+    "task": ("task", TASKS),
+    "local.oracle": ("gradient oracle", ORACLES),
+}
+PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
+
+
+def work_of(work: int | str) -> Work:
+    """Local work from its setting: a number, or a draw of the registry."""
+    drawn: Work = spec.build(WORK, "local work", spec.Spec("fixed", (work,)) if isinstance(work, int) else work)
+    return drawn
+
+
+def canonical(key: str, value: Value) -> str | None:
+    """The text of a part with its parameters by name, or None for none; `value` is a text or what `spec` read."""
+    if value is None or value == "none":
+        return None
+    what, registry = PARTS[key]
+    call = spec.check(registry, what, value if isinstance(value, str | spec.Spec) else spec.text(value))
+    return None if call.name == "none" else str(call)
+
+
+def part(key: str, written: str) -> Any:
+    """The thing that such a text stands for."""
+    what, registry = PARTS[key]
+    return spec.build(registry, what, written)
