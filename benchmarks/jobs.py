@@ -1,0 +1,365 @@
+"""The benchmark jobs, measured through the library's public path; prints one JSON line. See docs/speed.md.
+
+    python benchmarks/jobs.py A --rounds 20 --warmup 2
+
+A  MNIST, 100 IID clients, 10 a round, FedAvg, 2nn, lr 0.1, 1 epoch of batch 10: 600 client steps a round
+B  the same with cnn1 and batch 50: 120 client steps a round
+C  10,000 clients of 6 samples, 100 a round, logistic regression, 5 full-batch steps
+D  job A's steps with every method in turn: seconds and ratio to FedAvg (--method for one of them)
+E  N clients that share a pool of samples: time and memory against N (--clients, --method, --model, --store)
+F  CIFAR-10 on a GPU: pfl-research's CNN job, or --model resnet18 (10 of 100 clients, batch 50)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from settings import QUICK, SETTINGS, Federation, Setting
+from torch import Tensor, nn
+from turns import Turns, peak_rss, spread
+
+import fedconcord
+from fedconcord import (
+    DATASETS,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    WORK,
+    Algorithm,
+    Dataset,
+    Engine,
+    Job,
+    Problem,
+    Schedule,
+    Serial,
+    Solver,
+    Stacked,
+    State,
+    Supervised,
+    UserError,
+    advance,
+    evaluate,
+    start,
+)
+from fedconcord.core import Population
+from fedconcord.data import data_folder
+from fedconcord.rng import Purpose, generator
+from fedconcord.training import resolved
+
+POOL_FEATURES, POOL_CLIENTS = 60, 100
+OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
+    "losac": {"block_scale": "mean"},
+    "fedvra": {"a": 1.0, "d": 1.0},
+    "mfl": {"momentum": 0.5},
+}
+PER_METHOD = ("fedsgd",)  # methods whose round is another amount of work by definition, left out of D
+
+
+def pfl_cnn() -> nn.Sequential:
+    """The CNN of pfl-research's CIFAR-10 job without its two dropout layers; 1,626,442 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12_544, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+# -- problems ------------------------------------------------------------------------------------------------------
+
+
+def dataset(setting: Setting, seed: int) -> tuple[Dataset, list[np.ndarray]]:
+    """The data of a job and the samples of each client."""
+    data = DATASETS[setting.data](data_folder(None), seed)
+    parts = PARTITIONS["iid"](data.train_y, setting.clients, generator(seed, Purpose.PARTITION))
+    return data, [part[: setting.samples] for part in parts]
+
+
+def federation(setting: Setting, seed: int) -> Federation:
+    """The same as arrays, for contestants that know nothing of the library."""
+    data, parts = dataset(setting, seed)
+    order = np.concatenate(parts)
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return Federation(data.train_x[order], data.train_y[order], offsets, data.test_x, data.test_y)
+
+
+def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
+    """The clients' objectives of a job."""
+    dtype, device = getattr(torch, args.dtype), torch.device(args.device)
+    if setting.data == "pool":
+        return Pool(setting, args.seed, dtype, device)
+    data, parts = dataset(setting, args.seed)
+    build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
+    return Supervised(build, data, parts, dtype=dtype, device=device)
+
+
+class Pool:
+    """N clients of n samples each that share a pool of 1,000 samples: 16 bytes a client, whatever N.
+
+    Client i's j-th sample is the pool's (i n + j) mod 1000. Labels are those of a random linear teacher.
+    """
+
+    regulariser = None
+
+    def __init__(self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        draw = generator(seed, Purpose.DATA)
+        x = draw.standard_normal((POOL_CLIENTS * 10 + 500, POOL_FEATURES)).astype(np.float32)
+        y = (x @ draw.standard_normal((POOL_FEATURES, 10))).argmax(1).astype(np.int64)
+        cut = POOL_CLIENTS * 10
+        data = Dataset("pool", x[:cut], y[:cut], x[cut:], y[cut:], 10)
+        parts = np.split(np.arange(cut), POOL_CLIENTS)
+        self.pool = Supervised(lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device)
+        self.dim, self.dtype, self.device, self.size = self.pool.dim, dtype, device, cut
+        self.offsets = np.arange(setting.clients + 1, dtype=np.int64) * setting.samples
+        self.sizes = np.full(setting.clients, float(setting.samples))
+
+    def init(self, seed: int) -> Tensor:
+        return self.pool.init(seed)
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self.pool.gradient(x, samples % self.size)
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self.pool.loss(x, samples % self.size)
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        return self.pool.gradients(x, samples % self.size, weight)
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self.pool.hessian(x, samples % self.size)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.pool.evaluate(x)
+
+    def export(self, x: Tensor) -> Mapping[str, Tensor]:
+        return self.pool.export(x)
+
+    def label_counts(self) -> None:
+        return None
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def engine_of(args: argparse.Namespace) -> Engine:
+    """The engine asked for."""
+    if args.engine == "serial":
+        return Serial()
+    return Stacked(args.chunk if args.chunk == "auto" else int(args.chunk) or None)
+
+
+def job_of(setting: Setting, problem: Problem, algorithm: Algorithm, args: argparse.Namespace) -> Job:
+    """The run that the library is asked to do."""
+    amount = setting.steps if setting.steps is not None else setting.epochs or 1
+    schedule = Schedule(
+        seed=args.seed,
+        cohort=setting.cohort,
+        lr=setting.lr,
+        work=WORK["fixed"](amount),
+        unit="steps" if setting.steps is not None else "epochs",
+        batch_size=setting.batch,
+    )
+    return Job(problem, algorithm, schedule, Solver(), engine_of(args))
+
+
+def started(job: Job, args: argparse.Namespace) -> State:
+    """The state before round 0, with the clients' rows where they were asked for."""
+    if args.store != "memory":
+        raise UserError(f"--store must be memory, given {args.store!r}; the library has no other store yet")
+    return start(job)
+
+
+def after(job: Job, state: State) -> State:
+    """The state one round later, with nothing left to wait for."""
+    state = advance(job, state)
+    if job.problem.device.type == "cuda":
+        torch.cuda.synchronize(job.problem.device)
+    return state
+
+
+def method(name: str, **options: Any) -> Algorithm:
+    """A method with the options that these jobs give it."""
+    return METHODS[name](**{**OPTIONS.get(name, {}), **options})
+
+
+def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
+    """One method on one job."""
+    turns = Turns(args.warmup + args.rounds)
+    name = args.method or "fedavg"
+    job = resolved(job_of(setting, problem_of(setting, args), method(name), args))
+    base = peak_rss()
+    state = started(job, args)
+    turns.begin()
+    for _ in range(args.warmup + args.rounds):
+        state = after(job, state)
+        turns.lap()
+    resident = rss()
+    return turns.finish(
+        args.warmup,
+        method=name,
+        engine=repr(job.engine),
+        accuracy=evaluate(job, state).get("test_accuracy"),
+        rss_bytes=resident,
+        rss_before_bytes=base,
+        clients_with_state=len(state.store) if hasattr(state.store, "__len__") else None,
+        gradient_steps_per_round=state.gradient_steps / state.round,
+        **common(args.job, setting, args),
+    )
+
+
+def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
+    """Every method, round by round in turn, with ratios to the FedAvg that does the same local steps."""
+    blocks = 5
+    settings = {
+        "job A": setting,
+        "all clients": setting._replace(clients=setting.cohort),  # for methods that refuse absent clients
+        "blocks": setting._replace(batch=setting.samples // blocks),  # for methods with a table of gradients
+    }
+    problems = {"job A": problem_of(setting, args)}
+    problems["blocks"] = problems["job A"]
+    problems["all clients"] = problem_of(settings["all clients"], args)
+    jobs, refused = dict[str, tuple[str, Job]](), dict[str, str]()
+    for name in [args.method] if args.method else [n for n in METHODS if n not in ("fedavg", *PER_METHOD)]:
+        algorithm = method(name)
+        everyone = algorithm.refuse(Population(setting.clients, torch.ones(setting.clients)), setting.cohort)
+        kind = "all clients" if everyone else "blocks" if algorithm.blocks is not None else "job A"
+        job = job_of(settings[kind], problems[kind], algorithm, args)
+        try:
+            after(job, started(job, args))
+        except UserError as error:
+            refused[name] = str(error)
+        else:
+            jobs[name] = kind, job
+    for kind in dict.fromkeys(["job A", *(kind for kind, _ in jobs.values())]):
+        jobs[f"fedavg, {kind}"] = kind, job_of(settings[kind], problems[kind], method("fedavg"), args)
+    jobs = {name: (kind, resolved(job)) for name, (kind, job) in jobs.items()}
+    states = {name: started(job, args) for name, (_, job) in jobs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(args.warmup + args.rounds):
+        for name, (_, job) in jobs.items():
+            clock = Turns(1)
+            clock.begin()
+            states[name] = after(job, states[name])
+            clock.lap()
+            seconds[name] += clock.seconds
+    found = {}
+    for name, (kind, job) in jobs.items():
+        base = f"fedavg, {kind}"
+        took, base_took = (np.array(seconds[key][args.warmup :]) for key in (name, base))
+        found[name] = {
+            "seconds_per_round": spread(took.tolist()),
+            "ratio": float(np.median(took / base_took)),
+            "gradient_ratio": states[name].gradient_steps / states[base].gradient_steps,  # 2: two gradients a step
+            "baseline": base,
+            "accuracy": evaluate(job, states[name]).get("test_accuracy"),
+        }
+    base_record = found["fedavg, job A"]
+    return {
+        "seconds_per_round": base_record["seconds_per_round"],
+        "accuracy": base_record["accuracy"],
+        "peak_rss_bytes": peak_rss(),
+        "engine": repr(jobs["fedavg, job A"][1].engine),
+        "methods": found,
+        "refused": refused,
+        **common("D", setting, args),
+    }
+
+
+def rss() -> int:
+    """Resident memory of this process now [bytes]."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_rss()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def common(job: str, setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
+    """What a reader needs to repeat a measurement."""
+    options = {k: v for k, v in vars(args).items() if k != "job" and v is not None}
+    return {
+        "job": job,
+        "setting": {**setting._asdict(), "client_steps": setting.client_steps},
+        "options": options,
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "fedconcord": fedconcord.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "processor": processor(),
+    }
+
+
+def processor() -> str:
+    """The machine in words, without its name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def chosen(args: argparse.Namespace) -> Setting:
+    """The setting of the job with what the options change."""
+    key = {"D": "A", "F": f"F-{args.model or 'pfl'}"}.get(args.job, args.job)
+    table = QUICK if args.quick else SETTINGS
+    if key not in table:
+        sys.exit(f"job F has the models pfl and resnet18, given {args.model!r}")
+    setting = table[key]
+    changes = {k: getattr(args, k) for k in ("clients", "cohort") if getattr(args, k) is not None}
+    if args.model and args.job != "F":
+        changes["model"] = args.model
+    return setting._replace(**changes)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("job", choices=list("ABCDEF"))
+    out.add_argument("--rounds", type=int, default=20, help="measured rounds")
+    out.add_argument("--warmup", type=int, default=2, help="rounds before them that are not measured")
+    out.add_argument("--method", choices=list(METHODS), help="default: fedavg; of D: all")
+    out.add_argument("--model", help="default: the job's; of F: pfl or resnet18")
+    out.add_argument("--clients", type=int, help="N in place of the job's")
+    out.add_argument("--cohort", type=int, help="S in place of the job's")
+    out.add_argument("--seed", type=int, default=0)
+    out.add_argument("--threads", type=int, help="torch's threads; its default if not given")
+    out.add_argument("--engine", choices=["stacked", "serial"], default="stacked")
+    out.add_argument("--chunk", default="auto", help="clients trained at once by the stacked engine; 0: all, or auto")
+    out.add_argument("--store", default="memory", help="where the clients' states lie")
+    out.add_argument("--device", default="cpu", help="cpu or cuda")
+    out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
+    return out
+
+
+def main() -> None:
+    args = parser().parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    setting = chosen(args)
+    if args.job == "D":
+        print(json.dumps(compared(setting, args)))
+    else:
+        one(setting, args)
+
+
+if __name__ == "__main__":
+    main()
