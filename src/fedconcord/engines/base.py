@@ -38,8 +38,51 @@ class Outcome(NamedTuple):
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
 
 
+class Team(Protocol):
+    """The processes that compute a job together. Each owns some clients: it trains them and keeps their rows.
+
+    All of them draw the same plans and hold the same server state; what they exchange is below.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes this is, from 0; only 0 evaluates, writes and speaks."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        ...
+
+    def owns(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these clients [S] are this process's, [S] bool; the same in every round."""
+        ...
+
+    def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
+        """The sums of trees of one form and of counts >= 0 over the processes, to the same bits on all of them."""
+        ...
+
+
+class Alone(NamedTuple):
+    """A team of this process alone."""
+
+    rank: int = 0
+    size: int = 1
+
+    def owns(self, ids: np.ndarray) -> np.ndarray:
+        return np.ones(len(ids), bool)
+
+    def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
+        return tree, counts
+
+
 class Engine(Protocol):
     """Runs rounds. Engines differ in speed, not in results (1e-12 relative in float64)."""
+
+    @property
+    def team(self) -> Team:
+        """The processes that share every round."""
+        ...
 
     def resolve(self, problem: Problem, plan: Plan) -> Engine:
         """This engine with every choice made that it would otherwise make by measurement."""

@@ -19,7 +19,9 @@ from fedconcord.core import (
 )
 from fedconcord.engines import lbfgs
 from fedconcord.engines.base import (
+    Alone,
     Outcome,
+    Team,
     clients_of,
     close_rows,
     cohort_of,
@@ -39,6 +41,8 @@ from fedconcord.state import MemoryStore
 
 class Serial:
     """Runs the clients of a cohort one after the other; the definition of what the other engines must compute."""
+
+    team: Team = Alone()
 
     def resolve(self, problem: Problem, plan: Plan) -> Serial:
         """Itself: there is nothing to choose."""

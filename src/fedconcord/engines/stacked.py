@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,9 @@ from torch import Tensor
 from fedconcord.core import Algorithm, Done, Local, Plan, Problem, Tree, tree_bytes, tree_map
 from fedconcord.engines import chunk, lbfgs
 from fedconcord.engines.base import (
+    Alone,
     Outcome,
+    Team,
     clients_of,
     close_rows,
     cohort_of,
@@ -37,16 +39,17 @@ class Stacked:
     """Trains `chunk` clients at a time; "auto" measures once what is fastest here, None takes the whole cohort.
 
     Clients are sorted by their number of steps, most first, and step k runs on the prefix that still has one: unequal
-    clients cost their own steps.
+    clients cost their own steps. A team of several processes trains each its own clients and sums what they send.
     """
 
     chunk: int | Literal["auto"] | None = "auto"
+    team: Team = Alone()
 
     def resolve(self, problem: Problem, plan: Plan) -> Stacked:
         """This engine with its chunk a number, for rounds like this one."""
         if self.chunk == "auto":
-            return Stacked(chunk.auto(problem, plan))
-        return Stacked(min(self.chunk or len(plan.ids), len(plan.ids)))
+            return replace(self, chunk=chunk.auto(problem, plan))
+        return replace(self, chunk=min(self.chunk or len(plan.ids), len(plan.ids)))
 
     def round(
         self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
@@ -56,12 +59,17 @@ class Stacked:
         oracle = oracle_of(algorithm, solver)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         full = wants_full_gradient(algorithm, oracle)
-        order = np.argsort(-plan.steps, kind="stable")
+        everyone = np.argsort(-plan.steps, kind="stable")
+        order = everyone[self.team.owns(plan.ids[everyone])]
+        idle = len(order) == 0
+        if idle:  # the form of the sums is one client's without local steps, in a store that nobody keeps
+            order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
+            store = MemoryStore(store.template)
         width = self.resolve(problem, plan).chunk
         assert isinstance(width, int)
         chunks = [order[begin : begin + width] for begin in range(0, len(order), width)]
         down = algorithm.broadcast(server)
-        bytes_down = len(order) * tree_bytes(down) if talks else 0
+        bytes_down = len(everyone) * tree_bytes(down) if talks else 0
         bytes_up = 0
         if algorithm.prelude is not None:
             total = None
@@ -72,11 +80,12 @@ class Stacked:
                 client = client._replace(gradient=_full(own, server.x.expand(len(ids), -1), ids))
                 total = _add(total, _reduce(algorithm.prelude.contribute(client, cohort)))
                 bytes_up += tree_bytes(client.gradient)
-            bytes_down += len(order) * tree_bytes(total)
+            total, _ = self.team.total(_zeros(total) if idle else total, ())
+            bytes_down += len(everyone) * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
 
         total = None
-        evaluations = int(full_costs(plan).sum()) if full else 0
+        evaluations = int(full_costs(plan)[order].sum()) if full else 0
         for select in chunks:
             ids = plan.ids[select]
             own, rows, private = open_rows(problem, server.x, store.gather(ids), ids)
@@ -95,6 +104,10 @@ class Stacked:
                 total = _add(total, _reduce(algorithm.contribute(up, client, cohort)))
                 bytes_up += tree_bytes(up)
             store.scatter(ids, close_rows(rows, private))
+        total = total if talks else ()
+        if idle:
+            total, bytes_up, evaluations = _zeros(total), 0, 0
+        total, (bytes_up, evaluations) = self.team.total(total, (bytes_up, evaluations))
         if talks:
             server = algorithm.update(server, total, cohort)
             if algorithm.settle is not None:
@@ -106,6 +119,10 @@ class Stacked:
 
 def _reduce(shares: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.sum(0), shares)
+
+
+def _zeros(shares: Tree) -> Tree:
+    return tree_map(torch.zeros_like, shares)
 
 
 def _add(total: Tree, more: Tree) -> Tree:
