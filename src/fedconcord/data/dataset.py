@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 
 class Dataset(NamedTuple):
-    """Samples and labels of one classification task, ready for a model (features already scaled)."""
+    """Samples and targets of one task, ready for a model (features already scaled)."""
 
     name: str
     train_x: np.ndarray  # [n, *shape] float32
-    train_y: np.ndarray  # [n] int64, 0 .. classes-1
+    train_y: np.ndarray  # [n] int64, 0 .. classes-1; [n, classes] float32 where `target` is not "class"
     test_x: np.ndarray  # [m, *shape] float32
-    test_y: np.ndarray  # [m] int64
-    classes: int
+    test_y: np.ndarray  # [m], as train_y
+    classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
     natural: list[np.ndarray] | None = None  # N sorted int64 arrays of training samples, where the data come in clients
+    target: Literal["class", "number", "labels"] = "class"  # classification, regression, multi-label
+    client_names: list[str] | None = None  # of the natural clients
+    output_names: list[str] | None = None  # of the classes, numbers or labels
+    preprocessing: Mapping[str, Any] | None = None  # plain values: what is done to inputs before the model
 
     @property
     def shape(self) -> tuple[int, ...]:
