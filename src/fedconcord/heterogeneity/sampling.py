@@ -1,4 +1,8 @@
-"""Which clients take part in a round. A sampler is a pure function of its key and says its probabilities."""
+"""Which clients take part in a round. A sampler is a pure function of its key and says its probabilities.
+
+A draw costs O(S) time and memory, O(S log N) by size: nothing here may run over all clients every round. (numpy's
+`choice` without replacement is Floyd's algorithm where S is far below N.)
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from pydantic import Field
 
 from fedconcord import rng
 from fedconcord.errors import UserError
+from fedconcord.heterogeneity.once import once
+from fedconcord.heterogeneity.weights import share as weight
 
 
 class Drawn(NamedTuple):
@@ -41,12 +47,18 @@ def by_size() -> Sampler:
     """
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray) -> Drawn:
-        p = sizes / sizes.sum()
-        chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).choice(len(sizes), cohort, replace=True, p=p)
-        ids, count = np.unique(chosen, return_counts=True)
-        return Drawn(ids.astype(np.int64), count.astype(np.float64), cohort * p[ids])
+        points = rng.generator(seed, rng.Purpose.SAMPLE, round).random(cohort)
+        ids, count = np.unique(cumulative(sizes).searchsorted(points, side="right"), return_counts=True)
+        return Drawn(ids.astype(np.int64), count.astype(np.float64), cohort * weight("size", sizes, ids))
 
     return draw
+
+
+@once
+def cumulative(sizes: np.ndarray) -> np.ndarray:
+    """Cumulative probabilities [N] by size, as numpy's `choice` makes them of p at every call."""
+    steps = (sizes / sizes.sum()).cumsum()
+    return np.asarray(steps / steps[-1])
 
 
 def bernoulli(
@@ -57,9 +69,8 @@ def bernoulli(
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray) -> Drawn:
         n, q = len(sizes), cohort / len(sizes) if share is None else share
         generator = rng.generator(seed, rng.Purpose.SAMPLE, round)
-        ids = np.flatnonzero(generator.random(n) < q)
-        if len(ids) == 0:
-            ids = generator.integers(n, size=1)
+        # the number of heads, then who: the same law as N coins
+        ids = np.sort(generator.choice(n, max(generator.binomial(n, q), 1), replace=False))
         # an empty draw is replaced by one client: E[count] = q + (1 - q)^n / n
         return Drawn(ids.astype(np.int64), np.ones(len(ids)), np.full(len(ids), q + (1 - q) ** n / n))
 

@@ -37,12 +37,15 @@ class Schedule:
     ] = ()  # (round, factor): from that round on the step size is times the factor
 
     def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
-        """The plan of one round for clients with these sample offsets [N + 1] and sizes [N]."""
+        """The plan of one round for clients with these sample offsets [N + 1] and sizes [N].
+
+        Costs O(S) and the cohort's batches, whatever N is; `sizes` must be the same array every round for that.
+        """
         drawn = self.sampler(self.seed, round, self.cohort, sizes)
         ids = drawn.ids
         held = (offsets[ids + 1] - offsets[ids]).tolist()
         steps = np.array([self._steps(algorithm, round, int(i), n) for i, n in zip(ids, held, strict=True)], np.int64)
-        p = weights.objective(algorithm.weights, sizes)[ids]
+        p = weights.share(algorithm.weights, sizes, ids)
         chosen, blocks = None, None
         if algorithm.blocks is not None:
             pairs = [self._blocks(algorithm, round, int(i), offsets, k) for i, k in zip(ids, steps, strict=True)]

@@ -5,12 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from fedconcord.core import Weights
+from fedconcord.heterogeneity.once import once
 
 
 def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
     """p [N], each client's weight in the objective sum_i p_i f_i: equal for `uniform`, by size otherwise."""
     p = np.ones_like(sizes) if kind == "uniform" else sizes
     return np.asarray(p / p.sum())
+
+
+@once
+def total(sizes: np.ndarray) -> float:
+    """The sum of sizes [N]."""
+    return float(sizes.sum())
+
+
+def share(kind: Weights, sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """p [S] of these clients: the bits of `objective(kind, sizes)[ids]`, in O(S)."""
+    return np.full(len(ids), 1.0 / len(sizes)) if kind == "uniform" else sizes[ids] / total(sizes)
 
 
 def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, inclusion: np.ndarray) -> np.ndarray:
