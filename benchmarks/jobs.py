@@ -82,16 +82,18 @@ def pfl_cnn() -> nn.Sequential:
 # -- problems ------------------------------------------------------------------------------------------------------
 
 
-def dataset(setting: Setting, seed: int) -> tuple[Dataset, list[np.ndarray]]:
+def dataset(setting: Setting, seed: int, quick: bool) -> tuple[Dataset, list[np.ndarray]]:
     """The data of a job and the samples of each client."""
     data = DATASETS[setting.data](data_folder(None), seed)
+    if quick:
+        data = data._replace(test_x=data.test_x[:1000], test_y=data.test_y[:1000])
     parts = PARTITIONS["iid"](data.train_y, setting.clients, generator(seed, Purpose.PARTITION))
     return data, [part[: setting.samples] for part in parts]
 
 
-def federation(setting: Setting, seed: int) -> Federation:
+def federation(setting: Setting, seed: int, quick: bool) -> Federation:
     """The same as arrays, for contestants that know nothing of the library."""
-    data, parts = dataset(setting, seed)
+    data, parts = dataset(setting, seed, quick)
     order = np.concatenate(parts)
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     return Federation(data.train_x[order], data.train_y[order], offsets, data.test_x, data.test_y)
@@ -102,9 +104,9 @@ def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     if setting.data == "pool":
         return Pool(setting, args.seed, dtype, device)
-    data, parts = dataset(setting, args.seed)
+    data, parts = dataset(setting, args.seed, args.quick)
     build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
-    return Supervised(build, data, parts, dtype=dtype, device=device)
+    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000)
 
 
 class Pool:

@@ -1,7 +1,7 @@
 """Models by name. To add one: write `name(shape, classes, /, options) -> nn.Module` and list it here.
 
-Layers keep torch's default initialisation: whoever builds the model seeds torch. Plain `nn.Sequential`s of Flatten,
-Linear, Conv2d, MaxPool2d and ReLU run stacked over clients by hand-written kernels.
+Layers keep torch's default initialisation unless their file says otherwise: whoever builds the model seeds torch. Plain
+`nn.Sequential`s of Flatten, Linear, Conv2d, MaxPool2d and ReLU run stacked over clients by hand-written kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from fedconcord.models.cnn1 import cnn1
 from fedconcord.models.cnn2 import cnn2
 from fedconcord.models.lenet import lenet
 from fedconcord.models.logreg import logreg
+from fedconcord.models.resnet18 import resnet18
 from fedconcord.models.two_nn import two_nn
+from fedconcord.models.vgg11 import vgg11
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logreg": logreg,
@@ -22,6 +24,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn1": cnn1,
     "cnn2": cnn2,
     "lenet": lenet,
+    "resnet18": resnet18,
+    "vgg11": vgg11,
 }
 
-__all__ = ["MODELS", "cnn1", "cnn2", "lenet", "logreg", "two_nn"]
+__all__ = ["MODELS", "cnn1", "cnn2", "lenet", "logreg", "resnet18", "two_nn", "vgg11"]
