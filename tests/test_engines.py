@@ -1,6 +1,6 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,22 +10,25 @@ from torch import nn
 
 from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Oracle, tree_leaves
+from fedconcord.core import Local, Oracle, Regulariser, tree_leaves
 from fedconcord.data import Dataset
-from fedconcord.engines import Serial, Stacked, chunk
+from fedconcord.engines import Serial, Stacked, chunk, local
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, fixed, uniform
 from fedconcord.oracles import with_table
 from fedconcord.problems import Supervised, quadratics
+from fedconcord.regularisers import l1
 from fedconcord.solvers import Solver
 from fedconcord.training import Job, State, advance, start
 from table import TABLE, make
 
 
-def small(dtype: torch.dtype = torch.float64) -> Supervised:
-    """A small image problem with a convolution and clients of very unequal sizes."""
+def small(
+    dtype: torch.dtype = torch.float64, *, convolution: bool = True, regulariser: Regulariser | None = None
+) -> Supervised:
+    """A small image problem, with a convolution or a kernel, and clients of very unequal sizes."""
     draw = np.random.default_rng(0)
     x = draw.standard_normal((120, 1, 6, 6)).astype(np.float32)
     y = draw.integers(0, 3, 120)
@@ -34,11 +37,13 @@ def small(dtype: torch.dtype = torch.float64) -> Supervised:
     parts = np.split(np.arange(100), cuts)
 
     def build() -> nn.Module:
+        if not convolution:
+            return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
         return nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
         )
 
-    return Supervised(build, data, parts, dtype=dtype)
+    return Supervised(build, data, parts, dtype=dtype, regulariser=regulariser)
 
 
 SCHEDULE = Schedule(seed=5, cohort=5, lr=0.1, work=uniform(1, 3), batch_size=4)
@@ -73,6 +78,93 @@ def test_stacked_equals_serial(name: str) -> None:
         assert_same(run(replace(job, engine=Stacked(width))), reference)
 
 
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+def test_kernels_and_workers_equal_serial(name: str) -> None:
+    """The short loop, where it applies, on any number of threads."""
+    schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
+    job = Job(small(convolution=False), make(name), schedule, engine=Serial())
+    reference = run(job)
+    for engine in (Stacked(None, 1), Stacked(1, 3), Stacked(2, 2)):
+        assert_same(run(replace(job, engine=engine)), reference)
+
+
+def test_bits_do_not_depend_on_who_was_first() -> None:
+    """The same chunks on one, two and three threads, in float32; and the caller's number of threads is left alone."""
+    job = Job(small(torch.float32, convolution=False), make("scaffold"), replace(SCHEDULE, cohort=8))
+    threads = torch.get_num_threads()
+    once, *others = (run(replace(job, engine=Stacked(2, workers))) for workers in (1, 2, 3, 3))
+    assert torch.get_num_threads() == threads
+    for other in others:
+        assert_same(other, once, 0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A local problem and solver, and whether the kernel may add its gradient without making it."""
+
+    fused: bool
+    solver: Solver = Solver()
+    local: Local = Local(torch.zeros(0))
+    regulariser: Regulariser | None = None
+    batch_size: int | None = 4
+
+
+def vectors(*shape: int) -> torch.Tensor:
+    return torch.as_tensor(np.random.default_rng(1).standard_normal(shape))
+
+
+D = 36 * 8 + 8 + 8 * 3 + 3
+AT = Local(0.1 * vectors(D))
+CASES = {
+    "plain": Case(True),
+    "one for all": Case(True, local=AT._replace(linear=vectors(D), prox=0.3, anchor=vectors(D))),
+    "a row each": Case(True, local=AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(5, D), scale=0.7)),
+    "linear": Case(True, local=AT._replace(linear=vectors(5, D), lr_scale=0.5)),
+    "prox": Case(True, local=AT._replace(prox=0.3, anchor=vectors(D))),
+    "snapshot": Case(True, local=AT._replace(snapshot=vectors(D), scale=0.7)),
+    "decay": Case(True, Solver(weight_decay=0.1, step_decay=0.9)),
+    "sam": Case(True, Solver(oracle=Oracle("sam", 0.1))),
+    "full": Case(True, Solver(oracle=Oracle("full"))),
+    "all samples": Case(True, batch_size=None),
+    "regulariser": Case(True, regulariser=l1(0.1), local=AT._replace(linear=vectors(D))),
+    "momentum": Case(False, Solver(momentum=0.9)),
+    "own momentum": Case(False, local=AT._replace(momentum=0.9, buffer=vectors(D))),
+    "clip": Case(False, Solver(clip=0.2)),
+    "tolerance": Case(False, Solver(tolerance=1e-3)),
+    "table": Case(False, local=AT._replace(table=vectors(5, 2, D), linear=vectors(D), table_rate=0.5)),
+    "dual": Case(False, local=AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))),
+    "prox by client": Case(False, local=AT._replace(prox=vectors(5, 1).abs(), anchor=vectors(D))),
+    "scale by client": Case(False, local=AT._replace(scale=vectors(5, 1).abs())),
+    "metric": Case(False, local=AT._replace(metric=torch.eye(D, dtype=torch.float64).expand(5, D, D))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_short_loop_is_the_loop(name: str) -> None:
+    """Where a gradient is only added, adding it at once changes nothing; elsewhere it is made."""
+    case = CASES[name]
+    p = small(convolution=False, regulariser=case.regulariser)
+    plan = replace(SCHEDULE, batch_size=case.batch_size).plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
+    plan = plan._replace(steps=np.array([3, 3, 2, 1, 0]), blocks=[np.array([0, 1, 1])] * 5)
+    if plan.batches is not None:
+        plan = plan._replace(
+            batches=[np.concatenate([b, b, b])[:k] for b, k in zip(plan.batches, plan.steps, strict=True)]
+        )
+    start = case.local._replace(x=AT.x)
+    made = []
+    p.gradients = lambda *args, gradients=p.gradients: made.append(len(args)) or gradients(*args)  # type: ignore[method-assign]
+    got, cost = local.solve(p, METHODS["fedavg"](), case.solver, start, plan, np.arange(5))
+    assert (not made) == case.fused
+    p.accumulate = None
+    expected, expected_cost = local.solve(p, METHODS["fedavg"](), case.solver, start, plan, np.arange(5))
+    assert made
+    assert cost == expected_cost
+    assert torch.equal(got.x[-1], AT.x)  # no steps, no move
+    for name, value in got._asdict().items():
+        if value is not None and not value.isnan().all():
+            assert torch.allclose(value, getattr(expected, name), rtol=1e-12, atol=1e-13), name
+
+
 @pytest.mark.parametrize(
     "solver",
     [
@@ -87,8 +179,9 @@ def test_stacked_equals_serial(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
-    job = Job(small(), METHODS[name](), SCHEDULE, solver, Serial())
-    assert_same(run(replace(job, engine=Stacked(3))), run(job))
+    for convolution in (True, False):
+        job = Job(small(convolution=convolution), METHODS[name](), SCHEDULE, solver, Serial())
+        assert_same(run(replace(job, engine=Stacked(3, 2))), run(job))
 
 
 @pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
@@ -161,17 +254,12 @@ def test_fedavg_with_a_saga_table_is_fedsaga() -> None:
             with_table(make(name), 3)
 
 
-def test_full_batches_and_a_long_client() -> None:
+def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
     job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())
     reference = run(job)
-    from fedconcord.engines import stacked
-
-    before, stacked.SLICE = stacked.SLICE, 8
-    try:
-        assert_same(run(replace(job, engine=Stacked(None))), reference)
-    finally:
-        stacked.SLICE = before
+    monkeypatch.setattr(local, "SLICE", 8)
+    assert_same(run(replace(job, engine=Stacked(None))), reference)
 
 
 def test_bytes_are_the_messages() -> None:
@@ -291,12 +379,12 @@ def test_chunk_is_measured_once_and_remembered(tmp_path, monkeypatch) -> None:
     p = small()
     plan = SCHEDULE.plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
     chosen = chunk.auto(p, plan)
-    assert 1 <= chosen <= 5
+    assert chosen in chunk.candidates(5, "auto", "auto", 1)
     monkeypatch.setattr(chunk, "measure", lambda *args: pytest.fail("measured again"))
     assert chunk.auto(p, plan) == chosen
-    (tmp_path / "fedconcord" / "chunk.json").write_text("broken")
-    monkeypatch.setattr(chunk, "measure", lambda *args: 2)
-    assert chunk.auto(p, plan) == 2
+    (tmp_path / "fedconcord" / "stacked.json").write_text("broken")
+    monkeypatch.setattr(chunk, "measure", lambda *args: (2, 1))
+    assert chunk.auto(p, plan) == (2, 1)
 
 
 @pytest.mark.parametrize("cohort", [0, 9])
@@ -308,7 +396,7 @@ def test_an_impossible_cohort_is_one_sentence(cohort: int) -> None:
 def test_the_dense_kernel_is_the_gradient() -> None:
     """Hand-written backward against autograd, with and without short batches; other networks do not use it."""
     p = small()
-    assert p._dense is None
+    assert p._kernel is None
     data = Dataset("noise", p.x[:, 0].float().numpy(), p.y.numpy(), p.x[:2, 0].float().numpy(), p.y[:2].numpy(), 3)
     for hidden in ((), (8,), (8, 5)):
         widths = [36, *hidden, 3]
@@ -316,7 +404,7 @@ def test_the_dense_kernel_is_the_gradient() -> None:
         net = Supervised(
             lambda layers=layers: nn.Sequential(nn.Flatten(), *layers), data, [np.arange(100)], dtype=p.dtype
         )
-        assert net._dense is not None
+        assert net._kernel is not None
         x = torch.stack([net.init(seed) for seed in range(3)]) + torch.randn(3, net.dim, dtype=p.dtype)
         samples = torch.arange(12).view(3, 4)
         weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
@@ -325,3 +413,21 @@ def test_the_dense_kernel_is_the_gradient() -> None:
             for s in range(3):
                 kept = samples[s] if held is None else samples[s][held[s] > 0]
                 assert torch.allclose(got[s], net.gradient(x[s], kept), rtol=1e-12, atol=1e-14)
+
+
+def test_what_is_given_is_not_measured() -> None:
+    assert chunk.candidates(10, None, "auto", 4) == [(10, 1)]
+    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2), (5, 1)]
+    assert chunk.candidates(10, 20, 3, 4) == [(10, 3)]
+    assert chunk.candidates(10, "auto", "auto", 2) == [
+        (5, 2),
+        (3, 2),
+        (2, 2),
+        (1, 2),
+        (10, 1),
+        (5, 1),
+        (3, 1),
+        (2, 1),
+        (1, 1),
+    ]
+    assert chunk.candidates(3, "auto", "auto", 1) == [(3, 1), (2, 1), (1, 1)]

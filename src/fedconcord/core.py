@@ -237,6 +237,23 @@ class TwoBlock(Problem, Protocol):
         ...
 
 
+Accumulate = Callable[[Tensor, float, float, Tensor, Tensor, Tensor | None], None]
+"""(into [S, d], beta, alpha, x [S, d], samples [S, B], weight [S, B] or None): into <- beta * into + alpha * gradients.
+
+The gradients are those of `Problem.gradients` at x. `into` may be x; with beta 0 it may hold anything.
+"""
+
+
+@runtime_checkable
+class Accumulates(Problem, Protocol):
+    """A problem that may have a hand-written kernel, which adds a gradient to what it is for without making it first.
+
+    `accumulate` and `gradients` may then be called from several threads at once.
+    """
+
+    accumulate: Accumulate | None
+
+
 class TwoBlockRow(NamedTuple):
     """A client's state in a two-block problem."""
 

@@ -71,7 +71,8 @@ def execute(
     """
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
-        job = replace(job, engine=Stacked(before["chunk"]))  # measured anew it might differ, and so might the last bits
+        # measured anew they might differ, and so might the last bits
+        job = replace(job, engine=Stacked(before["chunk"], before.get("workers", 1)))
     job = resolved(job)
     grows_to = refuse_too_much(job, rounds)
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def _description(
         "rounds_done": done,
         "dim": job.problem.dim,
         "state_bytes": grows_to,
-        **({"chunk": job.engine.chunk} if isinstance(job.engine, Stacked) else {}),
+        **({"chunk": job.engine.chunk, "workers": job.engine.workers} if isinstance(job.engine, Stacked) else {}),
         "versions": versions(),
     }
 

@@ -1,4 +1,4 @@
-"""How many clients to train at once, chosen by a short measurement and remembered.
+"""How many clients to train at once and on how many threads, chosen by a short measurement and remembered.
 
 The choice changes the time and the last bits of float32 results, never the meaning. It is kept in the user's cache by
 (model size, batch, cohort, device, threads, torch), so that a job repeated on a machine gives the same bits.
@@ -9,19 +9,31 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from fedconcord import files
-from fedconcord.core import Plan, Problem
+from fedconcord.core import Accumulates, Plan, Problem
+from fedconcord.engines import workers as side
 
-CLEARLY = 0.9  # a smaller chunk must take less than this share of a larger one's time
+CLEARLY = 0.9  # a later choice must take less than this share of an earlier one's time
+STEPS = 3  # timed at once
+
+Choice = tuple[int, int]
+"""(clients in a chunk, workers)."""
 
 
-def auto(problem: Problem, plan: Plan) -> int:
-    """The chunk for rounds like this one: the cached choice, or the fastest of S, S/2, S/4, ..., 1."""
+def auto(
+    problem: Problem, plan: Plan, chunk: int | Literal["auto"] | None = "auto", workers: int | Literal["auto"] = "auto"
+) -> Choice:
+    """The (chunk, workers) for rounds like this one: what is given, the cached choice for the rest, or the fastest."""
+    options = candidates(len(plan.ids), chunk, workers, torch.get_num_threads() if has_kernel(problem) else 1)
+    if len(options) == 1:
+        return options[0]
     width = _batch_width(problem, plan)
     key = "/".join(
         map(
@@ -31,6 +43,8 @@ def auto(problem: Problem, plan: Plan) -> int:
                 problem.dim,
                 width,
                 len(plan.ids),
+                chunk,
+                workers,
                 problem.dtype,
                 problem.device.type,
                 torch.get_num_threads(),
@@ -38,11 +52,11 @@ def auto(problem: Problem, plan: Plan) -> int:
             ),
         )
     )
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "chunk.json"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "stacked.json"
     known = _read(path)
     choice = known.get(key)
-    if choice is None:
-        known[key] = choice = measure(problem, plan, width)
+    if choice not in options:
+        known[key] = choice = measure(problem, plan, width, options)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_json(path, known)
@@ -51,30 +65,62 @@ def auto(problem: Problem, plan: Plan) -> int:
     return choice
 
 
-def measure(problem: Problem, plan: Plan, width: int) -> int:
-    """The chunk with the least time a client step; the larger one unless the smaller is clearly faster."""
-    size, x = len(plan.ids), problem.init(0)
-    best, least = size, float("inf")
-    chunk = size
-    while True:
-        first = torch.as_tensor(problem.offsets[plan.ids[:chunk]])[:, None]
-        samples = (first + torch.arange(width)[None, :]).clamp(max=int(problem.offsets[-1]) - 1).to(problem.device)
-        stacked = x.expand(chunk, -1).clone()
-        problem.gradients(stacked, samples, None)
-        seconds = min(_time(problem, stacked, samples) for _ in range(3)) / chunk
-        if seconds < (CLEARLY * least if chunk < size else float("inf")):
-            best, least = chunk, seconds
-        if chunk == 1:
-            return best
-        chunk //= 2
+def has_kernel(problem: Problem) -> bool:
+    """Whether several threads may compute gradients at once: hand-written kernels may, torch.nn modules may not."""
+    return isinstance(problem, Accumulates) and problem.accumulate is not None and problem.device.type == "cpu"
 
 
-def _time(problem: Problem, x: torch.Tensor, samples: torch.Tensor) -> float:
-    begin = time.perf_counter()
-    problem.gradients(x, samples, None)
-    if problem.device.type == "cuda":
-        torch.cuda.synchronize(problem.device)
-    return time.perf_counter() - begin
+def candidates(
+    size: int, chunk: int | Literal["auto"] | None, workers: int | Literal["auto"], threads: int
+) -> list[Choice]:
+    """For one worker a thread: a worker's share of the clients in one chunk, half of it, ...; the same for one worker.
+
+    Args:
+        size: clients in the cohort.
+        chunk, workers: "auto" or what is given.
+        threads: the most workers that "auto" may take.
+    """
+    fixed = None if chunk == "auto" else min(chunk or size, size)
+    chunks = size if fixed is None else -(-size // fixed)
+    found = []
+    for number in sorted({1, min(threads, chunks)} if workers == "auto" else {workers}, reverse=True):
+        width = -(-size // number) if fixed is None else fixed
+        found.append((width, number))
+        while fixed is None and width > 1:
+            width = -(-width // 2)
+            found.append((width, number))
+    return found
+
+
+def measure(problem: Problem, plan: Plan, width: int, options: Sequence[Choice]) -> Choice:
+    """The first choice that no other beats clearly in the time that a step of the whole cohort takes."""
+    size = len(plan.ids)
+    seconds = [_time(problem, plan, width, *choice) * -(-size // (choice[0] * choice[1])) for choice in options]
+    return next(choice for choice, s in zip(options, seconds, strict=True) if s * CLEARLY <= min(seconds))
+
+
+def _time(problem: Problem, plan: Plan, width: int, chunk: int, workers: int) -> float:
+    """Seconds for a step of `chunk` clients on every worker."""
+    first = torch.as_tensor(problem.offsets[plan.ids[:chunk]])[:, None]
+    samples = (first + torch.arange(width)[None, :]).clamp(max=int(problem.offsets[-1]) - 1).to(problem.device)
+    accumulate = problem.accumulate if isinstance(problem, Accumulates) else None
+    stacks = [problem.init(0).expand(chunk, -1).clone() for _ in range(workers)]
+
+    def work(x: torch.Tensor) -> None:
+        for _ in range(STEPS):
+            if accumulate is None:
+                problem.gradients(x, samples, None)
+            else:
+                accumulate(x, 1.0, 0.0, x, samples, None)
+
+    best = float("inf")
+    for _ in range(4):  # the first also warms up
+        begin = time.perf_counter()
+        list(side.ordered(work, stacks, workers))
+        if problem.device.type == "cuda":
+            torch.cuda.synchronize(problem.device)
+        best = min(best, time.perf_counter() - begin)
+    return best / STEPS
 
 
 def _batch_width(problem: Problem, plan: Plan) -> int:
@@ -83,11 +129,11 @@ def _batch_width(problem: Problem, plan: Plan) -> int:
     return int(min(512, np.diff(problem.offsets).max()))
 
 
-def _read(path: Path) -> dict[str, int]:
+def _read(path: Path) -> dict[str, Choice]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, int) and v >= 1}
+    return {k: (v[0], v[1]) for k, v in found.items() if isinstance(v, list) and len(v) == 2}

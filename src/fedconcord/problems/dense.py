@@ -1,6 +1,7 @@
 """Gradients of fully connected networks for many clients at once, written out as batched matrix products.
 
 Small networks are bound by weight traffic and by dispatch: torch.func's generic vmap takes three to four times as long.
+A gradient is never made where it is only to be added: the products add it to what it is for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,27 @@ from torch import Tensor, nn
 
 from fedconcord.flat import Layout
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(x [S, d], inputs [S, B, *shape], labels [S, B], weight [S, B] or None for 1/B) -> gradients [S, d]."""
+Delta = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [S, B, C], targets [S, B, ...]) -> gradient of each sample's loss with respect to its outputs [S, B, C].
+
+It may overwrite the outputs.
+"""
+
+Kernel = Callable[[Tensor, float, float, Tensor, Tensor, Tensor, Tensor | None], None]
+"""(into [S, d], beta, alpha, x [S, d], inputs [S, B, *shape], targets [S, B, ...], weight [S, B] or None for 1/B):
+
+into <- beta * into + alpha * gradients at x. `into` may be x; with beta 0 it may hold anything.
+"""
 
 
-def kernel(model: nn.Module, layout: Layout) -> Kernel | None:
-    """The cross-entropy gradient of a Sequential of Flatten, then Linear layers with ReLU between; None for others."""
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """softmax(outputs) minus the label's unit vector."""
+    delta = torch.softmax(outputs, -1)
+    return delta.scatter_add_(-1, labels[..., None], delta.new_full((1, 1, 1), -1.0).expand(*labels.shape, 1))
+
+
+def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
+    """The gradient of a Sequential of Flatten, then Linear layers with ReLU between; None for other models."""
     if not isinstance(model, nn.Sequential):
         return None
     layers = [layer for layer in model if not isinstance(layer, nn.Flatten)]
@@ -31,24 +47,24 @@ def kernel(model: nn.Module, layout: Layout) -> Kernel | None:
     ):
         return None
 
-    def gradients(x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    def accumulate(
+        into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
+    ) -> None:
         parameters = list(layout.views(x).values())
-        out = torch.empty_like(x)
-        slots = list(layout.views(out).values())
         weights, biases = parameters[::2], parameters[1::2]
-        activations = [inputs.reshape(*labels.shape, -1)]
+        slots = parameters if into is x else list(layout.views(into).values())
+        activations = [inputs.reshape(*inputs.shape[:2], -1)]
         for k, (W, b) in enumerate(zip(weights, biases, strict=True)):
             z = torch.baddbmm(b[:, None], activations[-1], W.mT)
             activations.append(z if k == len(weights) - 1 else z.relu_())
-        delta = torch.softmax(activations.pop(), -1)
-        delta.scatter_add_(-1, labels[..., None], torch.full_like(delta[..., :1], -1.0))
-        delta *= 1.0 / labels.shape[1] if weight is None else weight[..., None]
+        slope = delta(activations.pop(), targets)
+        slope *= 1.0 / slope.shape[1] if weight is None else weight[..., None]
+        ones = slope.new_ones(1, 1, 1).expand(len(x), 1, slope.shape[1])
         for k in reversed(range(len(weights))):
             a = activations.pop()
-            torch.bmm(delta.mT, a, out=slots[2 * k])
-            torch.sum(delta, 1, out=slots[2 * k + 1])
-            if k:
-                delta = torch.bmm(delta, weights[k]).mul_(a > 0)
-        return out
+            before = torch.bmm(slope, weights[k]).mul_(a > 0) if k else slope  # first: the next line may change W
+            slots[2 * k].baddbmm_(slope.mT, a, beta=beta, alpha=alpha)
+            slots[2 * k + 1][:, None].baddbmm_(ones, slope, beta=beta, alpha=alpha)
+            slope = before
 
-    return gradients
+    return accumulate

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Problem, Regulariser, TwoBlock
+from fedconcord.core import Accumulates, Problem, Regulariser, TwoBlock
 from fedconcord.errors import UserError
 
 OF_THE_SMOOTH = {"gap", "distance"}  # metrics that compare with the minimiser of the smooth part alone
@@ -32,6 +32,7 @@ class Regularised:
         self.smooth, self.regulariser = problem, regulariser
         self.dim, self.offsets, self.sizes = problem.dim, problem.offsets, problem.sizes
         self.dtype, self.device = problem.dtype, problem.device
+        self.accumulate = problem.accumulate if isinstance(problem, Accumulates) else None
         regulariser.value(torch.zeros(self.dim, dtype=self.dtype))
 
     def init(self, seed: int) -> Tensor:

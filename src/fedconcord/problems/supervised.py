@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedconcord import rng
-from fedconcord.core import Regulariser
+from fedconcord.core import Accumulate, Regulariser
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
@@ -65,7 +65,8 @@ class Supervised:
         self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
-        self._dense = dense.kernel(self.model, self.layout)
+        self._kernel = dense.kernel(self.model, self.layout)
+        self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
 
@@ -128,16 +129,26 @@ class Supervised:
         return square
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        if len(x) == 1 and weight is None and self._dense is None:
+        if self.accumulate is not None:
+            g = torch.empty_like(x)
+            self.accumulate(g, 0.0, 1.0, x, samples, weight)
+            return g
+        if len(x) == 1 and weight is None:
             return self.gradient(x[0], samples[0])[None]
         inputs, labels = self.x[samples], self.y[samples]
-        if self._dense is not None:
-            return self._dense(x, inputs, labels, weight)
         if weight is None:
             out: Tensor = self._gradients_plain(x, inputs, labels)
         else:
             out = self._gradients(x, inputs, labels, weight)
         return out
+
+    def _accumulate(
+        self, into: Tensor, beta: float, alpha: float, x: Tensor, samples: Tensor, weight: Tensor | None
+    ) -> None:
+        assert self._kernel is not None
+        flat = samples.reshape(-1)
+        inputs = self.x.index_select(0, flat).view(*samples.shape, *self.x.shape[1:])
+        self._kernel(into, beta, alpha, x, inputs, self.y[samples], weight)
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.views(x)

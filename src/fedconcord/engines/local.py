@@ -1,0 +1,298 @@
+"""The local loop of stacked clients [S, d]: one definition, and a shorter one where the gradient need not be made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.core import Accumulate, Accumulates, Algorithm, Done, Local, Oracle, Plan, Problem, Regulariser
+from fedconcord.engines import lbfgs
+from fedconcord.engines.base import everything, full_costs, local_regulariser, oracle_of
+from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
+
+SLICE = 512  # samples of a client in one pass of a full gradient
+
+
+def solve(
+    problem: Problem, algorithm: Algorithm, solver: Solver, local: Local, plan: Plan, select: np.ndarray
+) -> tuple[Done, int]:
+    """The local loop for the clients `select`, sorted by steps, most first; and the mini-batch gradients it took."""
+    oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
+    ids, steps = plan.ids[select], plan.steps[select]
+    if solver.kind == "lbfgs":
+        return _lbfgs(problem, solver, local, ids, steps, full_costs(plan)[select])
+    x = local.x.expand(len(select), -1).clone()  # [S, d], updated in place
+    momentum = momentum_of(solver, local)
+    full = plan.batches is None or oracle.kind == "full"
+    drawn = _everything(problem, ids) if full else _batches(problem, plan, select)
+    cost = full_costs(plan)[select]  # of a full gradient
+    each = (1 + (oracle.kind == "sam") + (local.snapshot is not None)) * (cost if oracle.kind == "full" else 1)
+    linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
+    accumulate = _fused(problem, solver, local, momentum)
+    if accumulate is not None and drawn is not None:
+        _short(accumulate, solver, oracle, regulariser, local, plan.lr, x, drawn, steps)
+        evaluations = int((each * steps).sum())
+    else:
+        each = each + (cost if solver.tolerance is not None else 0)
+        x, linear, table, buffer, taken, evaluations = _general(
+            problem, solver, oracle, regulariser, local, plan, select, x, drawn, each
+        )
+    count = torch.as_tensor(taken, device=problem.device).to(problem.dtype)[:, None]
+    norm = count * torch.nan
+    if algorithm.normalised:
+        step = plan.lr * local.lr_scale
+        norm = normaliser(count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale)
+    return Done(x, count, norm, linear, table, buffer), evaluations
+
+
+def _fused(problem: Problem, solver: Solver, local: Local, momentum: float) -> Accumulate | None:
+    """The problem's kernel where a step is x <- (1 - eta rho') x - eta kappa g - eta b with numbers rho' and kappa.
+
+    That is where nothing acts on the gradient alone (clip, table), remembers it (momentum) or solves against it
+    (metric), b stays as it is (no dual rate), no tolerance asks for more and clients share rho and kappa.
+    """
+    plain = (
+        isinstance(problem, Accumulates)
+        and not (momentum or solver.clip or solver.tolerance is not None or local.dual_rate)
+        and all(held is None for held in (local.table, local.metric, local.buffer))
+        and not any(isinstance(number, Tensor) for number in (local.prox, local.scale))
+    )
+    return problem.accumulate if plain else None  # type: ignore[attr-defined]
+
+
+def _short(
+    accumulate: Accumulate,
+    solver: Solver,
+    oracle: Oracle,
+    regulariser: Regulariser | None,
+    local: Local,
+    lr: float,
+    x: Tensor,
+    drawn: Drawn,
+    steps: np.ndarray,
+) -> None:
+    """The steps where the gradient is only added: x [S, d] in place."""
+    rho, kappa, constant = 0.0, float(local.scale), local.linear  # b = linear - rho anchor
+    if local.anchor is not None and local.prox != 0.0:
+        rho, pulled = float(local.prox), local.prox * local.anchor
+        constant = -pulled if constant is None else constant - pulled
+    snapshot = None if local.snapshot is None else local.snapshot.expand(len(x), -1)
+    alive = (steps[:, None] > np.arange(steps[0])).sum(0).tolist()  # a prefix, as clients are sorted
+    for k, m in enumerate(alive):
+        xs, (index, weight) = x[:m], drawn.step(slice(0, m), k)
+        eta = lr * local.lr_scale * solver.step_decay**k
+        at = xs
+        if oracle.kind == "sam":
+            at = torch.empty_like(xs)
+            accumulate(at, 0.0, 1.0, xs, index, weight)
+            at = ascent(xs, at, oracle.radius)
+        accumulate(xs, 1.0 - eta * (rho + solver.weight_decay), -eta * kappa, at, index, weight)
+        if snapshot is not None:
+            accumulate(xs, 1.0, eta * kappa, snapshot[:m], index, weight)
+        if constant is not None:
+            xs.sub_(_rows(constant, slice(0, m)), alpha=eta)
+        if regulariser is not None:
+            xs.copy_(regulariser.prox(xs, eta))
+
+
+def _general(
+    problem: Problem,
+    solver: Solver,
+    oracle: Oracle,
+    regulariser: Regulariser | None,
+    local: Local,
+    plan: Plan,
+    select: np.ndarray,
+    x: Tensor,
+    drawn: Drawn | None,
+    per_step: np.ndarray | int,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, np.ndarray, int]:
+    """The steps as `core.Local` and `solvers.Solver` state them; x, linear, table, buffer, steps taken, evaluations.
+
+    The affine form: x <- (1 - eta rho) x - eta (filter(kappa g + wd x + linear) - rho anchor).
+    """
+    ids, steps = plan.ids[select], plan.steps[select]
+    linear = local.linear
+    if linear is not None and (local.table is not None or local.dual_rate):
+        linear = linear.expand(len(x), -1).clone()
+    table = None if local.table is None else local.table.clone()  # [S, M, d]
+    buffer = None if local.buffer is None else local.buffer.expand(len(x), -1).clone()
+    momentum = momentum_of(solver, local)
+    anchor, pulled = local.anchor, None
+    if anchor is not None and (isinstance(local.prox, Tensor) or local.prox != 0.0):
+        pulled = local.prox * anchor  # [S, d] or [d], once and not at every step
+    snapshot = None if local.snapshot is None else local.snapshot.expand(len(x), -1)
+    blocks = None if plan.blocks is None else _blocks(problem, plan, select)
+    each = np.broadcast_to(per_step, len(x))
+    taken = steps.copy()
+    evaluations = 0
+    active = np.arange(len(x))  # shrinks with the steps, or where a client meets the tolerance
+    for k in range(int(steps[0])):
+        active = active[steps[active] > k] if solver.tolerance is None else active[taken[active] > k]
+        m = len(active)
+        if m == 0:
+            break
+        whole = m == active[-1] + 1  # a prefix: views instead of gathers
+        here: slice | Tensor = slice(0, m) if whole else torch.as_tensor(active, device=x.device)
+        xs = x[here]
+
+        def gradient(at: Tensor, k: int = k, here: slice | Tensor = here, active: np.ndarray = active) -> Tensor:
+            return (
+                full_gradient(problem, at, ids[active])
+                if drawn is None
+                else problem.gradients(at, *drawn.step(here, k))
+            )
+
+        g = gradient(xs)  # ours: changed in place from here on
+        if oracle.kind == "sam":
+            g = gradient(ascent(xs, g, oracle.radius))
+        if snapshot is not None:
+            g = g.sub_(gradient(snapshot[here]))
+        g = direction = clipped(g, solver.clip)
+        if table is not None:
+            assert blocks is not None
+            rows = torch.arange(m, device=x.device) if isinstance(here, slice) else here
+            entry = (rows, blocks[here, k])
+            before = table[entry]
+            table[entry] = g
+            direction = g.sub_(before).clone()  # g still moves `linear` below
+        if isinstance(local.scale, Tensor) or local.scale != 1.0:
+            direction.mul_(_rows(local.scale, here))
+        if solver.weight_decay:
+            direction.add_(xs, alpha=solver.weight_decay)
+        if linear is not None:
+            direction.add_(_rows(linear, here))
+        if momentum:
+            if buffer is None:
+                buffer = torch.zeros_like(x)
+            kept = buffer[here].mul_(momentum).add_(direction)
+            if not isinstance(here, slice):
+                buffer[here] = kept
+            direction = kept
+        eta = plan.lr * local.lr_scale * solver.step_decay**k
+        if local.metric is not None:
+            pull = _rows(local.prox, here) * (xs - _rows(anchor, here)) if anchor is not None else 0.0
+            xs.sub_(torch.linalg.solve(_rows(local.metric, here), direction + pull), alpha=eta)
+        else:
+            if pulled is not None:
+                xs.mul_(1.0 - eta * _rows(local.prox, here)).add_(_rows(pulled, here), alpha=eta)
+            xs.sub_(direction, alpha=eta)
+        if regulariser is not None:
+            xs.copy_(regulariser.prox(xs, eta))
+        if not isinstance(here, slice):
+            x[here] = xs
+        if table is not None and linear is not None:
+            linear[here] = linear[here] + _rows(local.table_rate, here) * g
+        if local.dual_rate and linear is not None:
+            linear[here] += local.dual_rate * (xs - _rows(anchor, here))
+        evaluations += int(each[active].sum())
+        if solver.tolerance is not None:
+            residual = _rows(local.scale, here) * full_gradient(problem, xs, ids[active]) + solver.weight_decay * xs
+            if linear is not None:
+                residual = residual + _rows(linear, here)
+            if anchor is not None:
+                residual = residual + _rows(local.prox, here) * (xs - _rows(anchor, here))
+            reached = (residual.square().sum(-1) <= solver.tolerance).cpu().numpy()
+            taken[active[reached]] = k + 1
+    return x, linear, table, buffer, taken, evaluations
+
+
+def _lbfgs(
+    problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray, costs: np.ndarray
+) -> tuple[Done, int]:
+    """Client by client: line searches do not batch."""
+    found, taken, evaluations = [], [], 0
+    for k, i in enumerate(ids):
+        one = Local(
+            local.x.expand(len(ids), -1)[k],
+            None if local.linear is None else local.linear.expand(len(ids), -1)[k],
+            local.prox[k] if isinstance(local.prox, Tensor) else local.prox,
+            None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
+            local.scale[k] if isinstance(local.scale, Tensor) else local.scale,
+        )
+        x, iterations, passes = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
+        found.append(x)
+        taken.append(iterations)
+        evaluations += passes * int(costs[k])
+    count = torch.tensor(taken, dtype=problem.dtype, device=problem.device)[:, None]
+    return Done(torch.stack(found), count, count * torch.nan), evaluations
+
+
+def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:
+    """These rows of a stacked value; a number or a shared vector as it is."""
+    return value[here] if isinstance(value, Tensor) and value.ndim >= 2 else value  # type: ignore[return-value]
+
+
+class Drawn(NamedTuple):
+    """The samples of every step."""
+
+    samples: Tensor  # [S, K, B], or [S, 1, B] where all steps use the same
+    weight: Tensor | None  # of the same shape; None: 1/B each
+
+    def step(self, here: slice | Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+        """Those of step k for these clients."""
+        k = k if self.samples.shape[1] > 1 else 0
+        return self.samples[here, k], None if self.weight is None else self.weight[here, k]
+
+
+def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> Drawn:
+    """Mini-batches, moved over once."""
+    assert plan.batches is not None
+    drawn = [plan.batches[s] for s in select]
+    longest, widest = len(drawn[0]), max(batch.shape[1] for batch in drawn)
+    local = np.full((len(drawn), longest, widest), -1, np.int64)
+    for row, batch in zip(local, drawn, strict=True):
+        row[: len(batch), : batch.shape[1]] = batch
+    valid = local >= 0
+    count = valid.sum(-1, keepdims=True)
+    short = any(np.any(batch < 0) or batch.shape[1] < widest for batch in drawn)
+    index = np.where(valid, local, 0) + problem.offsets[plan.ids[select]][:, None, None]
+    weight = torch.as_tensor(valid / np.maximum(count, 1)).to(problem.dtype) if short else None
+    return Drawn(
+        torch.as_tensor(index).to(problem.device, non_blocking=True),
+        None if weight is None else weight.to(problem.device, non_blocking=True),
+    )
+
+
+def _everything(problem: Problem, ids: np.ndarray) -> Drawn | None:
+    """All samples of each client, the same at every step; None if they are too many for one pass."""
+    longest = int((problem.offsets[ids + 1] - problem.offsets[ids]).max())
+    if longest > SLICE:
+        return None
+    index, weight = _slice(problem, ids, 0, longest)
+    return Drawn(index[:, None], None if weight is None else weight[:, None])
+
+
+def _slice(problem: Problem, ids: np.ndarray, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
+    """Samples `begin` to `end` of each client [S, B] and their weights in its mean; None for 1/B each."""
+    first, counts = problem.offsets[ids], problem.offsets[ids + 1] - problem.offsets[ids]
+    position = np.arange(begin, end)[None, :]
+    valid = position < counts[:, None]
+    index = torch.as_tensor(first[:, None] + np.where(valid, position, 0)).to(problem.device)
+    if begin == 0 and (counts == end).all():
+        return index, None
+    return index, torch.as_tensor(valid / counts[:, None]).to(dtype=problem.dtype, device=problem.device)
+
+
+def _blocks(problem: Problem, plan: Plan, select: np.ndarray) -> Tensor:
+    """The block [S, K] of every step."""
+    assert plan.blocks is not None
+    drawn = [plan.blocks[s] for s in select]
+    out = np.zeros((len(drawn), len(drawn[0])), np.int64)
+    for row, block in zip(out, drawn, strict=True):
+        row[: len(block)] = block
+    return torch.as_tensor(out).to(problem.device)
+
+
+def full_gradient(problem: Problem, x: Tensor, ids: np.ndarray) -> Tensor:
+    """Gradients [S, d] over all samples of each client, in slices of bounded memory."""
+    longest = int((problem.offsets[ids + 1] - problem.offsets[ids]).max())
+    g = None
+    for begin in range(0, longest, SLICE):
+        part = problem.gradients(x, *_slice(problem, ids, begin, min(begin + SLICE, longest)))
+        g = part if g is None else g.add_(part)
+    assert g is not None
+    return g
