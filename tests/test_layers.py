@@ -13,7 +13,8 @@ LAYERS = [
     {"heterogeneity"},
     {"state"},
     {"engines"},
-    {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"},
+    {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"}
+    | {"answer", "export", "fairness", "personalise", "stopping"},
     {"config", "spec", "api", "cli", "report", "catalogue", "recipes", "__main__"},
     {"testing"},
 ]

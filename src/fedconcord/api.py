@@ -405,6 +405,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             checkpoint_every=config.checkpoint.every,
             resume=planned.resume and (folder / "run.json").exists(),
             on_row=on_row,
+            wanted=settings_module.wanted(config, job.problem),
         )
     return finished(folder)
 
@@ -458,7 +459,7 @@ def _is_finished(entry: Planned) -> bool:
         return False
     saved = results.read_description(entry.folder)
     return saved["status"] == "diverged" or (
-        saved["status"] == "complete" and int(saved["rounds_done"]) >= entry.config.rounds
+        saved["status"] == "complete" and (int(saved["rounds_done"]) >= entry.config.rounds or "stopped" in saved)
     )
 
 

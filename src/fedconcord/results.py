@@ -2,9 +2,11 @@
 
 run.json           what was run, with which versions, and how far it came
 metrics.csv        a row an evaluated round; no times in it, so that the same run writes the same bytes
+clients.csv        a row a client: the final model on its samples (`fairness`); fairness.csv the spread over clients
 timing.csv         seconds of each round, training alone
 partition.csv      samples of each class at each client
-checkpoint.safetensors, model.safetensors
+checkpoint.safetensors
+model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 import fedconcord
 from fedconcord import checkpoint, files
+from fedconcord.answer import NOTHING, Answer, Wanted
 from fedconcord.core import n_clients
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
@@ -58,12 +60,14 @@ def execute(
     checkpoint_every: float = 30.0,
     resume: bool = False,
     on_row: Callable[[Row], None] | None = None,
+    wanted: Wanted = NOTHING,
 ) -> str:
     """Train in a folder and return the status: `complete`, `diverged` (a metric is not finite) or `interrupted`.
 
     Ctrl-C finishes the round that is running, writes everything and returns `interrupted`; a second one stops at once,
     and the folder holds the last checkpoint. `resume` goes on from the checkpoint to the same bits as a run that never
-    stopped; a folder without a checkpoint starts anew.
+    stopped; a folder without a checkpoint starts anew. A run that stops early is `complete`, with the reason as
+    `stopped` in run.json; its model is the best one.
 
     Args:
         info: put into run.json as it is (method, label, seed, configuration ...).
@@ -79,8 +83,14 @@ def execute(
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
+    answer = Answer(job, folder, wanted)
+    if state is not None:
+        rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
+        answer.resume(metrics, rows, state.round)
     if state is None:
         _write_partition(folder / "partition.csv", job)
+        if wanted.card is not None:
+            files.write_json(folder / "model.json", wanted.card)
     latest = state
     status = "running"
     written = -math.inf
@@ -93,16 +103,19 @@ def execute(
     def write(status: str) -> None:
         done = latest.round if latest is not None else 0
         _write_tables(folder, metrics, timing)
-        files.write_json(folder / "run.json", _description(job, info, status, rounds, done, grows_to))
+        about = _description(job, info, status, rounds, done, grows_to)
+        files.write_json(folder / "run.json", about | answer.description())
 
     def save() -> None:
         write(status)
         if latest is not None:
+            answer.write(latest)
             checkpoint.write(saved, latest)
 
     write(status)
+    rounds_left = train(job, rounds if answer.stopped is None else 0, state=state, eval_every=eval_every, on_state=keep)
     with _deferred_interrupt() as interrupted:
-        for row in train(job, rounds, state=state, eval_every=eval_every, on_state=keep):
+        for row in rounds_left:
             if row.round > 0:
                 timing.append({"round": row.round, "seconds": row.seconds})
             if row.metrics is not None:
@@ -111,6 +124,9 @@ def execute(
                 on_row(row)
             if row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values()):
                 status = "diverged"
+                break
+            answer.see(row, latest)
+            if answer.stopped is not None:
                 break
             if interrupted.is_set():
                 status = "interrupted"
@@ -124,8 +140,8 @@ def execute(
                 written = time.monotonic()
         if status == "running":
             status = "complete"
-        if latest is not None:
-            _write_model(folder / "model.safetensors", job, latest)
+            if latest is not None:
+                answer.judge(latest)
         save()
     return status
 
@@ -181,14 +197,15 @@ def _deferred_interrupt() -> Iterator[threading.Event]:
 
 def _tables(folder: Path, round: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of metrics.csv and timing.csv up to a round, as they stand."""
-    found = []
-    for name in ("metrics.csv", "timing.csv"):
-        try:
-            with open(folder / name, newline="") as file:
-                found.append([dict(row) for row in csv.DictReader(file) if int(row["round"]) <= round])
-        except (OSError, ValueError, KeyError) as broken:
-            raise UserError(f"cannot read {folder / name} ({broken}); restore it or start the run again") from broken
-    return found[0], found[1]
+    return _table(folder / "metrics.csv", round), _table(folder / "timing.csv", round)
+
+
+def _table(path: Path, round: int) -> list[dict[str, Any]]:
+    try:
+        with open(path, newline="") as file:
+            return [dict(row) for row in csv.DictReader(file) if int(row["round"]) <= round]
+    except (OSError, ValueError, KeyError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
 
 
 def _write_tables(folder: Path, metrics: list[dict[str, Any]], timing: list[dict[str, Any]]) -> None:
@@ -202,13 +219,6 @@ def _write_partition(path: Path, job: Job) -> None:
     if counts is not None:
         rows = ([i, *row] for i, row in enumerate(counts.tolist()))
         files.write_csv(path, ["client", *map(str, range(counts.shape[1]))], rows)
-
-
-def _write_model(path: Path, job: Job, state: State) -> None:
-    models = job.algorithm.models(state.server)
-    x = next(iter(models.values()))
-    named = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in job.problem.export(x).items()}
-    files.write_bytes(path, safetensors.torch.save(named))
 
 
 def read_description(folder: Path) -> dict[str, Any]:

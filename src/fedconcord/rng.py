@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     COIN = 8  # a round's coin (communication skipping)
     NOISE = 9  # noise added to a client's message
     BLOCK = 10  # order of a client's blocks (table methods)
+    VALIDATION = 11  # a client's samples that are set apart
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

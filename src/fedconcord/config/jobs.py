@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import torch
 from torch import nn
 
 from fedconcord import rng, spec
 from fedconcord.algorithms import family, plugins
+from fedconcord.answer import Wanted
 from fedconcord.config.parts import TASKS, part, work_of
 from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.data.holdout import hold_out
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError
+from fedconcord.export import card
+from fedconcord.fairness import supervised
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
@@ -25,6 +30,7 @@ from fedconcord.oracles import with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.server import with_server
 from fedconcord.solvers import Solver
+from fedconcord.stopping import Patience
 from fedconcord.training import Job
 from fedconcord.uploads import with_uploads
 
@@ -43,6 +49,7 @@ def problem_of(config: Config) -> Problem:
         config.eval.train_samples,
         config.labels,
         config.task,
+        config.validation,
     )
 
 
@@ -59,6 +66,7 @@ def _problem(
     train_samples: int,
     labels: str | None,
     task: str | None,
+    validation: float | None,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
@@ -84,14 +92,10 @@ def _problem(
         masks = spec.build(LABELS, "removal of labels", labels or "", parts, seed)
         partly: Problem = spec.build(TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples)
         return partly
-    return Supervised(
-        network,
-        dataset,
-        parts,
-        dtype=dtype,
-        device=device,
-        train_samples=train_samples,
-    )
+    held = None
+    if validation is not None:
+        parts, held = hold_out(parts, validation, seed)
+    return Supervised(network, dataset, parts, dtype=dtype, device=device, train_samples=train_samples, held=held)
 
 
 def forget_problem() -> None:
@@ -161,11 +165,31 @@ def build(config: Config) -> Job:
     )
 
 
-def advise(config: Config) -> None:
-    """Warn of step sizes outside FedVRA's sufficient condition (18), with the numbers of the longest round.
+def wanted(config: Config, problem: Problem) -> Wanted:
+    """What a run does besides training to its last round."""
+    chosen = config.eval
+    patience = None
+    if chosen.patience is not None:
+        patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
+    finetune = None if chosen.personalise is None else part("eval.personalise", chosen.personalise)
+    inner = supervised(problem)
+    about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
+    return Wanted(patience, chosen.clients_every, finetune, about)
 
-    Only for plain `fedvra` with numbers for d: the rules choose d by themselves.
+
+def advise(config: Config) -> None:
+    """Warn of early stopping on test data, and of step sizes outside FedVRA's sufficient condition (18).
+
+    The condition is checked with the numbers of the longest round, and only for plain `fedvra` with numbers for d: the
+    rules choose d by themselves.
     """
+    watch = config.eval.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if config.eval.patience is not None and watch.startswith("test_"):
+        warnings.warn(
+            f"eval.patience watches {watch}: a model chosen on test data makes its test figures too good; set "
+            "validation, as in 0.1",
+            stacklevel=2,
+        )
     given = config.algorithm
     if config.method != "fedvra" or not isinstance(given["d"], int | float):
         return

@@ -12,6 +12,7 @@ from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.oracles import ORACLES
+from fedconcord.personalise import PERSONALISE
 from fedconcord.problems.clustering import clustering
 from fedconcord.problems.semi import semi
 from fedconcord.regularisers import REGULARISERS
@@ -27,6 +28,7 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "labels": ("removal of labels", LABELS),
     "task": ("task", TASKS),
     "local.oracle": ("gradient oracle", ORACLES),
+    "eval.personalise": ("personalisation", PERSONALISE),
 }
 PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
 

@@ -11,7 +11,15 @@ from fedconcord import spec
 from fedconcord.algorithms import plugins
 from fedconcord.config.methods import check_local, label_of, read_method, single
 from fedconcord.config.parts import PARTS, canonical
-from fedconcord.config.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, RIVALS, Config, validated
+from fedconcord.config.settings import (
+    DEFAULT_MODEL,
+    DEFAULT_PARTITION,
+    NATURAL,
+    RIVALS,
+    Config,
+    EvalSettings,
+    validated,
+)
 from fedconcord.config.sources import Source, prepare
 from fedconcord.data import DATASETS
 from fedconcord.errors import UserError
@@ -107,7 +115,7 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
             nested[key] = value
     config = _check_problem(validated(Config, nested, "", origin), values)
     parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
-    config = config.model_copy(update={**parts, "local": check_local(config.local)})
+    config = config.model_copy(update={**parts, "local": check_local(config.local), "eval": _check_eval(config)})
     share = spec.check(SAMPLERS, "sampling", config.sampling).given.get("share")
     if share is not None:  # it says the cohort that is to be expected
         expected = max(1, round(share * config.clients))
@@ -130,6 +138,18 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     return config
 
 
+def _check_eval(config: Config) -> EvalSettings:
+    """What is measured, with what depends on validation."""
+    personalise = canonical("eval.personalise", config.eval.personalise)
+    if personalise is not None and config.validation is None:
+        raise UserError(
+            f"eval.personalise {personalise} is judged on samples that clients set apart; set validation, as in 0.1"
+        )
+    if config.eval.patience is None and config.eval.watch is not None:
+        raise UserError(f"eval.watch {config.eval.watch} has no effect without eval.patience; give both or neither")
+    return config.eval.model_copy(update={"personalise": personalise})
+
+
 def _check_problem(config: Config, given: Collection[str]) -> Config:
     """Data, partition and model by name and parameters; a problem brings its own clients and takes neither.
 
@@ -138,7 +158,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     name = spec.parse(config.data, "data set").name
     if name in PROBLEMS:
         spec.check(PROBLEMS, "data set", config.data)
-        for key in ("partition", "model", "labels", "task"):
+        for key in ("partition", "model", "labels", "task", "validation"):
             value = getattr(config, key)
             if value is not None:
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
@@ -160,6 +180,11 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     if update["partition"] != NATURAL:
         spec.check(PARTITIONS, "partition", update["partition"])
     task = None if config.task is None else spec.parse(config.task, "task").name
+    if config.validation is not None and (task is not None or config.labels is not None):
+        raise UserError(
+            f"validation {config.validation:g} sets samples with labels apart, which task {task or 'semi'} does not "
+            "know; leave it out"
+        )
     if task == "clustering":
         for key, value in (("model", config.model), ("labels", config.labels), ("eval.target", config.eval.target)):
             if value is not None:

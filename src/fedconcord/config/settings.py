@@ -77,6 +77,25 @@ class EvalSettings(BaseModel):
         Annotated[float, Field(gt=0, le=1)] | None, Field(description="test accuracy whose first round is reported")
     ] = None
     train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
+    clients_every: Annotated[
+        Count | None, Field(description="rounds between looks at every client; after the last round alone if none")
+    ] = None
+    patience: Annotated[
+        Count | None,
+        Field(description="stop after this many evaluations in a row without a better model; never if none"),
+    ] = None
+    min_delta: Annotated[float, Field(ge=0, description="by how much a model must be better for patience")] = 0.0
+    watch: Annotated[
+        str | None,
+        Field(description="metric that patience watches; validation_loss if none, without validation test_loss"),
+    ] = None
+    personalise: Annotated[
+        str | None,
+        Field(
+            description="fine-tune the final model at every client and report both; needs validation",
+            json_schema_extra={"wanted": "a personalisation such as finetune(steps=20,lr=0.05)"},
+        ),
+    ] = None
 
 
 class CheckpointSettings(BaseModel):
@@ -130,6 +149,10 @@ class Config(BaseModel):
     ] = None
     clients: Annotated[int, Field(ge=1, description="clients N")] = 50
     cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
+    validation: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        Field(description="part of each client's samples that is set apart and never trained on; none if none"),
+    ] = None
     rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
     sampling: Annotated[
         str,

@@ -16,6 +16,7 @@ MEAN = np.array([0.491, 0.482, 0.447], np.float32)[:, None, None]
 STD = np.array([0.247, 0.243, 0.262], np.float32)[:, None, None]
 ROWS, SHAPE, CLASSES = 10_000, (3, 32, 32), 10
 ROW_BYTES = 1 + 3 * 32 * 32
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def cifar10(folder: Path, seed: int, /) -> Dataset:
@@ -35,7 +36,10 @@ def cifar10(folder: Path, seed: int, /) -> Dataset:
     train = [read_batch(folder / name) for name in TRAIN]
     test_x, test_y = read_batch(folder / TEST)
     train_x, train_y = np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])
-    return Dataset("cifar10", _scaled(train_x), train_y, _scaled(test_x), test_y, CLASSES)
+    scale = {"kind": "scale", "divide": 255.0, "mean": [0.491, 0.482, 0.447], "std": [0.247, 0.243, 0.262]}
+    return Dataset(
+        "cifar10", _scaled(train_x), train_y, _scaled(test_x), test_y, CLASSES, output_names=NAMES, preprocessing=scale
+    )
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:

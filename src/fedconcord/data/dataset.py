@@ -21,7 +21,9 @@ class Dataset(NamedTuple):
     target: Literal["class", "number", "labels"] = "class"  # classification, regression, multi-label
     client_names: list[str] | None = None  # of the natural clients
     output_names: list[str] | None = None  # of the classes, numbers or labels
-    preprocessing: Mapping[str, Any] | None = None  # plain values: what is done to inputs before the model
+    preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
+
+    # kind "scale": x / divide, then (x - mean[c]) / std[c] for channel c, the first axis of a sample
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -25,4 +25,5 @@ def digits(folder: Path, seed: int, /) -> Dataset:
     y = bunch.target.astype(np.int64)
     order = generator(0, Purpose.SPLIT).permutation(len(y))
     train, test = np.split(order, [int(TRAIN_SHARE * len(y))])
-    return Dataset("digits", x[train], y[train], x[test], y[test], classes=10)
+    scale = {"kind": "scale", "divide": 16.0, "mean": [0.0], "std": [1.0]}
+    return Dataset("digits", x[train], y[train], x[test], y[test], classes=10, preprocessing=scale)

@@ -38,7 +38,8 @@ def mnist(folder: Path, seed: int, /) -> Dataset:
     found = {name: path for name, path in paths.items() if path is not None}
     train_x, train_y = _pair(found, "train")
     test_x, test_y = _pair(found, "test")
-    return Dataset("mnist", train_x, train_y, test_x, test_y, CLASSES)
+    scale = {"kind": "scale", "divide": 255.0, "mean": [MEAN], "std": [STD]}
+    return Dataset("mnist", train_x, train_y, test_x, test_y, CLASSES, preprocessing=scale)
 
 
 def _find(folder: Path, name: str) -> Path | None:

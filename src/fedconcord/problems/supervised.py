@@ -16,6 +16,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
 from fedconcord.problems import dense
+from fedconcord.problems.per_client import Samples, Scores, by_client
 
 EVAL_BATCH = 2048
 HESSIAN_LIMIT = 4096
@@ -30,6 +31,7 @@ class Supervised:
         parts: for each client the indices of its train samples, disjoint.
         train_samples: train loss is evaluated on a fixed keyed sample of this many train points (all if fewer).
         regulariser: a non-smooth term of the objective.
+        held: for each client the indices of the train samples that it set apart, for validation.
 
     Raises:
         UserError: a client without samples, features that are not finite, labels out of range, or a model with
@@ -46,6 +48,7 @@ class Supervised:
         device: torch.device | str = "cpu",
         train_samples: int = 10_000,
         regulariser: Regulariser | None = None,
+        held: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.regulariser = regulariser
         self.dtype, self.device = dtype, torch.device(device)
@@ -61,8 +64,16 @@ class Supervised:
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
         self.x, self.y = self._tensors(data.train_x[order], data.train_y[order])
-        self._check(data.classes)
         self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
+        self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
+        if held is not None:
+            apart = np.concatenate(held)
+            ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
+            self.judged = Samples("validation", *self._tensors(data.train_x[apart], data.train_y[apart]), ends)
+        for judged in (Samples("train", self.x, self.y, self.offsets), self.judged):
+            self._check(data.classes, judged)
+        none = np.empty((0, *data.shape), np.float32)
+        self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
         self._kernel = dense.kernel(self.model, self.layout)
@@ -70,18 +81,18 @@ class Supervised:
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
 
-    def _check(self, classes: int) -> None:
+    def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
-        owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
-        broken = (~torch.isfinite(self.x.flatten(1)).all(1)).cpu().numpy()
+        owner = np.repeat(np.arange(len(self.sizes)), np.diff(of.offsets))
+        broken = (~torch.isfinite(of.x.flatten(1)).all(1)).cpu().numpy()
         if broken.any():
             raise UserError(
                 f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
                 "infinite features; drop or fill them before the run"
             )
-        outside = ((self.y < 0) | (self.y >= classes)).cpu().numpy()
+        outside = ((of.y < 0) | (of.y >= classes)).cpu().numpy()
         if outside.any():
-            given = int(self.y[int(np.flatnonzero(outside)[0])])
+            given = int(of.y[int(np.flatnonzero(outside)[0])])
             raise UserError(
                 f"client {owner[outside][0]} has the label {given}, outside 0 to {classes - 1}; map labels to 0, 1, ..."
             )
@@ -160,10 +171,37 @@ class Supervised:
         return counts
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """`test_accuracy` in [0, 1], `test_loss` and `train_loss` (mean cross-entropy; train on a fixed sample)."""
+        """`test_accuracy` in [0, 1], `test_loss` and `train_loss` (mean cross-entropy; train on a fixed sample).
+
+        With samples set apart also `validation_loss` and `validation_accuracy`, over all of them (a client weighs as
+        much as it has), and `validation_client_accuracy`, in which every client weighs the same.
+        """
         test_loss, accuracy = self._score(x, self.test_x, self.test_y)
         train_loss, _ = self._score(x, self.x[self.probe], self.y[self.probe])
-        return {"test_accuracy": accuracy, "test_loss": test_loss, "train_loss": train_loss}
+        found = {"test_accuracy": accuracy, "test_loss": test_loss, "train_loss": train_loss}
+        if self.judged.split == "validation" and len(self.judged.y):
+            scores = self.client_scores(x)
+            for name, values in scores.values.items():
+                found[f"validation_{name}"] = float(np.nansum(values * scores.samples) / scores.samples.sum())
+            found["validation_client_accuracy"] = float(np.nanmean(scores.values["accuracy"]))
+        return found
+
+    def client_scores(self, x: Tensor) -> Scores:
+        """Mean `loss` and `accuracy` of the model x [d] on every client's samples: all through the model once."""
+        _, inputs, labels, offsets = self.judged
+        scores = self.scores(x, inputs, labels)
+        means = {name: by_client(values, offsets) for name, values in scores.items()}
+        return Scores(self.judged.split, np.diff(offsets), means)
+
+    @torch.no_grad()
+    def scores(self, x: Tensor, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`loss` and `accuracy` [n] of every sample under the model x [d]."""
+        losses, right = [], []
+        for a in range(0, max(len(labels), 1), EVAL_BATCH):
+            out, part = self.logits(x, inputs[a : a + EVAL_BATCH]), labels[a : a + EVAL_BATCH]
+            losses.append(F.cross_entropy(out, part, reduction="none"))
+            right.append(out.argmax(1) == part)
+        return {"loss": torch.cat(losses), "accuracy": torch.cat(right)}
 
     @torch.no_grad()
     def _score(self, x: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, float]:

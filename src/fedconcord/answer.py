@@ -1,0 +1,121 @@
+"""What a run answers with: its last model, with early stopping its best one, and what that does for every client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+
+from fedconcord import fairness, files, stopping
+from fedconcord.personalise import Finetune, personalised
+from fedconcord.problems import Supervised
+from fedconcord.stopping import Best, Patience
+from fedconcord.training import Job, Row, State
+
+
+class Wanted(NamedTuple):
+    """What a run does besides training to its last round."""
+
+    patience: Patience | None = None  # stop early
+    clients_every: int | None = None  # rounds between looks at every client, besides that after the last round
+    finetune: Finetune | None = None  # personalise the final model
+    card: Mapping[str, Any] | None = None  # what model.json says
+
+
+NOTHING = Wanted()
+
+
+class Answer:
+    """The model that a run answers with, when it is found, and what it does for every client."""
+
+    def __init__(self, job: Job, folder: Path, wanted: Wanted) -> None:
+        self.job, self.folder, self.wanted = job, folder, wanted
+        self.best: Best | None = None
+        self.stopped: str | None = None
+        self.clients: dict[str, Any] | None = None
+        self.model: torch.Tensor | None = None  # [d] the best one, if it is newer than the file
+        self.rows: list[dict[str, Any]] = []  # of fairness.csv
+
+    def resume(self, metrics: Sequence[Mapping[str, Any]], rows: list[dict[str, Any]], round: int) -> None:
+        """Take up the state of a run after so many rounds, from its rows of metrics.csv and fairness.csv."""
+        self.rows = rows
+        patience = self.wanted.patience
+        if patience is not None and metrics:
+            self.best = stopping.fold(patience, self._watched(metrics[0]), metrics)
+            self._exhausted(round, self._watched(metrics[0]))
+
+    def _watched(self, row: Mapping[str, Any]) -> str:
+        assert self.wanted.patience is not None
+        return stopping.watched(self.wanted.patience, row)
+
+    def _exhausted(self, round: int, metric: str) -> None:
+        patience = self.wanted.patience
+        if patience is not None and self.best is not None and self.best.since >= patience.evaluations:
+            self.stopped = stopping.sentence(patience, metric, self.best, round)
+
+    def see(self, row: Row, state: State | None) -> None:
+        """After every round; `state` is None at the start."""
+        if row.metrics is not None and self.wanted.patience is not None:
+            metric = self._watched(row.metrics)
+            if state is not None:
+                self.best = stopping.step(self.wanted.patience, metric, self.best, row.round, row.metrics[metric])
+                if self.best.since == 0:
+                    self.model = _model(self.job, state).detach().clone()
+                self._exhausted(row.round, metric)
+        every = self.wanted.clients_every
+        if state is not None and every is not None and row.round % every == 0:
+            scores = fairness.look(self.job.problem, _model(self.job, state))
+            if scores is not None:
+                self.rows.append(fairness.row(row.round, scores))
+
+    def write(self, state: State) -> None:
+        """The model's file and fairness.csv. Best models are written with checkpoints, so that both are of one past."""
+        if self.best is None:
+            self.model = _model(self.job, state)
+        if self.model is not None:
+            named = {
+                name: leaf.detach().cpu().contiguous().clone()
+                for name, leaf in self.job.problem.export(self.model).items()
+            }
+            files.write_bytes(self.folder / "model.safetensors", safetensors.torch.save(named))
+        self.model = None
+        if self.rows:
+            fairness.write_rounds(self.folder / "fairness.csv", self.rows)
+
+    def judge(self, state: State) -> None:
+        """The answer on every client, at the end of a run."""
+        inner = fairness.supervised(self.job.problem)
+        if inner is None:
+            return
+        x, round = _model(self.job, state), state.round
+        if self.best is not None:
+            x, round = self.model if self.model is not None else self._read(inner), self.best.round
+        scores = inner.client_scores(x)
+        how, after = self.wanted.finetune, None
+        if how is not None:
+            after = personalised(self.job, x, how, state.round)
+        fairness.write(self.folder / "clients.csv", scores, after, inner.data.client_names)
+        self.clients = fairness.description(round, scores, after)
+
+    def _read(self, problem: Supervised) -> torch.Tensor:
+        """The best model, where it is older than the last checkpoint."""
+        named = safetensors.torch.load_file(self.folder / "model.safetensors")
+        x: torch.Tensor = problem.layout.vector(named).to(dtype=problem.dtype, device=problem.device)
+        return x
+
+    def description(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        found: dict[str, Any] = {} if self.best is None else {"model_round": self.best.round}
+        if self.stopped is not None:
+            found["stopped"] = self.stopped
+        if self.clients is not None:
+            found["clients_judged"] = self.clients
+        return found
+
+
+def _model(job: Job, state: State) -> torch.Tensor:
+    """The model that the method answers with [d]."""
+    return next(iter(job.algorithm.models(state.server).values()))

@@ -1,0 +1,33 @@
+"""Figures of one model for every client: all samples go through it once, then they are summed by client."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+
+class Samples(NamedTuple):
+    """What clients are judged on: samples of all of them in one list, client after client."""
+
+    split: Literal["train", "validation"]  # what the clients trained on, or what they set apart
+    x: Tensor  # [n, *shape]
+    y: Tensor  # [n, ...]
+    offsets: np.ndarray  # [N + 1] int64: those of client i are offsets[i] .. offsets[i+1]-1, perhaps none
+
+
+class Scores(NamedTuple):
+    """The figures of each client."""
+
+    split: str
+    samples: np.ndarray  # [N] int64 it was judged on
+    values: dict[str, np.ndarray]  # metric -> [N] float64, NaN for a client without such samples
+
+
+def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:
+    """The mean over each client's samples [N] float64 of values [n]; NaN for none. Summed in order, on the host."""
+    counts = np.diff(offsets)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
