@@ -15,15 +15,22 @@ from fedconcord.heterogeneity.partitions import (
     dirichlet,
     dirichlet_unbalanced,
     dominant,
+    groups,
     iid,
+    power_law,
+    quantity,
     shards,
+    sorted_fraction,
     split_by_proportions,
 )
 from fedconcord.rng import Purpose, generator
 
 CIFAR = np.repeat(np.arange(10), 5000)  # CIFAR-10's label counts
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
-EVEN = ["iid", "shards", "dirichlet", "dominant"]  # partitions with equal client sizes
+EVEN = ["iid", "shards", "sorted_fraction", "dirichlet", "dominant"]  # partitions with equal client sizes
+
+
+LABEL_FREE = ["iid", "power_law", "quantity"]
 
 
 def key(seed: int) -> np.random.Generator:
@@ -60,7 +67,7 @@ def test_division(name: str, n: int, clients: int) -> None:
     assert all(part.dtype == np.int64 and len(part) and (np.diff(part) > 0).all() for part in parts)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
     sizes = [len(part) for part in parts]
-    if name in ("iid", "dirichlet", "dominant"):
+    if name in EVEN and name != "shards":
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -89,6 +96,21 @@ def test_a_thousand_clients_in_a_second(name: str) -> None:
     parts = PARTITIONS[name](labels, 1000, key(0))
     assert time.perf_counter() - start < 1
     assert [len(part) for part in parts] == [60] * 1000
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("target", ["numbers", "labels", "one number"])
+def test_targets_that_are_no_classes(name: str, target: str) -> None:
+    """Partitions of sizes alone divide regression and multi-label data; the others say which do."""
+    y = np.random.default_rng(0).random(100 if target == "one number" else (100, 3)).astype(np.float32)
+    if name in LABEL_FREE:
+        plain = PARTITIONS[name](np.zeros(100, np.int64), 5, key(0))
+        assert all(np.array_equal(a, b) for a, b in zip(PARTITIONS[name](y, 5, key(0)), plain, strict=True))
+    else:
+        with pytest.raises(
+            UserError, match=rf"^partition '{name}' [^\n]* float32 [^\n]*use iid, power_law, quantity or n"
+        ):
+            PARTITIONS[name](y, 5, key(0))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -297,3 +319,107 @@ def test_dominant_refuses() -> None:
             UserError, match=r"^partition 'dominant' needs 0 < share <= 1 and classes from 1 to the 10 "
         ):
             dominant(CIFAR, 30, key(0), **wrong)
+
+
+@pytest.mark.parametrize(("samples", "mean", "stdev"), [(60_000, 300, 171.03), (50_000, 250, 142.52)])
+def test_groups_sizes_of_fedadmm(samples: int, mean: float, stdev: float) -> None:
+    """Table VI of FedADMM: FMNIST and CIFAR-10 over 200 clients; the sample standard deviation."""
+    labels = shuffled(np.repeat(np.arange(10), samples // 10))
+    parts = groups(labels, 200, key(0))
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.sum() == samples
+    assert sizes.mean() == mean
+    assert sizes.std(ddof=1) == pytest.approx(stdev, abs=0.01)  # printed truncated: 142.527
+    a_shard = samples // 10_000
+    assert sizes.tolist() == [a_shard * g for g in (*range(1, 100), 50) for _ in range(2)]
+    # whole shards of the sorted samples, dealt at random: a shard has one label, and client 197's 99 shards have all
+    place = np.empty(samples, np.int64)
+    place[np.argsort(labels, kind="stable")] = np.arange(samples)
+    for part in (parts[0], parts[9], parts[197]):
+        assert set(Counter((place[part] // a_shard).tolist()).values()) == {a_shard}
+    assert (counts(labels, parts, 10)[197] > 0).all()
+
+
+def test_groups_of_odd_clients_and_their_refusal() -> None:
+    sizes = [len(part) for part in groups(np.zeros(900, np.int64), 5, key(0), cuts=90)]
+    assert sizes == [10, 10, 20, 20, 840]
+    for cuts in (6, 901):
+        with pytest.raises(
+            UserError, match=rf"^partition 'groups' needs from 7 shards for 5 clients [^\n]* {cuts}, so"
+        ):
+            groups(np.zeros(900, np.int64), 5, key(0), cuts=cuts)
+
+
+def test_sorted_fraction_ends() -> None:
+    """c = 1: client i has the i-th block of the sorted samples; c = 0: chi-square as a uniform division."""
+    labels = shuffled(CIFAR)
+    table = counts(labels, sorted_fraction(labels, 100, key(0), 1.0), 10)
+    assert np.array_equal(table, np.repeat(500 * np.eye(10, dtype=int), 10, axis=0))
+    free, table = 99 * 9, counts(labels, sorted_fraction(labels, 100, key(0), 0.0), 10)
+    assert abs(((table - 50) ** 2 / 50).sum() - free) < 4 * np.sqrt(2 * free)
+
+
+@pytest.mark.parametrize("c", [0.25, 0.5, 0.8])
+def test_sorted_fraction_mixture(c: float) -> None:
+    """Client i of 100 has c of its samples of class i // 10 or so, and the rest in the global proportions."""
+    labels = shuffled(CIFAR)
+    table = np.mean([counts(labels, sorted_fraction(labels, 100, key(s), c), 10) for s in range(4)], axis=0)
+    own = table.reshape(10, 10, 10)[np.arange(10), :, np.arange(10)]
+    assert own[:, 1:-1].mean() == pytest.approx(500 * c + 50 * (1 - c), rel=0.02)  # ends of a class meet its neighbour
+    rest = 50 * (1 - c)
+    far = np.array([table[i, (i // 10 + 5) % 10] for i in range(100)])
+    assert far.mean() == pytest.approx(rest, rel=0.05)
+    assert far.std() < 2 * np.sqrt(rest)  # shuffled: unshuffled, a client's rest would have few classes
+
+
+def test_sorted_fraction_refuses() -> None:
+    for c in (-0.1, 1.1, float("nan")):
+        with pytest.raises(UserError, match=r"^partition 'sorted_fraction' needs c from 0 to 1, given c = "):
+            sorted_fraction(CIFAR, 10, key(0), c)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0])
+def test_power_law_sizes(exponent: float) -> None:
+    """The k-th largest of 200 clients: 5 samples and a share ~ k^-exponent of the others, exact to rounding."""
+    sizes = np.array([len(part) for part in power_law(MNIST, 200, key(0), exponent, 5)])
+    share = np.arange(1, 201) ** -exponent
+    expected = 5 + (60_000 - 1000) * share / share.sum()
+    assert sizes.sum() == 60_000
+    assert np.abs(-np.sort(-sizes) - expected).max() < 1
+    if exponent:
+        assert sizes.argmax() != np.array([len(p) for p in power_law(MNIST, 200, key(1), exponent, 5)]).argmax()
+
+
+def test_quantity_has_the_moments_of_a_dirichlet() -> None:
+    """Shares q ~ Dir(0.5) over 20 clients: mean 1/20, variance (1/20)(19/20) / (20 x 0.5 + 1)."""
+    labels = np.zeros(20_020, np.int64)
+    q = np.array([[len(p) - 1 for p in quantity(labels, 20, key(s))] for s in range(300)]) / 20_000
+    np.testing.assert_allclose(q.sum(axis=1), 1, rtol=1e-12)
+    assert q.mean(axis=0) == pytest.approx(np.full(20, 0.05), abs=0.02)
+    assert q.var() == pytest.approx(0.05 * 0.95 / 11, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["power_law", "quantity"])
+def test_size_partitions_ignore_labels_and_are_uniform_within(name: str) -> None:
+    """Given the sizes, the table of clients by classes is that of a uniform division (chi-square)."""
+    labels = shuffled(MNIST)
+    table = counts(labels, PARTITIONS[name](labels, 50, key(2), min_samples=200), 10)
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    free = 49 * 9
+    assert abs(((table - expected) ** 2 / expected).sum() - free) < 4 * np.sqrt(2 * free)
+    assert table.sum(axis=1).min() >= 200
+
+
+@pytest.mark.parametrize("name", ["power_law", "quantity"])
+@pytest.mark.parametrize("least", [0, 6])
+def test_size_partitions_refuse(name: str, least: int) -> None:
+    with pytest.raises(UserError, match=rf"^partition '{name}' [^\n]* 100 / 20 = 5, given min_samples = {least}"):
+        PARTITIONS[name](CIFAR[:100], 20, key(0), min_samples=least)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-8, 1e8])
+def test_quantity_extreme_alpha(alpha: float) -> None:
+    sizes = [len(part) for part in quantity(CIFAR, 100, key(0), alpha)]
+    assert sum(sizes) == 50_000
+    assert min(sizes) >= 1
+    assert (max(sizes) > 49_000) == (alpha < 1)
