@@ -392,7 +392,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             "cohort": config.cohort,
             "data": config.data,
             "model": config.model or "none",
-            "partition": config.partition or "none",
+            "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
             "target": config.eval.target,
             "config": config.as_dict(),
         }

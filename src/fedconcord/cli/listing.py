@@ -21,7 +21,7 @@ from fedconcord.cli.base import app, console, say
 from fedconcord.errors import UserError, unknown
 
 TOPICS = (
-    *("methods", "data", "models", "partitions", "sampling", "work", "oracles", "server", "upload"),
+    *("methods", "data", "models", "partitions", "skew", "sampling", "work", "oracles", "server", "upload"),
     *("tasks", "labels", "regularisers", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
@@ -81,6 +81,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord import catalogue, config, spec
     from fedconcord.algorithms import plugins
     from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.features import FEATURES
     from fedconcord.heterogeneity.labels import LABELS
     from fedconcord.heterogeneity.partitions import PARTITIONS
     from fedconcord.heterogeneity.sampling import SAMPLERS
@@ -98,6 +99,7 @@ def _make_listing() -> dict[str, Any]:
         "data": {**DATASETS, **PROBLEMS},
         "models": MODELS,
         "partitions": PARTITIONS,
+        "skew": FEATURES,
         "sampling": SAMPLERS,
         "work": WORK,
         "oracles": ORACLES,

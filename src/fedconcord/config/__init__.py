@@ -4,7 +4,7 @@ A later source wins over an earlier one. Two keys that exclude each other (`loca
 come from one source; across sources the later one replaces the other.
 """
 
-from fedconcord.config.jobs import advise, build, device_of, forget_problem, problem_of, refuse, wanted
+from fedconcord.config.jobs import advise, build, device_of, divided, forget_problem, problem_of, refuse, wanted
 from fedconcord.config.methods import local_for, read_method, runs, single
 from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.config.resolve import resolve_compare, resolve_run
@@ -23,6 +23,7 @@ __all__ = [
     "build",
     "canonical",
     "device_of",
+    "divided",
     "forget_problem",
     "from_file",
     "from_nested",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,6 +22,7 @@ from fedconcord.errors import UserError
 from fedconcord.export import card
 from fedconcord.fairness import supervised
 from fedconcord.heterogeneity import weights
+from fedconcord.heterogeneity.features import FEATURES, skewed
 from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.schedule import Schedule
@@ -50,6 +52,7 @@ def problem_of(config: Config) -> Problem:
         config.labels,
         config.task,
         config.validation,
+        config.skew,
     )
 
 
@@ -67,18 +70,12 @@ def _problem(
     labels: str | None,
     task: str | None,
     validation: float | None,
+    skew: str | None,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
-    dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
-    if partition != NATURAL:
-        draw = rng.generator(seed, rng.Purpose.PARTITION)
-        parts = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
-    elif dataset.natural is None:
-        raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
-    else:
-        parts = dataset.natural
+    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew)
     if task is not None and spec.parse(task, "task").name == "clustering":
         clusters: Problem = spec.build(TASKS, "task", task, dataset, parts, dtype, device)
         return clusters
@@ -96,6 +93,36 @@ def _problem(
     if validation is not None:
         parts, held = hold_out(parts, validation, seed)
     return Supervised(network, dataset, parts, dtype=dtype, device=device, train_samples=train_samples, held=held)
+
+
+def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
+    """The data of a run with the samples of each client [n_i], features skewed as the settings say.
+
+    Raises:
+        UserError: the data bring their own clients, or the partition does not suit the data.
+    """
+    if config.partition is None:
+        raise UserError(
+            f"data {config.data} brings its own clients, whose samples are not divided; use another data set"
+        )
+    return _divided(config.data, config.data_dir, config.partition, config.clients, config.seed or 0, config.skew)
+
+
+def _divided(
+    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None
+) -> tuple[Dataset, list[np.ndarray]]:
+    dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+    if partition != NATURAL:
+        draw = rng.generator(seed, rng.Purpose.PARTITION)
+        parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+    elif dataset.natural is None:
+        raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
+    else:
+        parts = dataset.natural
+    if skew is not None:
+        changed = skewed(dataset.train_x, parts, seed, spec.check(FEATURES, "feature skew", skew))
+        dataset = dataset._replace(train_x=changed)
+    return dataset, parts
 
 
 def forget_problem() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from fedconcord import spec
 from fedconcord.config.settings import Value
 from fedconcord.core import Problem
+from fedconcord.heterogeneity.features import FEATURES
 from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.heterogeneity.work import WORK, Work
@@ -25,6 +26,7 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "server": ("server optimiser", OPTIMIZERS),
     "upload": ("compressor", COMPRESSORS),
     "regulariser": ("regulariser", REGULARISERS),
+    "skew": ("feature skew", FEATURES),
     "labels": ("removal of labels", LABELS),
     "task": ("task", TASKS),
     "local.oracle": ("gradient oracle", ORACLES),

@@ -158,7 +158,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     name = spec.parse(config.data, "data set").name
     if name in PROBLEMS:
         spec.check(PROBLEMS, "data set", config.data)
-        for key in ("partition", "model", "labels", "task", "validation"):
+        for key in ("partition", "skew", "model", "labels", "task", "validation"):
             value = getattr(config, key)
             if value is not None:
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")

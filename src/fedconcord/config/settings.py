@@ -125,6 +125,13 @@ class Config(BaseModel):
         None
     )
     partition: Annotated[str | None, Field(description="which client holds which samples")] = None
+    skew: Annotated[
+        str | None,
+        Field(
+            description="how the features differ by client, training samples only; not at all if none",
+            json_schema_extra={"wanted": "a feature skew such as rotate(90) or noise(0.5)"},
+        ),
+    ] = None
     model: Annotated[str | None, Field(description="the model")] = None
     labels: Annotated[
         str | None,
