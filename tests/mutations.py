@@ -147,7 +147,7 @@ MUTATIONS: dict[str, Mutation] = {
         (ENGINES, "-k", "draws"),
     ),
     "batchnorm: running statistics let through": Mutation(
-        (Edit("flat.py", "        refuse_running_statistics(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+        (Edit("flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
 }
 

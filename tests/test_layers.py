@@ -6,7 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "imports"},
     {"core", "rng", "flat"},
     {"problems", "data", "models", "regularisers"},
     {"algorithms", "solvers", "server", "uploads", "oracles"},

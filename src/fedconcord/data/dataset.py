@@ -12,9 +12,9 @@ class Dataset(NamedTuple):
     """Samples and targets of one task, ready for a model (features already scaled)."""
 
     name: str
-    train_x: np.ndarray  # [n, *shape] float32
+    train_x: np.ndarray  # [n, *shape] float32, or int64 for symbols that a model embeds
     train_y: np.ndarray  # [n] int64, 0 .. classes-1; [n, classes] float32 where `target` is not "class"
-    test_x: np.ndarray  # [m, *shape] float32
+    test_x: np.ndarray  # [m, *shape] as train_x
     test_y: np.ndarray  # [m], as train_y
     classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
     natural: list[np.ndarray] | None = None  # N sorted int64 arrays of training samples, where the data come in clients
@@ -22,6 +22,7 @@ class Dataset(NamedTuple):
     client_names: list[str] | None = None  # of the natural clients
     output_names: list[str] | None = None  # of the classes, numbers or labels
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
+    unit: tuple[list[float], list[float]] | None = None  # number: mean and scale [classes] that labels were scaled by
 
     # kind "scale": x / divide, then (x - mean[c]) / std[c] for channel c, the first axis of a sample
 

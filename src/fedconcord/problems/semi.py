@@ -191,7 +191,7 @@ class SemiSupervised:
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.base.export(x)
 
-    def label_counts(self) -> np.ndarray:
+    def label_counts(self) -> np.ndarray | None:
         """Samples of each class at each client [N, C], hidden labels included."""
         return self.base.label_counts()
 

@@ -1,4 +1,4 @@
-"""Supervised classification: a model, a loss and the samples of every client, resident on one device."""
+"""Supervised learning: a model, a loss and the samples of every client, resident on one device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
 
 from fedconcord import rng
 from fedconcord.core import Accumulate, Regulariser
@@ -16,6 +15,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
 from fedconcord.problems import dense
+from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
 
 EVAL_BATCH = 2048
@@ -23,7 +23,7 @@ HESSIAN_LIMIT = 4096
 
 
 class Supervised:
-    """f_i(x) = mean cross-entropy of the model with parameters x over client i's samples.
+    """f_i(x) = mean loss of the model with parameters x over client i's samples.
 
     Args:
         build: makes the model; called under a keyed seed for every starting point.
@@ -32,10 +32,12 @@ class Supervised:
         train_samples: train loss is evaluated on a fixed keyed sample of this many train points (all if fewer).
         regulariser: a non-smooth term of the objective.
         held: for each client the indices of the train samples that it set apart, for validation.
+        loss: of a sample; the usual one of the data's target if none (`losses.DEFAULT_LOSS`).
+        metrics: of the test set; the usual ones if none.
 
     Raises:
-        UserError: a client without samples, features that are not finite, labels out of range, or a model with
-            running statistics.
+        UserError: a client without samples, features that are not finite, labels out of range, a loss or a metric for
+            another target, or a model with running statistics, with dropout or with other outputs than the data need.
     """
 
     def __init__(
@@ -49,13 +51,17 @@ class Supervised:
         train_samples: int = 10_000,
         regulariser: Regulariser | None = None,
         held: Sequence[np.ndarray] | None = None,
+        loss: Loss | None = None,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.regulariser = regulariser
         self.dtype, self.device = dtype, torch.device(device)
         for i, part in enumerate(parts):
             if len(part) == 0:
                 raise UserError(f"client {i} of {len(parts)} has no samples; use fewer clients or another partition")
-        self.build, self.classes = build, data.classes
+        self.build, self.classes, self.target, self.unit = build, data.classes, data.target, data.unit
+        self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
+        self.metrics = tuple(metrics) or metrics_of((), data.target)
         with torch.random.fork_rng(devices=[]):
             self.model = build().to(dtype=dtype, device=self.device)
         self.layout = Layout(self.model)
@@ -76,7 +82,9 @@ class Supervised:
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
-        self._kernel = dense.kernel(self.model, self.layout)
+        self._check_outputs()
+        delta = self.loss_of.delta
+        self._kernel = None if delta is None else dense.kernel(self.model, self.layout, delta)
         self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
@@ -90,17 +98,46 @@ class Supervised:
                 f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
                 "infinite features; drop or fill them before the run"
             )
-        outside = ((of.y < 0) | (of.y >= classes)).cpu().numpy()
-        if outside.any():
-            given = int(of.y[int(np.flatnonzero(outside)[0])])
+        outside, wanted = ~torch.isfinite(of.y), "which is not finite; drop or fill such samples"
+        if self.target == "class":
+            outside, wanted = (of.y < 0) | (of.y >= classes), f"outside 0 to {classes - 1}; map labels to 0, 1, ..."
+        elif self.target == "labels":
+            outside, wanted = ~((of.y >= 0) & (of.y <= 1)), "not between 0 and 1; map labels to 0 and 1"
+        wrong = outside.reshape(len(outside), -1).any(1).cpu().numpy()
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            given = of.y[first][outside[first]].flatten()[0].item()
+            raise UserError(f"client {owner[first]} has the label {given:g}, {wanted}")
+
+    def _check_outputs(self) -> None:
+        """Refuse a model that cannot take the samples, or that answers with another shape than the targets need."""
+        few = self.x[:2]
+        wanted = (len(few), self.classes)
+        try:
+            with torch.no_grad():
+                given = self.model(few)
+        except Exception as error:  # whatever the layers of somebody else's model raise
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            kind = str(self.x.dtype).removeprefix("torch.")
+            raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
+        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if shape != wanted:
             raise UserError(
-                f"client {owner[outside][0]} has the label {given}, outside 0 to {classes - 1}; map labels to 0, 1, ..."
+                f"the model answers {len(few)} samples with {shape}, and the data need {wanted}: one row a sample, "
+                f"{self.classes} numbers each"
+            )
+        each = self.loss_of.per_sample(given, self.y[:2])
+        if each.shape != (len(few),):
+            raise UserError(
+                f"loss {self.loss_of.name} gives shape {tuple(each.shape)} for {len(few)} samples, and one number a "
+                f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
             )
 
     def _tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+        whole = np.issubdtype(x.dtype, np.integer)  # symbols, which a model embeds
         return (
-            torch.as_tensor(x, dtype=self.dtype, device=self.device),
-            torch.as_tensor(y, dtype=torch.int64, device=self.device),
+            torch.as_tensor(x, dtype=torch.int64 if whole else self.dtype, device=self.device),
+            torch.as_tensor(y, dtype=torch.int64 if self.target == "class" else self.dtype, device=self.device),
         )
 
     def init(self, seed: int) -> Tensor:
@@ -115,11 +152,11 @@ class Supervised:
         out: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
         return out
 
-    def _mean_loss(self, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(x, inputs), labels)
+    def _mean_loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
 
-    def _weighted_loss(self, x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(x, inputs), labels, reduction="none") @ weight
+    def _weighted_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        return self.loss_of.per_sample(self.logits(x, inputs), targets) @ weight
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -164,52 +201,57 @@ class Supervised:
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.views(x)
 
-    def label_counts(self) -> np.ndarray:
+    def label_counts(self) -> np.ndarray | None:
+        if self.target != "class":
+            return None
         owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
         counts = np.zeros((len(self.sizes), self.classes), np.int64)
         np.add.at(counts, (owner, self.y.cpu().numpy()), 1)
         return counts
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        """`test_accuracy` in [0, 1], `test_loss` and `train_loss` (mean cross-entropy; train on a fixed sample).
+        """`test_<metric>`, as `test_accuracy` in [0, 1]; `test_loss`, `train_loss` (means; train on a fixed sample).
 
-        With samples set apart also `validation_loss` and `validation_accuracy`, over all of them (a client weighs as
-        much as it has), and `validation_client_accuracy`, in which every client weighs the same.
+        With samples set apart also `validation_loss` and for classes `validation_accuracy`, over all of them (a client
+        weighs as much as it has), and `validation_client_accuracy`, in which every client weighs the same; other
+        targets have other scores (`losses.SCORES`).
         """
-        test_loss, accuracy = self._score(x, self.test_x, self.test_y)
-        train_loss, _ = self._score(x, self.x[self.probe], self.y[self.probe])
-        found = {"test_accuracy": accuracy, "test_loss": test_loss, "train_loss": train_loss}
+        test, outputs = self._answers(x, self.test_x, self.test_y)
+        train, _ = self._answers(x, self.x[self.probe], self.y[self.probe])
+        pair = self.in_units(outputs), self.in_units(self.test_y)
+        found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
+        found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
         if self.judged.split == "validation" and len(self.judged.y):
             scores = self.client_scores(x)
             for name, values in scores.values.items():
                 found[f"validation_{name}"] = float(np.nansum(values * scores.samples) / scores.samples.sum())
-            found["validation_client_accuracy"] = float(np.nanmean(scores.values["accuracy"]))
+            score = SCORES[self.target].name
+            found[f"validation_client_{score}"] = float(np.nanmean(scores.values[score]))
         return found
 
     def client_scores(self, x: Tensor) -> Scores:
-        """Mean `loss` and `accuracy` of the model x [d] on every client's samples: all through the model once."""
-        _, inputs, labels, offsets = self.judged
-        scores = self.scores(x, inputs, labels)
+        """Mean `loss` and score of the model x [d] on every client's samples: all through the model once."""
+        _, inputs, targets, offsets = self.judged
+        scores = self.scores(x, inputs, targets)
         means = {name: by_client(values, offsets) for name, values in scores.items()}
         return Scores(self.judged.split, np.diff(offsets), means)
 
-    @torch.no_grad()
-    def scores(self, x: Tensor, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`loss` and `accuracy` [n] of every sample under the model x [d]."""
-        losses, right = [], []
-        for a in range(0, max(len(labels), 1), EVAL_BATCH):
-            out, part = self.logits(x, inputs[a : a + EVAL_BATCH]), labels[a : a + EVAL_BATCH]
-            losses.append(F.cross_entropy(out, part, reduction="none"))
-            right.append(out.argmax(1) == part)
-        return {"loss": torch.cat(losses), "accuracy": torch.cat(right)}
+    def scores(self, x: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
+        loss, outputs = self._answers(x, inputs, targets)
+        score = SCORES[self.target]
+        return {"loss": loss, score.name: score.per_sample(self.in_units(outputs), self.in_units(targets))}
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets [..., C]: numbers in the label's own unit, others as they are."""
+        if self.unit is None:
+            return values
+        mean, scale = (torch.tensor(part, dtype=torch.float64).to(values) for part in self.unit)
+        return values * scale + mean
 
     @torch.no_grad()
-    def _score(self, x: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
-        for a in range(0, len(labels), EVAL_BATCH):
-            out = self.logits(x, inputs[a : a + EVAL_BATCH])
-            part = labels[a : a + EVAL_BATCH]
-            loss += F.cross_entropy(out, part, reduction="sum")
-            right += (out.argmax(1) == part).sum()
-        return float(loss) / len(labels), float(right) / len(labels)
+    def _answers(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses [n] and outputs [n, C] of the model x [d] on some samples."""
+        outputs = [self.logits(x, inputs[a : a + EVAL_BATCH]) for a in range(0, max(len(targets), 1), EVAL_BATCH)]
+        whole = torch.cat(outputs)
+        return self.loss_of.per_sample(whole, targets), whole
