@@ -14,8 +14,8 @@ LAYERS = [
     {"state"},
     {"engines"},
     {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"}
-    | {"answer", "export", "fairness", "personalise", "stopping"},
-    {"config", "spec", "api", "cli", "report", "catalogue", "recipes", "__main__"},
+    | {"answer", "fairness", "personalise", "stopping"},
+    {"config", "spec", "api", "cli", "report", "catalogue", "recipes", "__main__"} | {"deploy", "inference"},
     {"testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

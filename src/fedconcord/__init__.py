@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from fedconcord.api import Compared, Finished, compare, run, write_report
     from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
     from fedconcord.data import DATASETS, Dataset
+    from fedconcord.deploy import export
     from fedconcord.engines import Engine, Serial, Stacked
     from fedconcord.errors import UserError
     from fedconcord.heterogeneity.partitions import PARTITIONS
     from fedconcord.heterogeneity.sampling import SAMPLERS
     from fedconcord.heterogeneity.schedule import Schedule
     from fedconcord.heterogeneity.work import WORK
+    from fedconcord.inference import predict
     from fedconcord.models import MODELS
     from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
@@ -81,6 +83,8 @@ __all__ = [
     "advance",
     "compare",
     "evaluate",
+    "export",
+    "predict",
     "run",
     "start",
     "train",
@@ -94,12 +98,14 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.api": "Compared Finished compare run write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
     "fedconcord.data": "DATASETS Dataset",
+    "fedconcord.deploy": "export",
     "fedconcord.engines": "Engine Serial Stacked",
     "fedconcord.errors": "UserError",
     "fedconcord.heterogeneity.partitions": "PARTITIONS",
     "fedconcord.heterogeneity.sampling": "SAMPLERS",
     "fedconcord.heterogeneity.schedule": "Schedule",
     "fedconcord.heterogeneity.work": "WORK",
+    "fedconcord.inference": "predict",
     "fedconcord.models": "MODELS",
     "fedconcord.oracles": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",

@@ -17,9 +17,9 @@ from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.holdout import hold_out
+from fedconcord.deploy import card
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError
-from fedconcord.export import card
 from fedconcord.fairness import supervised
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.features import FEATURES, skewed

@@ -1,0 +1,41 @@
+"""export, predict: what a trained model is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from fedconcord.cli.base import app, say
+from fedconcord.cli.options import check_choice, option
+
+Run = Annotated[str, typer.Argument(help="Folder of a run.", metavar="RUN")]
+
+
+@app.command()
+def export(
+    run: Run,
+    format: Annotated[str, option("torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
+    out: Annotated[str | None, option("The file. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
+) -> None:
+    """Write a run's model as a program that takes raw inputs."""
+    check_choice("--format", format, ("torch", "onnx"))
+    from fedconcord import deploy
+
+    path = deploy.export(Path(run), cast(deploy.Kind, format), out)
+    say(f"model: {path} (described in {path.name}.json)")
+
+
+@app.command()
+def predict(
+    run: Run,
+    input: Annotated[
+        str, typer.Argument(help="Raw inputs: .npy, .npz, .csv, .parquet or a folder of images.", metavar="INPUT")
+    ],
+    out: Annotated[str, option("The file of predictions. [predictions.csv]", "FILE")] = "predictions.csv",
+) -> None:
+    """Write what a run's model says of new samples."""
+    from fedconcord import inference
+
+    say(f"predictions: {inference.predict(Path(run), Path(input), out)}")
