@@ -33,6 +33,7 @@ import torch
 from fedconcord import config as settings_module
 from fedconcord import files, results, spec
 from fedconcord.config import Config, Source
+from fedconcord.engines import distributed
 from fedconcord.errors import UserError
 from fedconcord.training import Job, Row, resolved, start
 
@@ -51,7 +52,10 @@ NAMED = {  # arguments and options whose key has another name
     "checkpoint_every": "checkpoint.every",
 }
 ON_RESUME = frozenset(  # settings that a resumed job may change
-    ("rounds", "engine.name", "engine.device", "engine.threads", "checkpoint.every", "eval.target")
+    (
+        *("rounds", "checkpoint.every", "eval.target"),
+        *("engine.name", "engine.device", "engine.threads", "engine.timeout"),
+    )
 )
 FORMAT = 1
 
@@ -73,7 +77,7 @@ class Compared(NamedTuple):
 
     folder: Path
     runs: list[Finished]
-    report: Path | None  # None if it was interrupted or every run failed
+    report: Path | None  # None if it was interrupted, every run failed, or another process writes it
 
 
 class Planned(NamedTuple):
@@ -297,12 +301,18 @@ def _runs(config: Config, folder: Path) -> list[Planned]:
 
 
 def _save_comparison(folder: Path, config: Config, jobs: int) -> None:
+    if settings_module.team_of(config).rank != 0:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "compare.json", {"format": FORMAT, "config": config.as_dict(), "jobs": jobs})
 
 
 def _new_folder(config: Config, what: str) -> Path:
-    """The folder asked for, if it is free, else a numbered one below runs/."""
+    """The folder asked for, if it is free, else a numbered one below runs/; one choice for all processes."""
+    return Path(settings_module.team_of(config).tell(lambda: str(_free_folder(config, what))))
+
+
+def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
         data = spec.folder_name(spec.parse(config.data, "data set").name)
         return spec.free_folder(Path("runs"), f"{data}-{what}")
@@ -335,6 +345,8 @@ def _longer(config: Config, folder: Path, saved: Mapping[str, Any]) -> None:
 def _jobs(jobs: int, config: Config) -> int:
     if jobs < 1:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
+    if jobs > 1 and config.engine.name == "distributed":
+        raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
     return min(jobs, len(config.methods or [1]) * len(config.seeds or [1]))
 
 
@@ -407,7 +419,8 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             on_row=on_row,
             wanted=settings_module.wanted(config, job.problem),
         )
-    return finished(folder)
+    said = json.loads(job.engine.team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
+    return Finished(folder, *said[1:])
 
 
 @contextmanager
@@ -471,7 +484,12 @@ def _not_done(entry: Planned, status: str, error: str | None = None) -> Finished
 
 
 def _attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
-    """`execute`, where every failure but Ctrl-C becomes a result; that of a defect leaves error.txt in the folder."""
+    """`execute`, where every failure but Ctrl-C becomes a result; that of a defect leaves error.txt in the folder.
+
+    Not so with the distributed engine: of its processes one alone may fail, and then they are no longer in step.
+    """
+    if entry.config.engine.name == "distributed":
+        return execute(entry, on_row)
     try:
         return execute(entry, on_row)
     except (UserError, OSError) as error:
@@ -690,9 +708,12 @@ def worker() -> None:
 
 
 def finish_comparison(folder: Path, runs: list[Finished]) -> Compared:
-    """Write the report of a comparison, unless it was interrupted or no run has anything to show."""
+    """Write the report of a comparison, unless it was interrupted or no run has anything to show.
+
+    Of several processes only rank 0 writes it.
+    """
     done = [result for result in runs if result.status in ("complete", "diverged")]
-    if not done or any(result.status == "interrupted" for result in runs):
+    if not done or any(result.status == "interrupted" for result in runs) or distributed.rank() != 0:
         return Compared(folder, runs, None)
     return Compared(folder, runs, write_report([folder], folder))
 

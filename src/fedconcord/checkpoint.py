@@ -62,7 +62,9 @@ def read(path: Path, job: Job) -> State:
                 "resume with the configuration that wrote it"
             )
         server[name] = found.to(leaf.device)
-    fresh.store.restore({k.removeprefix("rows."): _to(v, job) for k, v in tensors.items() if k.startswith("rows.")})
+    mine = torch.as_tensor(job.engine.team.owns(tensors["rows.ids"].numpy()))
+    rows = {k.removeprefix("rows."): _to(v[mine], job) for k, v in tensors.items() if k.startswith("rows.")}
+    fresh.store.restore(rows)
     return State(
         round=counters["round"],
         server=tree_unflatten(fresh.server, server),

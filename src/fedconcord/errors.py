@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A mistake in the input. Its text is one sentence; the command prints it without a traceback."""
 
 
+class LostError(RuntimeError):
+    """Another process of a distributed job is gone, so that this one cannot go on. Its text is one sentence."""
+
+
 def closest(given: str, known: Iterable[str]) -> str:
     """' (did you mean 'x'?)' for the known name closest to the given one, or '' if none is close."""
     match = difflib.get_close_matches(given.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.5)

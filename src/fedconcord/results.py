@@ -69,6 +69,9 @@ def execute(
     stopped; a folder without a checkpoint starts anew. A run that stops early is `complete`, with the reason as
     `stopped` in run.json; its model is the best one.
 
+    Of several processes all call this with the same job; rank 0 evaluates and writes, and Ctrl-C at any of them stops
+    all after the same round.
+
     Args:
         info: put into run.json as it is (method, label, seed, configuration ...).
         checkpoint_every: seconds.
@@ -76,10 +79,11 @@ def execute(
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
         # measured anew they might differ, and so might the last bits
-        job = replace(job, engine=Stacked(before["chunk"], before.get("workers", 1)))
+        job = replace(job, engine=replace(job.engine, chunk=before["chunk"], workers=before.get("workers", 1)))
     job = resolved(job)
     grows_to = refuse_too_much(job, rounds)
-    folder.mkdir(parents=True, exist_ok=True)
+    team = job.engine.team
+    lead = team.rank == 0  # writes all files
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.read(saved, job) if resume and saved.exists() else None
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
@@ -87,7 +91,10 @@ def execute(
     if state is not None:
         rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
         answer.resume(metrics, rows, state.round)
-    if state is None:
+    team.any()  # all have read what there is
+    if lead:
+        folder.mkdir(parents=True, exist_ok=True)
+    if lead and state is None:
         _write_partition(folder / "partition.csv", job)
         if wanted.card is not None:
             files.write_json(folder / "model.json", wanted.card)
@@ -101,6 +108,8 @@ def execute(
         latest = now
 
     def write(status: str) -> None:
+        if not lead:
+            return
         done = latest.round if latest is not None else 0
         _write_tables(folder, metrics, timing)
         about = _description(job, info, status, rounds, done, grows_to)
@@ -109,8 +118,10 @@ def execute(
     def save() -> None:
         write(status)
         if latest is not None:
-            answer.write(latest)
-            checkpoint.write(saved, latest)
+            whole = latest._replace(store=team.whole(latest.store))
+            if lead:
+                answer.write(latest)
+                checkpoint.write(saved, whole)
 
     write(status)
     rounds_left = train(job, rounds if answer.stopped is None else 0, state=state, eval_every=eval_every, on_state=keep)
@@ -120,19 +131,18 @@ def execute(
                 timing.append({"round": row.round, "seconds": row.seconds})
             if row.metrics is not None:
                 metrics.append({"round": row.round} | row.metrics | {name: getattr(row, name) for name in COUNTERS})
-            if on_row is not None:
+            if lead and on_row is not None:
                 on_row(row)
-            if row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values()):
-                status = "diverged"
-                break
-            answer.see(row, latest)
-            if answer.stopped is not None:
-                break
-            if interrupted.is_set():
-                status = "interrupted"
-                break
+            diverged = row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values())
+            if lead and not diverged:
+                answer.see(row, latest)
             now = time.monotonic()
-            if now - checkpointed > checkpoint_every:
+            late = lead and now - checkpointed > checkpoint_every
+            diverged, enough, stop, due = team.any(diverged, answer.stopped is not None, interrupted.is_set(), late)
+            if diverged or enough or stop:
+                status = "diverged" if diverged else status if enough else "interrupted"
+                break
+            if due:
                 save()
                 checkpointed = written = time.monotonic()
             elif now - written > WRITE_EVERY:
@@ -140,7 +150,7 @@ def execute(
                 written = time.monotonic()
         if status == "running":
             status = "complete"
-            if latest is not None:
+            if lead and latest is not None:
                 answer.judge(latest)
         save()
     return status

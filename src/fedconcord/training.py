@@ -71,7 +71,7 @@ def start(job: Job) -> State:
     """The state before round 0.
 
     Raises:
-        UserError: the method refuses this population or cohort, or the cohort exceeds the population.
+        UserError: the method refuses this population or cohort, or cohort or processes exceed the population.
     """
     n, cohort = n_clients(job.problem), job.schedule.cohort
     sampling.check(cohort, n)
@@ -82,6 +82,8 @@ def start(job: Job) -> State:
     )
     if reason is not None:
         raise UserError(reason)
+    if job.engine.team.size > n:
+        raise UserError(f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}")
     x = job.problem.init(job.schedule.seed)
     template = job.algorithm.init_client(x)
     if isinstance(job.problem, TwoBlock):
@@ -95,8 +97,8 @@ def start(job: Job) -> State:
 def _prologue(job: Job, prologue: Prologue, state: State, population: Population) -> State:
     """Every client's block gradients at x^0, and what the server makes of them."""
     problem, total, sent = job.problem, None, 0
-    for i in range(population.n):
-        members = job.schedule.members(i, job.algorithm, problem.offsets)
+    for i in np.flatnonzero(job.engine.team.owns(np.arange(population.n))):
+        members = job.schedule.members(int(i), job.algorithm, problem.offsets)
         gradients = torch.stack(
             [
                 problem.gradient(state.server.x, problem.offsets[i] + torch.as_tensor(block, device=problem.device))
@@ -111,6 +113,7 @@ def _prologue(job: Job, prologue: Prologue, state: State, population: Population
         share = prologue.contribute(gradients, population.p[i].to(gradients))
         total = share if total is None else tree_map(torch.add, total, share)
         sent += tree_bytes(share)
+    total, (sent,) = job.engine.team.total(total, (sent,))
     down = population.n * tree_bytes(state.server.x)
     evaluations = population.n * len(members)
     return state._replace(
@@ -177,18 +180,19 @@ def train(
     """Train to `rounds` rounds in all, yielding a row for the start and for every round after it.
 
     Evaluation (every `eval_every` rounds and at the end) is outside the timed part. `on_state` sees the state after
-    each round, before the row is yielded: what a checkpoint needs.
+    each round, before the row is yielded: what a checkpoint needs. In a team of processes only rank 0 evaluates.
     """
+    lead = job.engine.team.rank == 0
     if state is None:
         state = start(job)
-        yield _row(state, evaluate(job, state), 0.0)
+        yield _row(state, evaluate(job, state) if lead else None, 0.0)
     while state.round < rounds:
         begin = time.perf_counter()
         state = advance(job, state)
         if job.problem.device.type == "cuda":
             torch.cuda.synchronize(job.problem.device)
         seconds = time.perf_counter() - begin
-        due = state.round % eval_every == 0 or state.round == rounds
+        due = lead and (state.round % eval_every == 0 or state.round == rounds)
         row = _row(state, evaluate(job, state) if due else None, seconds)
         if on_state is not None:
             on_state(state)

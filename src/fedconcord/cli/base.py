@@ -1,7 +1,11 @@
-"""The application, and how it speaks: results on stdout, complaints on stderr."""
+"""The application, and how it speaks: results on stdout, complaints on stderr.
+
+Of processes that torchrun started the first one speaks; the others say only why they fail.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -17,7 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console(highlight=False, soft_wrap=False)
+RANK = os.environ.get("RANK", "0")  # set by torchrun
+console = Console(highlight=False, soft_wrap=False, quiet=RANK != "0")
 
 
 def _version(wanted: bool) -> None:
@@ -39,8 +44,16 @@ def root(
 
 def say(line: str) -> None:
     """A line on stdout that no terminal width breaks."""
-    print(line, flush=True)
+    if RANK == "0":
+        print(line, flush=True)
 
 
 def complain(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    if RANK == "0":
+        print(line, file=sys.stderr, flush=True)
+
+
+def fail(sentence: str) -> None:
+    """Say why this process ends."""
+    who = "" if RANK == "0" else f"rank {RANK}: "
+    print(f"{who}error: {sentence}", file=sys.stderr, flush=True)

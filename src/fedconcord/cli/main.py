@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from fedconcord.cli import listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
-from fedconcord.cli.base import app, complain
-from fedconcord.errors import UserError, closest
+from fedconcord.cli.base import app, complain, fail
+from fedconcord.errors import LostError, UserError, closest
 
 
 def _usage(error: Any) -> str:
@@ -33,22 +33,25 @@ def _usage(error: Any) -> str:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code: 0, 1 (a run failed), 2 (a mistake), 130 (interrupted)."""
+    """Run the command and return its exit code: 0, 1 (a run or a process failed), 2 (a mistake), 130 (interrupted)."""
     try:
         code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (UserError, OSError) as error:
         from fedconcord.spec import sentence
 
-        complain(f"error: {sentence(error)}")
+        fail(sentence(error))
         return 2
+    except LostError as error:
+        fail(str(error))
+        return 1
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted before the first round; nothing was written")
         return 130
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        complain(f"error: {_usage(error)}")
+        fail(_usage(error))
         return 2
 
 

@@ -44,7 +44,7 @@ Target = Annotated[str | None, option("Test accuracy whose first round is report
 Out = Annotated[str | None, option("Folder of the results. [runs/<data>-<method>-<n>]", "DIR")]
 Resume = Annotated[str | None, option("Continue this folder, with its settings.", "DIR")]
 Device = Annotated[str | None, option("cpu, cuda or auto. [cpu]", "NAME")]
-EngineOption = Annotated[str | None, option("stacked or serial; results do not depend on it. [stacked]", "NAME")]
+EngineOption = Annotated[str | None, option("stacked, serial or, under torchrun, distributed. [stacked]", "NAME")]
 Dtype = Annotated[str | None, option("float32 or float64. [float32]", "NAME")]
 ConfigFile = Annotated[str | None, option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
 Set = Annotated[list[str] | None, option("Any setting, as in --set local.clip=5; repeatable.", "KEY=VALUE")]

@@ -161,6 +161,8 @@ def compare(
     if len(failed) == len(results):
         raise UserError(f"every run failed, the first because: {failed[0].error}")
     compared = api.finish_comparison(folder, results)
+    if compared.report is None:  # another process writes it
+        return
     say_summary(folder)
     for result in failed:
         complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")

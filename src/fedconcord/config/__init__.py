@@ -4,7 +4,17 @@ A later source wins over an earlier one. Two keys that exclude each other (`loca
 come from one source; across sources the later one replaces the other.
 """
 
-from fedconcord.config.jobs import advise, build, device_of, divided, forget_problem, problem_of, refuse, wanted
+from fedconcord.config.jobs import (
+    advise,
+    build,
+    device_of,
+    divided,
+    forget_problem,
+    problem_of,
+    refuse,
+    team_of,
+    wanted,
+)
 from fedconcord.config.methods import local_for, read_method, runs, single
 from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.config.resolve import resolve_compare, resolve_run
@@ -38,6 +48,7 @@ __all__ = [
     "resolve_run",
     "runs",
     "single",
+    "team_of",
     "toml_value",
     "wanted",
     "work_of",

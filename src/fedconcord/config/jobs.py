@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 
 import numpy as np
@@ -18,7 +19,8 @@ from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.holdout import hold_out
 from fedconcord.deploy import card
-from fedconcord.engines import Engine, Serial, Stacked
+from fedconcord.engines import Engine, Serial, Stacked, distributed
+from fedconcord.engines.base import Alone, Team
 from fedconcord.errors import UserError
 from fedconcord.fairness import supervised
 from fedconcord.heterogeneity import weights
@@ -139,7 +141,24 @@ def device_of(config: Config) -> torch.device:
     wanted, there = config.engine.device, torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
-    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+    if not there or wanted == "cpu":
+        return torch.device("cpu")
+    if config.engine.name != "distributed":
+        return torch.device("cuda")
+    local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= devices:
+        raise UserError(
+            f"the distributed engine needs a CUDA device a process, found {devices}; start {devices}, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def team_of(config: Config) -> Team:
+    """The processes that share the run."""
+    if config.engine.name != "distributed":
+        return Alone()
+    return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
 
 
 def build(config: Config) -> Job:
@@ -147,8 +166,8 @@ def build(config: Config) -> Job:
     local = config.local
     work = local.epochs if local.steps is None else local.steps
     engine: Engine = Serial()
-    if config.engine.name == "stacked":
-        engine = Stacked() if config.engine.chunk == "auto" else Stacked(config.engine.chunk)
+    if config.engine.name != "serial":
+        engine = Stacked(config.engine.chunk, team=team_of(config))
     called = spec.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = spec.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)

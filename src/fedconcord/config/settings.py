@@ -61,11 +61,17 @@ class EngineSettings(BaseModel):
     """How the rounds are computed; results do not depend on it."""
 
     model_config = STRICT
-    name: Annotated[Literal["stacked", "serial"], Field(description="many clients at once, or one by one")] = "stacked"
+    name: Annotated[
+        Literal["stacked", "serial", "distributed"],
+        Field(description="many clients at once, one by one, or shared by the processes that torchrun starts"),
+    ] = "stacked"
     chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "cpu"
     dtype: Annotated[Literal["float32", "float64"], Field(description="precision of models and data")] = "float32"
     threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    timeout: Annotated[
+        float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
+    ] = 600.0
 
 
 class EvalSettings(BaseModel):

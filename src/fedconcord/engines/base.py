@@ -62,6 +62,18 @@ class Team(Protocol):
         """The sums of trees of one form and of counts >= 0 over the processes, to the same bits on all of them."""
         ...
 
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag whether it is set on any process: what all of them do next."""
+        ...
+
+    def tell(self, text: Callable[[], str]) -> str:
+        """What rank 0 makes of this, on all of them; its UserError too."""
+        ...
+
+    def whole(self, store: MemoryStore) -> MemoryStore:
+        """On rank 0 the rows of all clients; elsewhere the store as it is."""
+        ...
+
 
 class Alone(NamedTuple):
     """A team of this process alone."""
@@ -74,6 +86,15 @@ class Alone(NamedTuple):
 
     def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
         return tree, counts
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        return flags
+
+    def tell(self, text: Callable[[], str]) -> str:
+        return text()
+
+    def whole(self, store: MemoryStore) -> MemoryStore:
+        return store
 
 
 class Engine(Protocol):

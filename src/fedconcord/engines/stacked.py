@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -46,8 +47,12 @@ class Stacked:
     team: Team = Alone()
 
     def resolve(self, problem: Problem, plan: Plan) -> Stacked:
-        """This engine with its chunk and workers numbers, for rounds like this one."""
-        width, number = chunk.auto(problem, plan, self.chunk, self.workers)
+        """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team."""
+
+        def choice() -> str:
+            return json.dumps(chunk.auto(problem, plan, self.chunk, self.workers))
+
+        width, number = json.loads(self.team.tell(choice) if "auto" in (self.chunk, self.workers) else choice())
         return replace(self, chunk=width, workers=number)
 
     def round(

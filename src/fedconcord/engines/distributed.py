@@ -1,0 +1,151 @@
+"""A team of processes that torchrun started: clients by rank, sums by one all-reduce.
+
+Client i belongs to rank i mod R for good, so rows never move between rounds; a round waits for the rank whose share of
+the cohort takes longest. Vectors are summed where they lie (gloo on the CPU, nccl on the GPU); the rest goes by gloo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedconcord.core import Tree, tree_leaves, tree_unflatten
+from fedconcord.errors import LostError, UserError
+from fedconcord.state import MemoryStore
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+HOW = "torchrun --nproc-per-node 2 -m fedconcord run --engine distributed ..."
+BITS, DIGITS = 12, 5  # a count travels as floats: sums of 2^12 such digits are exact in float32
+PIECE = 2**26  # bytes of rows in one message
+
+
+def join(timeout: float, cuda: bool = False) -> Ranks:
+    """The team of all processes of this job, joined at the first call.
+
+    Args:
+        timeout: seconds that a process waits for the others.
+        cuda: whether vectors lie on a GPU.
+
+    Raises:
+        UserError: torchrun did not start this process.
+        LostError: the others do not come.
+    """
+    if not dist.is_initialized():
+        missing = [name for name in NEEDED if name not in os.environ]
+        if missing:
+            raise UserError(
+                f"engine distributed needs processes that torchrun starts, and {missing[0]} is not set; start it as in "
+                f"{HOW}, or use engine stacked"
+            )
+        with _together(timeout):
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
+    return Ranks(dist.get_rank(), dist.get_world_size(), timeout)
+
+
+def rank() -> int:
+    """Of this process: 0 where it is alone."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+class Ranks(NamedTuple):
+    """`engines.base.Team` over torch.distributed. What fails here ends the job: the processes no longer agree."""
+
+    rank: int
+    size: int
+    timeout: float  # seconds
+
+    def owns(self, ids: np.ndarray) -> np.ndarray:
+        mine: np.ndarray = ids % self.size == self.rank
+        return mine
+
+    def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
+        """One all-reduce of one vector: the leaves, then the digits of the counts."""
+        leaves = tree_leaves(tree)
+        dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves.values()), torch.float32)
+        parts = [leaf.reshape(-1).to(dtype) for leaf in leaves.values()]
+        digits = torch.tensor([n >> BITS * k & 2**BITS - 1 for n in counts for k in range(DIGITS)], dtype=dtype)
+        flat = torch.cat([*parts, digits.to(parts[0].device) if parts else digits])
+        with _together(self.timeout):
+            dist.all_reduce(flat)
+        *parts, digits = torch.split(flat, [*(len(part) for part in parts), len(digits)])
+        summed = {
+            name: part.view(leaf.shape).to(leaf.dtype) for (name, leaf), part in zip(leaves.items(), parts, strict=True)
+        }
+        of_counts = digits.view(len(counts), DIGITS).tolist()
+        return tree_unflatten(tree, summed), tuple(sum(int(d) << BITS * k for k, d in enumerate(n)) for n in of_counts)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        found = torch.tensor(flags, dtype=torch.uint8)
+        with _together(self.timeout):
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return tuple(map(bool, found.tolist()))
+
+    def tell(self, text: Callable[[], str]) -> str:
+        message: list[str] = ["", ""]
+        if self.rank == 0:
+            try:
+                message[0] = text()
+            except UserError as error:
+                message[1] = str(error)
+        with _together(self.timeout):
+            dist.broadcast_object_list(message, src=0, device=torch.device("cpu"))
+        if message[1]:
+            raise UserError(message[1])
+        return message[0]
+
+    def whole(self, store: MemoryStore) -> MemoryStore:
+        """Rank by rank and piece by piece, so that a message is bounded."""
+        if store.row_bytes == 0:
+            return store
+        step, ids = max(1, PIECE // store.row_bytes), store.ids()
+        own = (ids[begin : begin + step] for begin in range(0, len(ids), step))
+        if self.rank != 0:
+            self._send(torch.tensor([len(ids)]))
+            for piece in own:
+                self._send(torch.as_tensor(piece))
+                for leaf in tree_leaves(store.gather(piece)).values():
+                    self._send(leaf)
+            return store
+        out = MemoryStore(store.template)
+        for piece in own:
+            out.scatter(piece, store.gather(piece))
+        for source in range(1, self.size):
+            count = int(self._receive(torch.zeros(1, dtype=torch.int64), source))
+            for begin in range(0, count, step):
+                piece = self._receive(torch.zeros(min(step, count - begin), dtype=torch.int64), source).numpy()
+                rows = {name: self._receive(leaf, source) for name, leaf in tree_leaves(out.gather(piece)).items()}
+                out.scatter(piece, tree_unflatten(store.template, rows))
+        return out
+
+    def _send(self, values: Tensor) -> None:
+        """Any tensor as bytes, to rank 0."""
+        with _together(self.timeout):
+            dist.send(values.cpu().contiguous().view(-1).view(torch.uint8), 0)
+
+    def _receive(self, like: Tensor, source: int) -> Tensor:
+        """A tensor of this shape and type."""
+        held = torch.empty_like(like, device="cpu", memory_format=torch.contiguous_format)
+        with _together(self.timeout):
+            dist.recv(held.view(-1).view(torch.uint8), source)
+        return held.to(like.device)
+
+
+@contextmanager
+def _together(timeout: float) -> Iterator[None]:
+    """What torch raises where a process is gone, as one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostError(
+            f"another process of this job has ended, or was silent for {timeout:g} s (engine.timeout); continue from "
+            "the last checkpoint with --resume FOLDER and any number of processes"
+        ) from error
