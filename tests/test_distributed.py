@@ -1,0 +1,235 @@
+"""Several real processes share the rounds: the serial engine's results, a lost process, resuming with another number."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedconcord import api
+from fedconcord.engines import Serial, Stacked
+from fedconcord.engines.base import Alone
+from fedconcord.errors import UserError
+from fedconcord.training import start
+from ranks import drawn, facts, jobs
+from test_engines import run
+
+HERE = Path(__file__).parent
+TIMEOUT = 120  # seconds after which a test gives up on a process
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun sets; the processes stay on this machine."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
+    return os.environ | place | {"RANK": str(rank), "WORLD_SIZE": str(size), "PYTHONPATH": path}
+
+
+def launch(size: int, *arguments: object) -> list[subprocess.Popen[str]]:
+    """Python with these arguments, as processes of one job."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-W", "error::UserWarning", *map(str, arguments)]
+    return [
+        subprocess.Popen(
+            command, env=environment(rank, size, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+
+
+class Ended(NamedTuple):
+    code: int
+    said: str
+    complained: str
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[Ended]:
+    """How they end; none outlives the test."""
+    try:
+        found = [process.communicate(timeout=TIMEOUT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [Ended(process.returncode, *texts) for process, texts in zip(processes, found, strict=True)]
+
+
+# -- the engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, dict[str, torch.Tensor]]:
+    """What the serial engine ends with."""
+    return {name: facts(run(replace(job, engine=Serial()))) for name, job in jobs().items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_processes_together_equal_the_serial_engine(
+    size: int, reference: dict[str, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    for rank, ended in enumerate(ends(launch(size, HERE / "ranks.py", tmp_path))):
+        assert (ended.code, ended.complained) == (0, ""), f"rank {rank}"
+    found, sums, plans = zip(*(torch.load(tmp_path / f"{size}-{r}.pt") for r in range(size)), strict=True)
+    for name, job in jobs().items():
+        ours, wanted = found[0][name], reference[name]
+        assert ours.keys() == wanted.keys(), name
+        tolerance = {"float32": 1e-5, "lbfgs": 1e-9}.get(name, 1e-12)
+        for key, value in wanted.items():
+            exact = key in ("counts", "rows.ids")
+            largest = max(1.0, float(value.double().abs().max())) if value.numel() else 1.0
+            difference = float((ours[key].double() - value.double()).abs().max()) if value.numel() else 0.0
+            assert ours[key].shape == value.shape, (name, key)
+            assert difference <= (0 if exact else tolerance * largest), (name, key, difference)
+        plan = job.schedule.plan(3, job.algorithm, job.problem.offsets, job.problem.sizes)
+        for other in range(size):
+            assert plans[other][name] == drawn(plan), (name, other)
+            assert sums[other][name] == 4 * (2 if name == "mimesvrg" else 1) + (name == "losac"), (name, other)
+            for key, value in found[other][name].items():  # replicas do not drift apart
+                if key.startswith("server."):
+                    assert torch.equal(value, ours[key]), (name, other, key)
+    for key, value in found[0]["again"].items():  # the same processes give the same bits
+        assert torch.equal(value, found[0]["float32"][key]), key
+    assert {each["refused"] for each in sums} == {"rank 0 refuses"}
+
+
+class Crowd(NamedTuple):
+    """A team that is only counted."""
+
+    size: int
+    rank: int = 0
+
+
+def test_more_processes_than_clients_are_refused() -> None:
+    job = replace(jobs()["fedavg"], engine=Stacked(None, Crowd(9)))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="9 processes cannot share 8 clients; start at most 8"):
+        start(job)
+
+
+def test_alone_is_a_team_of_one() -> None:
+    assert Serial().team == Stacked().team == Alone(rank=0, size=1)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+JOB = (
+    *("--data", "synthetic(0.5,0.5)", "--model", "logreg", "--clients", "12", "--cohort", "4", "--epochs", "2"),
+    *("--rounds", "60", "--dtype", "float64", "--checkpoint-every", "0", "--set", "engine.chunk=2"),
+)
+COMMAND = ("-m", "fedconcord")
+LOST = "another process of this job has ended, or was silent for"
+
+
+def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match="RANK is not set; start it as in torchrun --nproc-per-node 2 -m fedconcord"):
+        api.run("fedavg", engine="distributed", out=tmp_path / "a")
+    with pytest.raises(UserError, match="one run after another, given jobs 2"):
+        api.compare(["fedavg", "fedprox"], engine="distributed", out=tmp_path / "a", jobs=2)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the stacked engine that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    (ended,) = ends(launch(1, *COMMAND, "run", "--method", "scaffold", *JOB, "--out", out))
+    assert (ended.code, ended.complained) == (0, "")
+    return out
+
+
+def at_round(processes: list[subprocess.Popen[str]], folder: Path, round: int) -> None:
+    """Wait until the checkpoint has come this far."""
+    end = time.monotonic() + TIMEOUT
+    while time.monotonic() < end and all(process.poll() is None for process in processes):
+        if (folder / "checkpoint.safetensors").exists():
+            if json.loads((folder / "run.json").read_text())["rounds_done"] >= round:
+                return
+        time.sleep(0.005)
+    raise AssertionError(f"no round {round}: {ends(processes)}")
+
+
+def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    engine = ("--engine", "distributed")
+
+    two = launch(2, *COMMAND, "run", "--method", "scaffold", *JOB, *engine, "--out", out)
+    at_round(two, out, 5)
+    two[1].send_signal(signal.SIGTERM)  # at one of them: all end after the same round
+    first, second = ends(two)
+    assert (first.code, second.code) == (130, 130)
+    assert first.complained.startswith(f"interrupted: {out} is usable as it is")
+    assert (second.said, second.complained) == ("", "")
+    stopped = json.loads((out / "run.json").read_text())
+    assert stopped["status"] == "interrupted"
+
+    three = launch(3, *COMMAND, "run", "--resume", out)
+    at_round(three, out, stopped["rounds_done"] + 5)
+    three[2].kill()
+    lost = ends(three)
+    assert [ended.code for ended in lost] == [1, 1, -signal.SIGKILL]
+    assert lost[0].complained.startswith(f"error: {LOST}")
+    assert lost[1].complained.startswith(f"rank 1: error: {LOST}")
+    assert [len(ended.complained.splitlines()) for ended in lost[:2]] == [1, 1]
+    killed = json.loads((out / "run.json").read_text())["rounds_done"]
+
+    two = launch(2, *COMMAND, "run", "--resume", out, "--set", "engine.timeout=3")
+    at_round(two, out, killed + 5)
+    os.kill(two[0].pid, signal.SIGSTOP)  # a machine that hangs
+    try:
+        (silent,) = ends(two[1:])
+    finally:
+        two[0].kill()
+        two[0].communicate(timeout=TIMEOUT)
+    assert silent.code == 1
+    assert silent.complained.startswith(f"rank 1: error: {LOST} 3 s (engine.timeout)")
+
+    (ended,) = ends(launch(1, *COMMAND, "run", "--resume", out, "--engine", "stacked"))
+    assert (ended.code, ended.complained) == (0, "")
+    assert_close(whole, out)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def assert_close(whole: Path, other: Path) -> None:
+    """The same tables and the same checkpoint to 1e-12."""
+    for name in ("checkpoint.safetensors", "model.safetensors"):
+        wanted, found = load_file(whole / name), load_file(other / name)
+        assert wanted.keys() == found.keys()
+        for key, value in wanted.items():
+            assert torch.allclose(found[key], value, rtol=1e-12, atol=1e-12), key
+    tables = [list(csv.DictReader((folder / "metrics.csv").read_text().splitlines())) for folder in (whole, other)]
+    for ours, theirs in zip(*tables, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert float(ours[name]) == pytest.approx(float(value), rel=1e-12, abs=1e-12), name
+
+
+def test_torchrun_compares(tmp_path: Path) -> None:
+    """The command as its users type it: the first process alone speaks and writes."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*torchrun, *COMMAND, "compare", "--methods", "fedavg,scaffold", *JOB, "--engine", "distributed")
+    process = subprocess.Popen(
+        [sys.executable, *command, "--rounds", "6", "--out", str(tmp_path / "c")],
+        env=os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    (ended,) = ends([process])
+    assert ended.code == 0, ended.complained
+    assert ended.said.splitlines()[-1] == f"report: {tmp_path / 'c' / 'report.html'}"
+    assert ended.said.count("complete, 6 rounds") == 2
+    for method in ("fedavg", "scaffold"):
+        saved = json.loads((tmp_path / "c" / method / "seed-0" / "run.json").read_text())
+        assert (saved["status"], saved["rounds_done"]) == ("complete", 6)
