@@ -73,7 +73,7 @@ def main(out: Path) -> None:
     found, sums, plans = {}, {}, {}
     for name, job in [*jobs().items(), ("again", jobs()["float32"])]:
         counted[0] = 0
-        job = replace(job, engine=Stacked(2, team))
+        job = replace(job, engine=Stacked(2, team=team))
         state = run(job)
         sums[name] = counted[0]
         ids = state.store.ids()

@@ -1,4 +1,4 @@
-"""Several real processes share the rounds: the serial engine's results, a lost process, resuming with another number."""
+"""Several real processes share the rounds: the serial engine's results, lost processes, resuming with others."""
 
 import csv
 import json
@@ -112,7 +112,7 @@ class Crowd(NamedTuple):
 
 
 def test_more_processes_than_clients_are_refused() -> None:
-    job = replace(jobs()["fedavg"], engine=Stacked(None, Crowd(9)))  # type: ignore[arg-type]
+    job = replace(jobs()["fedavg"], engine=Stacked(None, team=Crowd(9)))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="9 processes cannot share 8 clients; start at most 8"):
         start(job)
 
@@ -150,12 +150,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at_round(processes: list[subprocess.Popen[str]], folder: Path, round: int) -> None:
-    """Wait until the checkpoint has come this far."""
+    """Wait until the run has come this far; with a checkpoint every round."""
     end = time.monotonic() + TIMEOUT
     while time.monotonic() < end and all(process.poll() is None for process in processes):
-        if (folder / "checkpoint.safetensors").exists():
-            if json.loads((folder / "run.json").read_text())["rounds_done"] >= round:
-                return
+        saved = folder / "run.json"
+        if saved.exists() and json.loads(saved.read_text())["rounds_done"] >= round:
+            return
         time.sleep(0.005)
     raise AssertionError(f"no round {round}: {ends(processes)}")
 
