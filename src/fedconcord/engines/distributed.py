@@ -6,9 +6,10 @@ the cohort takes longest. Vectors are summed where they lie (gloo on the CPU, nc
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
 from typing import NamedTuple
@@ -48,7 +49,15 @@ def join(timeout: float, cuda: bool = False) -> Ranks:
             )
         with _together(timeout):
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
+        atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout)
+
+
+def _leave() -> None:
+    """Left to the interpreter's end, gloo's threads may abort the process."""
+    with suppress(RuntimeError):  # the others may be gone
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def rank() -> int:
