@@ -44,6 +44,8 @@ class Head:
     target: float | None = None
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None  # why it ended before its last round
+    clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
 
 
 @dataclass(frozen=True, eq=False)

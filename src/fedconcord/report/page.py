@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib
 
 from fedconcord.errors import UserError
-from fedconcord.report import figures, tables
+from fedconcord.report import clients, figures, tables
 from fedconcord.report.figures import Drawing, goal_value, lead_words, look, value
 from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, load_runs, show, varying
 from fedconcord.report.summary import Comparison, Summary, summarise
@@ -356,6 +356,7 @@ TITLES = {
     "round": ("Progress by round", "What a method gains each time the server hears from a cohort."),
     "bytes": ("Progress by bytes sent", "The same runs against what they send, up and down together."),
     "gradient_steps": ("Progress by gradient steps", "The same runs against the clients' work."),
+    "clients": ("How evenly the clients are served", ""),
     "models": ("Other models of the methods", ""),
     "partition": ("Who holds what", ""),
     "more": ("Other recorded metrics", ""),
@@ -392,6 +393,12 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
             title, lead = TITLES[axis]
             band = f" {figures.band_words(s)}" if i == 0 else ""
             parts.append(f'<h2>{title}</h2><p class="note">{lead}{band}</p>{_legend(s)}{section(axis)}')
+    judged = clients.section(s)
+    if judged is not None:
+        drawn["clients"] = list(judged.drawings)
+        every["tables/clients.csv"] = judged.csv
+        table = f'{_pairs(judged.rows, judged.header)}<p class="note">{esc(judged.caption)}</p>'
+        parts.append(f"<h2>{TITLES['clients'][0]}</h2>{_legend(s)}{section('clients')}{table}")
     if s.second:
         second = tables.table(s, s.second, models=True)
         parts.append(

@@ -257,13 +257,15 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
             said.append(f"{who}: nothing is evaluated yet ({r.head.status}); it is left out.")
         elif r.diverged:
             said.append(f"{who} diverged {at}.")
+        elif r.head.stopped is not None:
+            said.append(f"{who} {r.head.stopped}; its final values are those of its own last rounds.")
         elif r.head.status == "interrupted":
             said.append(
                 f"{who} was interrupted {at}; `fedconcord run --resume {shlex.quote(str(r.folder))}` continues it."
             )
         elif r.head.status == "running":
             said.append(f"{who} was still running {at} when this page was written.")
-    ends = sorted({int(r.round[-1]) for m in methods for r in m.finished})
+    ends = sorted({int(r.round[-1]) for m in methods for r in m.finished if r.head.stopped is None})
     if ends and not any(_complete(r) for r in runs):
         said.append(f"No run is complete: all that is said here is provisional and taken at round {horizon}.")
     elif len(ends) > 1:
@@ -309,7 +311,9 @@ def summarise(runs: Sequence[Run]) -> Summary:
 
     complete = [r for r in usable if _complete(r)]
     counted = complete or [r for r in usable if not r.diverged]  # in the middle of a job: all that is there
-    horizon = int(min((r.round[-1] for r in counted), default=max(r.round[-1] for r in usable)))
+    # a run that stopped by itself has its final values; the others are compared at the last round that all reached
+    cut = [r for r in counted if r.head.stopped is None]
+    horizon = int(min((r.round[-1] for r in cut), default=max(r.round[-1] for r in usable)))
     names = dict.fromkeys(r.name for r in usable)
     bare = {name: name.split("(")[0].strip() for name in names}
     unique = Counter(bare.values())

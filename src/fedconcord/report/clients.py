@@ -1,0 +1,244 @@
+"""How evenly the final models serve the clients: the figures and the table of the report's section."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedconcord.errors import UserError
+from fedconcord.report.figures import MUTED, PANEL, Drawing, look, value, wrap
+from fedconcord.report.load import Array, Run
+from fedconcord.report.stats import interval
+from fedconcord.report.summary import Metric, Summary, metric_of
+from fedconcord.report.tables import metric_cell
+
+FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
+HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")
+POINTS = 400  # of one line
+
+
+class Judged(NamedTuple):
+    """One method's final models on every client."""
+
+    name: str
+    style: int  # the number of the method: its colour and line style
+    spreads: tuple[dict[str, Any], ...]  # a run each: clients_judged of run.json
+    values: Array  # clients of all seeds together, sorted, worst first
+    after: Array | None  # the same with each client's own fine-tuned model
+
+
+class Section(NamedTuple):
+    """What the page shows."""
+
+    metric: Metric
+    judged: tuple[Judged, ...]
+    drawings: tuple[Drawing, ...]
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    csv: str  # the table as plain numbers, a line a run
+
+
+def section(s: Summary) -> Section | None:
+    """The section, or None where no finished run has looked at its clients."""
+    found = [(m, [r for r in m.finished if r.head.clients_judged is not None]) for m in s.methods]
+    metrics = {(r.head.clients_judged or {})["metric"] for _, runs in found for r in runs}
+    splits = {(r.head.clients_judged or {})["split"] for _, runs in found for r in runs}
+    if not metrics or len(metrics) > 1 or len(splits) > 1:  # nothing, or nothing that compares
+        return None
+    metric = metric_of(metrics.pop())
+    judged = tuple(_judged(m.name, m.index, runs, metric) for m, runs in found if runs)
+    tuned = [j for j in judged if j.after is not None]
+    header = ("method", *HEADER, *(("mean after fine-tuning", "worst decile after") if tuned else ()))
+    drawings = [_distribution(s, judged, metric)]
+    if tuned:
+        drawings.append(_fine_tuned(tuned, metric))
+    return Section(
+        metric,
+        judged,
+        tuple(drawings),
+        header,
+        tuple(_row(j, metric, bool(tuned)) for j in judged),
+        _caption(judged, metric, splits.pop(), bool(tuned)),
+        _csv(found),
+    )
+
+
+def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judged:
+    tables = [_columns(r.folder / "clients.csv") for r in runs]
+    before = np.concatenate([_column(t, metric.column) for t in tables])
+    own = f"{metric.column}_personalised"
+    after = np.concatenate([_column(t, own) for t in tables]) if all(own in t for t in tables) else None
+    return Judged(
+        name,
+        index,
+        tuple(r.head.clients_judged or {} for r in runs),
+        _worst_first(before, metric),
+        None if after is None else _worst_first(after, metric),
+    )
+
+
+def _columns(path: Path) -> dict[str, list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as broken:
+        raise UserError(f"{path}: cannot be read as CSV ({broken}); restore it or run again") from None
+    return {name: [row[name] or "" for row in rows] for name in rows[0]} if rows else {}
+
+
+def _column(table: dict[str, list[str]], name: str) -> Array:
+    return np.array([float(cell) for cell in table.get(name, []) if cell], dtype=np.float64)
+
+
+def _worst_first(values: Array, metric: Metric) -> Array:
+    return np.sort(values) if metric.higher else np.sort(values)[::-1]
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def _axis(ax: Axes, metric: Metric, which: str) -> None:
+    axis = ax.yaxis if which == "y" else ax.xaxis
+    label = f"a client's {metric.title}" + (" (%)" if metric.percent else "")
+    ax.set_ylabel(label) if which == "y" else ax.set_xlabel(label)
+    if metric.percent:
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    fig = Figure(figsize=(PANEL[0], height), layout="constrained")
+    FigureCanvasAgg(fig)
+    return fig, fig.add_subplot()
+
+
+def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawing:
+    def draw(legend: bool) -> Figure:
+        fig, ax = _figure(PANEL[1])
+        for j in judged:
+            colour, dash, _ = look(j.style)
+            n = j.values.size
+            keep = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int)) if n else np.empty(0, int)
+            (line,) = ax.plot(
+                100 * (keep + 1) / max(n, 1), j.values[keep], color=colour, linestyle=dash, linewidth=1.5,
+                drawstyle="steps-pre", label=wrap(j.name, 28),
+            )  # fmt: skip
+            line.set_gid(f"m{j.style}-clients")
+        ax.axvspan(0, 10, color=MUTED, alpha=0.12, linewidth=0)
+        ax.set_xlim(0, 100)
+        ax.set_xlabel("clients, worst first (%)")
+        _axis(ax, metric, "y")
+        if legend and len(judged) > 1:
+            ax.legend(fontsize=6.5)
+        return fig
+
+    low = ", ".join(f"{j.name} {value(metric, _mean(j, 'worst_decile'))}" for j in judged)
+    return Drawing(
+        "clients",
+        f"Every client's {metric.title} under the final model, clients sorted from the worst; worst decile: {low}.",
+        "Each line: the clients of all seeds, sorted. Shaded: the worst decile.",
+        False,
+        draw,
+    )
+
+
+def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
+    def draw(legend: bool) -> Figure:
+        del legend  # the rows are named
+        fig, ax = _figure(0.8 + 0.62 * len(judged))
+        for i, j in enumerate(judged):
+            colour, _, _ = look(j.style)
+            for down, figure, marker in ((0.0, "mean", "o"), (0.25, "worst_decile", "v")):
+                ends = [_mean(j, figure), _mean(j, figure, "personalised")]
+                ax.plot(ends, [i + down] * 2, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
+                for end, face in zip(ends, ("white", colour), strict=True):
+                    ax.plot([end], [i + down], marker, color=colour, markerfacecolor=face, markersize=6, zorder=3)
+            ax.annotate(
+                wrap(j.name, 60, 1), (0, i - 0.3), (2, 0), xycoords=("axes fraction", "data"), fontsize=7.5,
+                textcoords="offset points", va="center", ha="left",
+            )  # fmt: skip
+        ax.set_ylim(len(judged) - 0.45, -0.6)
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        _axis(ax, metric, "x")
+        return fig
+
+    said = "; ".join(
+        f"{j.name} mean {value(metric, _mean(j, 'mean'))} to {value(metric, _mean(j, 'mean', 'personalised'))}, worst "
+        f"decile {value(metric, _mean(j, 'worst_decile'))} to {value(metric, _mean(j, 'worst_decile', 'personalised'))}"
+        for j in judged
+    )
+    return Drawing(
+        "personalised",
+        f"{metric.title.capitalize()} over clients before and after fine-tuning at each client: {said}.",
+        "Hollow: the final model; filled: the same, fine-tuned by each client on its own training samples. Circle: "
+        "mean over clients; triangle: worst decile.",
+        False,
+        draw,
+    )
+
+
+def _mean(j: Judged, figure: str, part: str | None = None) -> float:
+    found = [(spread if part is None else spread.get(part, {})).get(figure, math.nan) for spread in j.spreads]
+    return float(np.mean(found))
+
+
+# -- table ---------------------------------------------------------------------------------------------------------
+
+
+def _row(j: Judged, metric: Metric, tuned: bool) -> tuple[str, ...]:
+    def cell(figure: str, part: str | None = None) -> str:
+        spreads = j.spreads if part is None else [spread[part] for spread in j.spreads if part in spread]
+        return metric_cell(metric, interval([spread[figure] for spread in spreads]))
+
+    own = [cell(figure, "personalised") for figure in ("mean", "worst_decile")] if tuned else []
+    return (j.name, *(cell(figure) for figure in FIGURES), *own)
+
+
+def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) -> str:
+    spreads = [spread for j in judged for spread in j.spreads]
+    counts = sorted({spread["judged"] for spread in spreads})
+    left_out = max(spread["without_samples"] for spread in spreads)
+    on = (
+        "the samples that it set apart, which no model was trained on"
+        if split == "validation"
+        else "its own training samples: nothing was set apart (setting validation), so these figures flatter"
+    )
+    parts = [
+        f"{metric.title.capitalize()}{' in %' if metric.percent else ''} of the final model at each client, on {on}; "
+        f"every client counts once ({' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} clients"
+        + (f", up to {left_out} without samples left out)." if left_out else ")."),
+        "Deciles: the mean over the tenth of the clients that fare worst and best; gap: best minus worst decile; std: "
+        "standard deviation over clients (the figures of q-FFL, Li et al., ICLR 2020); worst client: what agnostic "
+        "federated learning looks at (Mohri et al., ICML 2019).",
+    ]
+    if any(len(j.spreads) > 1 for j in judged):
+        parts.append("Mean over seeds with its 95 % t interval.")
+    if tuned:
+        parts.append("After fine-tuning: each client with its own model, on the same samples.")
+    return " ".join(parts)
+
+
+def _csv(found: Sequence[tuple[Any, Sequence[Run]]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    facts = ("round", "split", "metric", "judged", "without_samples", *FIGURES)
+    writer.writerow(["name", "seed", *facts, *(f"{figure}_personalised" for figure in FIGURES)])
+    for method, runs in found:
+        for r in runs:
+            about = r.head.clients_judged or {}
+            own = about.get("personalised", {})
+            cells = [*(about[fact] for fact in facts), *(own.get(figure, "") for figure in FIGURES)]
+            writer.writerow([method.name, r.head.seed, *cells])
+    return out.getvalue()

@@ -1,0 +1,86 @@
+"""The report's section on single clients, against numbers worked out by hand from planted files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedconcord import fairness
+from fedconcord.errors import UserError
+from fedconcord.problems.per_client import Scores
+from fedconcord.report import load_runs, write_report
+from fedconcord.report.clients import section
+from fedconcord.report.summary import summarise
+from test_report import flat, write_run
+
+
+def plant(folder: Path, label: str, seed: int, values: np.ndarray, after: np.ndarray | None = None) -> None:
+    """A run whose clients have these accuracies, written by the program's own hand."""
+    samples = np.where(np.isnan(values), 0, 9)
+    scores = Scores("validation", samples, {"loss": 1 - values, "accuracy": values})
+    own = None if after is None else Scores("validation", samples, {"loss": 1 - after, "accuracy": after})
+    about = fairness.description(20, scores, own)
+    write_run(folder, label, seed, flat(0.8), head={"clients_judged": about})
+    fairness.write(folder / "clients.csv", scores, own, None)
+
+
+def test_the_table_and_the_figures(tmp_path: Path) -> None:
+    values = np.array([*np.linspace(0.0, 0.95, 20), np.nan])
+    for seed in (0, 1):
+        plant(tmp_path / f"a-{seed}", "fedavg", seed, values - 0.01 * seed, np.minimum(values + 0.5, 1))
+        plant(tmp_path / f"b-{seed}", "scaffold", seed, np.sqrt(values), np.sqrt(values))
+    found = section(summarise(load_runs([tmp_path])))
+    assert found is not None
+    rows = {row[0]: dict(zip(found.header, row, strict=True)) for row in found.rows}
+    worst = (0.0 + 0.05) / 2 - 0.01 / 2  # the mean of the worst two of 20 clients, over two seeds
+    assert rows["fedavg"]["worst decile"].startswith(f"{100 * worst:.2f} ±")
+    assert rows["scaffold"]["worst decile"] == f"{100 * np.sqrt(0.05) / 2:.2f} ± 0.00"
+    assert rows["fedavg"]["worst decile after"].startswith("52.50 ±")
+    assert rows["scaffold"]["mean"] == f"{100 * np.sqrt(values[:20]).mean():.2f} ± 0.00"
+    assert "20 clients, up to 1 without samples left out" in found.caption
+    assert "which no model was trained on" in found.caption
+    page = write_report([tmp_path], tmp_path / "out").read_text()
+    assert "How evenly the clients are served" in page
+    assert (tmp_path / "out" / "figures" / "clients.svg").exists()
+    assert (tmp_path / "out" / "figures" / "personalised.png").exists()
+    with (tmp_path / "out" / "tables" / "clients.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["name"], line["seed"]) for line in lines] == [
+        (name, seed) for name in ("fedavg", "scaffold") for seed in "01"
+    ]
+    assert float(lines[0]["gap"]) == pytest.approx(0.925 - 0.025)
+
+
+def test_training_samples_are_called_so(tmp_path: Path) -> None:
+    plant(tmp_path / "a", "fedavg", 0, np.linspace(0, 1, 10))
+    about = json.loads((tmp_path / "a" / "run.json").read_text())
+    about["clients_judged"]["split"] = "train"
+    (tmp_path / "a" / "run.json").write_text(json.dumps(about))
+    found = section(summarise(load_runs([tmp_path])))
+    assert found is not None
+    assert "these figures flatter" in found.caption
+    assert [d.name for d in found.drawings] == ["clients"]
+
+
+def test_runs_that_cannot_be_compared_have_no_section(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", "fedavg", 0, flat(0.8))
+    assert section(summarise(load_runs([tmp_path]))) is None
+    plant(tmp_path / "a", "scaffold", 0, np.linspace(0, 1, 10))
+    (tmp_path / "a" / "clients.csv").unlink()
+    with pytest.raises(UserError, match=r"clients.csv: cannot be read"):
+        section(summarise(load_runs([tmp_path])))
+
+
+def test_a_run_that_stopped_early_does_not_shorten_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0, flat(0.6, 20))
+    why = "stopped early at round 8: validation_loss has not improved in 4 evaluations"
+    write_run(tmp_path / "b", "scaffold", 0, flat(0.7, 8), head={"stopped": why})
+    s = summarise(load_runs([tmp_path]))
+    assert s.horizon == 20
+    assert {row.name: row.final.mean for row in s.rows} == {"fedavg": 0.6, "scaffold": pytest.approx(0.7)}
+    assert [w for w in s.warnings if "stopped early at round 8" in w]
+    assert not [w for w in s.warnings if "differ in length" in w]
