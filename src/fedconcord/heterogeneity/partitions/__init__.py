@@ -17,6 +17,7 @@ from fedconcord.heterogeneity.partitions.base import counts
 from fedconcord.heterogeneity.partitions.by_label import groups, shards, sorted_fraction
 from fedconcord.heterogeneity.partitions.dirichlet import dirichlet, dirichlet_unbalanced, split_by_proportions
 from fedconcord.heterogeneity.partitions.dominant import dominant
+from fedconcord.heterogeneity.partitions.flower import flwr_datasets, from_partitioner
 from fedconcord.heterogeneity.partitions.sizes import iid, power_law, quantity
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
@@ -29,6 +30,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "dominant": dominant,
     "power_law": power_law,
     "quantity": quantity,
+    "flwr_datasets": flwr_datasets,
 }
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "dirichlet",
     "dirichlet_unbalanced",
     "dominant",
+    "flwr_datasets",
+    "from_partitioner",
     "groups",
     "iid",
     "power_law",
