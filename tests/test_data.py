@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedconcord.data import DATASETS, cifar10, data_folder, digits, mnist, synthetic
+from fedconcord.data import DATASETS, cifar10, cifar100, data_folder, digits, fmnist, mnist, synthetic
 from fedconcord.data.cifar10 import ROW_BYTES, ROWS, read_batch
 from fedconcord.data.mnist import read_idx
 from fedconcord.errors import UserError
@@ -250,6 +250,55 @@ def test_cifar10_missing(tmp_path: Path) -> None:
         cifar10(tmp_path, 0)
     names = [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
     sentence(error, str(tmp_path / "cifar-10-batches-bin"), *names, "--data-dir", "FEDCONCORD_DATA", "cs.toronto.edu")
+
+
+# -- Fashion-MNIST and CIFAR-100 -----------------------------------------------------------------------------------
+
+
+def test_fmnist_reads_its_own_folder_and_scales(small_mnist: Path) -> None:
+    with pytest.raises(UserError) as error:
+        fmnist(small_mnist, 0)
+    sentence(error, str(small_mnist / "fmnist"), "data fetch fmnist", "zalandoresearch")
+    (small_mnist / "mnist").rename(small_mnist / "fmnist")
+    data = fmnist(small_mnist, 0)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28))
+    np.testing.assert_allclose(data.train_x[:, 0], (pixels / 255 - 0.2860) / 0.3530, rtol=1e-5, atol=1e-6)
+    assert (data.name, data.train_y.tolist()) == ("fmnist", [0, 1, 2, 3, 4])
+
+
+def cifar100_folder(folder: Path, rows: list[bytes]) -> Path:
+    (folder / "cifar-100-binary").mkdir()
+    for name, n in (("train.bin", 50_000), ("test.bin", 10_000)):
+        cifar_file(folder / "cifar-100-binary" / name, rows, n * 3074)
+    return folder
+
+
+def test_cifar100_layout(tmp_path: Path) -> None:
+    """A row is a coarse label, a fine label and the planes of red, green and blue."""
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32)).astype(np.uint8)
+    cifar100_folder(tmp_path, [b"\x13\x63" + pixels.tobytes(), b"\x04\x07"])
+    for coarse, labels, classes in ((False, [99, 7, 0], 100), (True, [19, 4, 0], 20)):
+        data = cifar100(tmp_path, 0, coarse)
+        assert (data.train_x.shape, data.test_x.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
+        assert (data.train_y[:3].tolist(), data.classes, data.train_y.dtype) == (labels, classes, np.int64)
+        mean, std = (np.array(v)[:, None, None] for v in ([0.507, 0.487, 0.441], [0.267, 0.256, 0.276]))
+        np.testing.assert_allclose(data.test_x[0], (pixels / 255 - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [b"\x14\x00", b"\x00\x64"])
+def test_cifar100_damaged(tmp_path: Path, row: bytes) -> None:
+    with pytest.raises(UserError) as error:
+        cifar100(cifar100_folder(tmp_path, [row]), 0)
+    sentence(error, f"coarse label {row[0]} and the fine label {row[1]}", "19 and 99")
+    path = tmp_path / "cifar-100-binary" / "test.bin"
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"")
+    with pytest.raises(UserError) as error:
+        cifar100(tmp_path, 0)
+    sentence(error, "0 bytes", "153700000")
+    path.unlink()
+    with pytest.raises(UserError) as error:
+        cifar100(tmp_path, 0)
+    sentence(error, "missing: test.bin", "data fetch cifar100", "cs.toronto.edu")
 
 
 # -- Synthetic(alpha, beta) ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from fedconcord.cli import listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
+from fedconcord.cli import data, listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
 from fedconcord.cli.base import app, complain, fail
 from fedconcord.errors import LostError, UserError, closest
 

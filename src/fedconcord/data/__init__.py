@@ -9,17 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedconcord.data.cifar10 import cifar10
+from fedconcord.data.cifar100 import cifar100
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
+from fedconcord.data.esr import esr
+from fedconcord.data.fmnist import fmnist
 from fedconcord.data.folder import data_folder
+from fedconcord.data.har import har
 from fedconcord.data.mnist import mnist
 from fedconcord.data.synthetic import synthetic
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "mnist": mnist,
+    "fmnist": fmnist,
     "cifar10": cifar10,
+    "cifar100": cifar100,
+    "har": har,
+    "esr": esr,
     "synthetic": synthetic,
 }
 
-__all__ = ["DATASETS", "Dataset", "cifar10", "data_folder", "digits", "mnist", "synthetic"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "cifar10",
+    "cifar100",
+    "data_folder",
+    "digits",
+    "esr",
+    "fmnist",
+    "har",
+    "mnist",
+    "synthetic",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,7 @@ from fedconcord.data.folder import damaged, missing
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-10 binary version)"
 TRAIN = [f"data_batch_{k}.bin" for k in range(1, 6)]
 TEST = "test_batch.bin"
-MEAN = np.array([0.491, 0.482, 0.447], np.float32)[:, None, None]
-STD = np.array([0.247, 0.243, 0.262], np.float32)[:, None, None]
+MEAN, STD = [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]
 ROWS, SHAPE, CLASSES = 10_000, (3, 32, 32), 10
 ROW_BYTES = 1 + 3 * 32 * 32
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -36,9 +37,16 @@ def cifar10(folder: Path, seed: int, /) -> Dataset:
     train = [read_batch(folder / name) for name in TRAIN]
     test_x, test_y = read_batch(folder / TEST)
     train_x, train_y = np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])
-    scale = {"kind": "scale", "divide": 255.0, "mean": [0.491, 0.482, 0.447], "std": [0.247, 0.243, 0.262]}
+    scale = {"kind": "scale", "divide": 255.0, "mean": MEAN, "std": STD}
     return Dataset(
-        "cifar10", _scaled(train_x), train_y, _scaled(test_x), test_y, CLASSES, output_names=NAMES, preprocessing=scale
+        "cifar10",
+        scaled(train_x, MEAN, STD),
+        train_y,
+        scaled(test_x, MEAN, STD),
+        test_y,
+        CLASSES,
+        output_names=NAMES,
+        preprocessing=scale,
     )
 
 
@@ -48,22 +56,33 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         UserError: the file cannot be read, has another length or a label above 9.
     """
+    labels, pixels = read_rows(path, ROWS, 1)
+    if labels.max() >= CLASSES:
+        raise damaged(path, f"it holds the label {labels.max()}, CIFAR-10's are 0 to 9")
+    return pixels, labels[:, 0]
+
+
+def read_rows(path: Path, rows: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels [rows, label_bytes] int64 and pixels [rows, 3, 32, 32] uint8 of a file in CIFAR's binary form.
+
+    Raises:
+        UserError: the file cannot be read or has another length.
+    """
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise damaged(path, str(error)) from error
-    if data.size != ROWS * ROW_BYTES:
-        raise damaged(path, f"it has {data.size} bytes, the published file {ROWS * ROW_BYTES}")
-    rows = data.reshape(ROWS, ROW_BYTES)
-    labels = rows[:, 0].astype(np.int64)
-    if labels.max() >= CLASSES:
-        raise damaged(path, f"it holds the label {labels.max()}, CIFAR-10's are 0 to 9")
-    return rows[:, 1:].reshape(ROWS, *SHAPE), labels
+    row_bytes = label_bytes + math.prod(SHAPE)
+    if data.size != rows * row_bytes:
+        raise damaged(path, f"it has {data.size} bytes, the published file {rows * row_bytes}")
+    table = data.reshape(rows, row_bytes)
+    return table[:, :label_bytes].astype(np.int64), table[:, label_bytes:].reshape(rows, *SHAPE)
 
 
-def _scaled(pixels: np.ndarray) -> np.ndarray:
+def scaled(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Pixels [n, 3, 32, 32] uint8 divided by 255, then scaled a channel: float32."""
     x = pixels.astype(np.float32)
     x /= 255  # in place: the arrays are large
-    x -= MEAN
-    x /= STD
+    x -= np.array(mean, np.float32)[:, None, None]
+    x /= np.array(std, np.float32)[:, None, None]
     return x

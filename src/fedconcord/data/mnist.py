@@ -29,38 +29,49 @@ def mnist(folder: Path, seed: int, /) -> Dataset:
     Raises:
         UserError: a file is missing, truncated or not in the IDX format.
     """
-    folder = folder / "mnist"
+    return images("mnist", folder, PAGE, MEAN, STD)
+
+
+def images(
+    name: str, folder: Path, page: str, mean: float, std: float, output_names: list[str] | None = None
+) -> Dataset:
+    """The data set of MNIST's four files in folder/name: pixels divided by 255, then (x - mean) / std.
+
+    Raises:
+        UserError: a file is missing (to be had at `page`), truncated or not in the IDX format.
+    """
+    folder = folder / name
     names = [f"{split}-{part}-ubyte" for split in SPLITS.values() for part in ("images-idx3", "labels-idx1")]
-    paths = {name: _find(folder, name) for name in names}
-    absent = [f"{name}.gz" for name, path in paths.items() if path is None]
+    paths = {file: _find(folder, file) for file in names}
+    absent = [f"{file}.gz" for file, path in paths.items() if path is None]
     if absent:
-        raise missing("mnist", folder, [f"{name}.gz" for name in names], absent, PAGE)
-    found = {name: path for name, path in paths.items() if path is not None}
-    train_x, train_y = _pair(found, "train")
-    test_x, test_y = _pair(found, "test")
-    scale = {"kind": "scale", "divide": 255.0, "mean": [MEAN], "std": [STD]}
-    return Dataset("mnist", train_x, train_y, test_x, test_y, CLASSES, preprocessing=scale)
+        raise missing(name, folder, [f"{file}.gz" for file in names], absent, page)
+    found = {file: path for file, path in paths.items() if path is not None}
+    train_x, train_y = _pair(found, "train", mean, std)
+    test_x, test_y = _pair(found, "test", mean, std)
+    scale = {"kind": "scale", "divide": 255.0, "mean": [mean], "std": [std]}
+    return Dataset(name, train_x, train_y, test_x, test_y, CLASSES, output_names=output_names, preprocessing=scale)
 
 
 def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
 
 
-def _pair(paths: dict[str, Path], split: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(paths: dict[str, Path], split: str, mean: float, std: float) -> tuple[np.ndarray, np.ndarray]:
     """Scaled images [n, 1, 28, 28] and labels [n] of one split."""
     image_path = paths[f"{SPLITS[split]}-images-idx3-ubyte"]
     label_path = paths[f"{SPLITS[split]}-labels-idx1-ubyte"]
-    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
-    if images.shape[1:] != (28, 28):
-        raise damaged(image_path, f"its images are {images.shape[1]}x{images.shape[2]}, MNIST's are 28x28")
-    if len(images) != len(labels):
-        raise damaged(label_path, f"it has {len(labels)} labels for the {len(images)} images of {image_path.name}")
+    pixels, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+    if pixels.shape[1:] != (28, 28):
+        raise damaged(image_path, f"its images are {pixels.shape[1]}x{pixels.shape[2]}, the published are 28x28")
+    if len(pixels) != len(labels):
+        raise damaged(label_path, f"it has {len(labels)} labels for the {len(pixels)} images of {image_path.name}")
     if labels.max() >= CLASSES:
-        raise damaged(label_path, f"it holds the label {labels.max()}, MNIST's are 0 to 9")
-    x = images.astype(np.float32)[:, None]
+        raise damaged(label_path, f"it holds the label {labels.max()}, the published are 0 to 9")
+    x = pixels.astype(np.float32)[:, None]
     x /= 255  # in place: the arrays are large
-    x -= MEAN
-    x /= STD
+    x -= mean
+    x /= std
     return x, labels.astype(np.int64)
 
 

@@ -1,0 +1,62 @@
+"""data: publishers' files fetched; a partition drawn and measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from fedconcord.cli.base import app, console, say
+from fedconcord.cli.options import DataDir, option
+from fedconcord.errors import UserError
+
+data = typer.Typer(
+    name="data", help="Fetch publishers' data; see who holds what.", rich_markup_mode=None, invoke_without_command=True
+)
+app.add_typer(data)
+
+
+@data.callback()
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@data.command()
+def fetch(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; --list shows all.", metavar="[NAME...]")] = None,
+    data_dir: DataDir = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say what there is and whether it is in the folder.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Fetch also what is there.")] = False,
+    mirror: Annotated[str | None, option("URL of a copy of the publisher's files; checksums stay.", "URL")] = None,
+) -> None:
+    """Fetch a data set from its publisher, verify it and put it where runs look for it."""
+    from fedconcord.data.fetch import PUBLISHED
+    from fedconcord.data.fetch import fetch as fetch_one
+    from fedconcord.data.folder import data_folder
+
+    folder = data_folder(data_dir)
+    if list_:
+        for name, downloads in PUBLISHED.items():
+            there = all((folder / path).is_file() for download in downloads for path in download.files)
+            say(f"{name}: {'there' if there else 'not there'}, in {folder}")
+            for download in downloads:
+                say(f"  {download.urls[0]} ({download.checksum or 'no checksum'})")
+                if download.note:
+                    say(f"    {download.note}")
+        return
+    if not names:
+        raise UserError(f"data fetch needs a name: {', '.join(PUBLISHED)}; --list says more")
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, got: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=got, total=total)
+
+        for name in names:
+            paths = fetch_one(name, folder, again=again, mirror=mirror, progress=show, say=say)
+            say(f"{name}: in {paths[0].parent}; use it with --data {name}")
