@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedconcord import spec
+from fedconcord import imports, spec
 from fedconcord.errors import UserError, unknown
 from fedconcord.heterogeneity.partitions.base import check_clients
 
@@ -88,12 +88,13 @@ def from_partitioner(partitioner: Any, labels: np.ndarray) -> list[np.ndarray]:
 
 def _class(name: str) -> Any:
     """The class of a name: of the package, or module:Class."""
-    module, mark, attribute = name.rpartition(":")
-    found = _module(module if mark else PACKAGE)
-    if not inspect.isclass(getattr(found, attribute, None)):
+    if imports.is_path(name):
+        return imports.load(name, "partitioner")
+    found = _module(PACKAGE)
+    if not inspect.isclass(getattr(found, name, None)):
         names = [n for n, thing in vars(found).items() if inspect.isclass(thing) and n.endswith("Partitioner")]
-        raise unknown("partitioner", attribute, names)
-    return getattr(found, attribute)
+        raise unknown("partitioner", name, names)
+    return getattr(found, name)
 
 
 def _module(name: str) -> ModuleType:
