@@ -1,7 +1,7 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,11 +24,22 @@ from fedconcord.solvers import Solver
 from fedconcord.training import Job, State, advance, start
 from table import TABLE, make
 
+NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
+    "generic": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
+    ),
+    "convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)
+    ),
+    "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)),
+}
+KERNELS = ("convolution", "dense")
+
 
 def small(
-    dtype: torch.dtype = torch.float64, *, convolution: bool = True, regulariser: Regulariser | None = None
+    network: str = "generic", dtype: torch.dtype = torch.float64, *, regulariser: Regulariser | None = None
 ) -> Supervised:
-    """A small image problem, with a convolution or a kernel, and clients of very unequal sizes."""
+    """A small image problem and clients of very unequal sizes; `generic` networks have no kernel."""
     draw = np.random.default_rng(0)
     x = draw.standard_normal((120, 1, 6, 6)).astype(np.float32)
     y = draw.integers(0, 3, 120)
@@ -36,14 +47,7 @@ def small(
     cuts = np.cumsum([3, 4, 7, 12, 20, 9, 28])
     parts = np.split(np.arange(100), cuts)
 
-    def build() -> nn.Module:
-        if not convolution:
-            return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
-        )
-
-    return Supervised(build, data, parts, dtype=dtype, regulariser=regulariser)
+    return Supervised(NETWORKS[network], data, parts, dtype=dtype, regulariser=regulariser)
 
 
 SCHEDULE = Schedule(seed=5, cohort=5, lr=0.1, work=uniform(1, 3), batch_size=4)
@@ -78,11 +82,12 @@ def test_stacked_equals_serial(name: str) -> None:
         assert_same(run(replace(job, engine=Stacked(width))), reference)
 
 
+@pytest.mark.parametrize("network", KERNELS)
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
-def test_kernels_and_workers_equal_serial(name: str) -> None:
+def test_kernels_and_workers_equal_serial(name: str, network: str) -> None:
     """The short loop, where it applies, on any number of threads."""
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
-    job = Job(small(convolution=False), make(name), schedule, engine=Serial())
+    job = Job(small(network), make(name), schedule, engine=Serial())
     reference = run(job)
     for engine in (Stacked(None, 1), Stacked(1, 3), Stacked(2, 2)):
         assert_same(run(replace(job, engine=engine)), reference)
@@ -90,7 +95,7 @@ def test_kernels_and_workers_equal_serial(name: str) -> None:
 
 def test_bits_do_not_depend_on_who_was_first() -> None:
     """The same chunks on one, two and three threads, in float32; and the caller's number of threads is left alone."""
-    job = Job(small(torch.float32, convolution=False), make("scaffold"), replace(SCHEDULE, cohort=8))
+    job = Job(small("dense", torch.float32), make("scaffold"), replace(SCHEDULE, cohort=8))
     threads = torch.get_num_threads()
     once, *others = (run(replace(job, engine=Stacked(2, workers))) for workers in (1, 2, 3, 3))
     assert torch.get_num_threads() == threads
@@ -143,7 +148,7 @@ CASES = {
 def test_the_short_loop_is_the_loop(name: str) -> None:
     """Where a gradient is only added, adding it at once changes nothing; elsewhere it is made."""
     case = CASES[name]
-    p = small(convolution=False, regulariser=case.regulariser)
+    p = small("dense", regulariser=case.regulariser)
     plan = replace(SCHEDULE, batch_size=case.batch_size).plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
     plan = plan._replace(steps=np.array([3, 3, 2, 1, 0]), blocks=[np.array([0, 1, 1])] * 5)
     if plan.batches is not None:
@@ -179,8 +184,8 @@ def test_the_short_loop_is_the_loop(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
-    for convolution in (True, False):
-        job = Job(small(convolution=convolution), METHODS[name](), SCHEDULE, solver, Serial())
+    for network in NETWORKS:
+        job = Job(small(network), METHODS[name](), SCHEDULE, solver, Serial())
         assert_same(run(replace(job, engine=Stacked(3, 2))), run(job))
 
 
@@ -393,41 +398,72 @@ def test_an_impossible_cohort_is_one_sentence(cohort: int) -> None:
         start(Job(small(), METHODS["fedavg"](), replace(SCHEDULE, cohort=cohort)))
 
 
-def test_the_dense_kernel_is_the_gradient() -> None:
-    """Hand-written backward against autograd, with and without short batches; other networks do not use it."""
-    p = small()
-    assert p._kernel is None
-    data = Dataset("noise", p.x[:, 0].float().numpy(), p.y.numpy(), p.x[:2, 0].float().numpy(), p.y[:2].numpy(), 3)
-    for hidden in ((), (8,), (8, 5)):
-        widths = [36, *hidden, 3]
-        layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
-        net = Supervised(
-            lambda layers=layers: nn.Sequential(nn.Flatten(), *layers), data, [np.arange(100)], dtype=p.dtype
-        )
-        assert net._kernel is not None
-        x = torch.stack([net.init(seed) for seed in range(3)]) + torch.randn(3, net.dim, dtype=p.dtype)
-        samples = torch.arange(12).view(3, 4)
-        weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
-        for held in (None, weight):
-            got = net.gradients(x, samples, held)
-            for s in range(3):
-                kept = samples[s] if held is None else samples[s][held[s] > 0]
-                assert torch.allclose(got[s], net.gradient(x[s], kept), rtol=1e-12, atol=1e-14)
+CHAINS: dict[str, Callable[[], nn.Sequential]] = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 3)),
+    "two layers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "three layers": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(100, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)
+    ),
+    "one channel": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, (3, 2), stride=(1, 2), padding=(2, 1)), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)
+    ),
+    "dilated": lambda: nn.Sequential(nn.ReLU(), nn.Conv2d(1, 4, 3, dilation=2), nn.Flatten(), nn.Linear(144, 3)),
+    "pool first": lambda: nn.Sequential(
+        nn.MaxPool2d(3, stride=2, padding=1), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
+    ),
+    "pool before and after": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.MaxPool2d(2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_kernels_are_the_gradient(name: str) -> None:
+    """Hand-written backward against autograd, with short batches and with ties, on images most of which is blank."""
+    draw = np.random.default_rng(0)
+    x = (draw.standard_normal((40, 1, 10, 10)) * (draw.random((40, 1, 10, 10)) > 0.7)).astype(np.float32)
+    y = draw.integers(0, 3, 40)
+    p = Supervised(CHAINS[name], Dataset("blank", x, y, x, y, 3), [np.arange(40)], dtype=torch.float64)
+    assert p.accumulate is not None
+    at = torch.stack([p.init(seed) for seed in range(3)]) + 0.1 * vectors(3, p.dim)
+    samples = torch.arange(12).view(3, 4)
+    weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
+    for held in (None, weight):
+        got = p.gradients(at, samples, held)
+        onto = at.clone()
+        p.accumulate(onto, 0.5, -2.0, onto, samples, held)
+        for s in range(3):
+            kept = samples[s] if held is None else samples[s][held[s] > 0]
+            expected = p.gradient(at[s], kept)
+            assert torch.allclose(got[s], expected, rtol=1e-12, atol=1e-14)
+            assert torch.allclose(onto[s], 0.5 * at[s] - 2.0 * expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(p.x, torch.as_tensor(x, dtype=p.dtype))
+
+
+def test_other_networks_have_no_kernel() -> None:
+    class Mine(nn.ReLU):
+        pass
+
+    x, y = np.zeros((4, 1, 6, 6), np.float32), np.zeros(4, np.int64)
+    for layers in (
+        [nn.Flatten(), nn.Linear(36, 3), nn.Tanh()],
+        [nn.Flatten(), nn.Linear(36, 4), Mine(), nn.Linear(4, 3)],
+        [nn.Conv2d(1, 3, 6), nn.ReLU(), nn.Flatten()],
+        [nn.Conv2d(1, 3, 6, padding_mode="circular"), nn.Flatten(), nn.Linear(3, 3)],
+        [nn.Conv2d(1, 3, 1, padding="same"), nn.Flatten(), nn.Linear(108, 3)],
+        [nn.Conv2d(1, 3, 3), nn.MaxPool2d(3, ceil_mode=True), nn.Flatten(), nn.Linear(12, 3)],
+        [nn.Conv2d(1, 3, 3), nn.Linear(4, 1), nn.Flatten(), nn.Linear(12, 3)],
+        [nn.Conv2d(1, 3, 6, bias=False), nn.Flatten(), nn.Linear(3, 3)],
+    ):
+        build = lambda layers=layers: nn.Sequential(*layers)  # noqa: E731
+        assert Supervised(build, Dataset("d", x, y, x, y, 3), [np.arange(4)]).accumulate is None
 
 
 def test_what_is_given_is_not_measured() -> None:
     assert chunk.candidates(10, None, "auto", 4) == [(10, 1)]
-    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2), (5, 1)]
+    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2)]
     assert chunk.candidates(10, 20, 3, 4) == [(10, 3)]
-    assert chunk.candidates(10, "auto", "auto", 2) == [
-        (5, 2),
-        (3, 2),
-        (2, 2),
-        (1, 2),
-        (10, 1),
-        (5, 1),
-        (3, 1),
-        (2, 1),
-        (1, 1),
-    ]
+    assert chunk.candidates(10, "auto", "auto", 2) == [(5, 2), (3, 2), (2, 2), (1, 2)]
     assert chunk.candidates(3, "auto", "auto", 1) == [(3, 1), (2, 1), (1, 1)]

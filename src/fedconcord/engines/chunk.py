@@ -73,7 +73,10 @@ def has_kernel(problem: Problem) -> bool:
 def candidates(
     size: int, chunk: int | Literal["auto"] | None, workers: int | Literal["auto"], threads: int
 ) -> list[Choice]:
-    """For one worker a thread: a worker's share of the clients in one chunk, half of it, ...; the same for one worker.
+    """A worker's share of the clients in one chunk, half of it, a quarter, ..., with one worker a thread.
+
+    Clients side by side are the better use of threads: they wait for each other once a round, where torch's own threads
+    wait many times a step, and for as long as another program holds a core.
 
     Args:
         size: clients in the cohort.
@@ -83,12 +86,12 @@ def candidates(
     fixed = None if chunk == "auto" else min(chunk or size, size)
     chunks = size if fixed is None else -(-size // fixed)
     found = []
-    for number in sorted({1, min(threads, chunks)} if workers == "auto" else {workers}, reverse=True):
-        width = -(-size // number) if fixed is None else fixed
+    number = min(threads, chunks) if workers == "auto" else workers
+    width = -(-size // number) if fixed is None else fixed
+    found.append((width, number))
+    while fixed is None and width > 1:
+        width = -(-width // 2)
         found.append((width, number))
-        while fixed is None and width > 1:
-            width = -(-width // 2)
-            found.append((width, number))
     return found
 
 
@@ -111,7 +114,7 @@ def _time(problem: Problem, plan: Plan, width: int, chunk: int, workers: int) ->
             if accumulate is None:
                 problem.gradients(x, samples, None)
             else:
-                accumulate(x, 1.0, 0.0, x, samples, None)
+                accumulate(x, 1.0, -1e-12, x, samples, None)
 
     best = float("inf")
     for _ in range(4):  # the first also warms up

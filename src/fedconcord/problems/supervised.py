@@ -14,7 +14,7 @@ from fedconcord.core import Accumulate, Regulariser
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
-from fedconcord.problems import dense
+from fedconcord.problems import convolution, dense
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
 
@@ -85,6 +85,8 @@ class Supervised:
         self._check_outputs()
         delta = self.loss_of.delta
         self._kernel = None if delta is None else dense.kernel(self.model, self.layout, delta)
+        if self._kernel is None and delta is not None and self.device.type == "cpu":
+            self._kernel = convolution.kernel(self.model, self.layout, delta)
         self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
         self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))

@@ -1,0 +1,191 @@
+"""Gradients of plain convolutional networks on a CPU, written out layer by layer, one client after the other.
+
+What is gained on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the pooling it
+commutes with; and the large gradients of linear layers are added to the model without being made. The convolutions
+themselves are oneDNN's, but for an image of one channel, where it has no fast kernel: there they are a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedconcord.flat import Layout
+from fedconcord.problems.dense import Delta, Kernel, cross_entropy
+
+LAST = torch.channels_last
+
+
+class Layer(NamedTuple):
+    """A layer of one client's network on a batch; parameters and their slots are [weight, bias] or []."""
+
+    parameters: int  # 2 or 0
+    forward: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor | tuple[Tensor, ...]]]  # a, W -> z, kept
+    backward: Callable[..., Tensor]  # slope, kept, W, slots, beta, alpha, needed -> slope before it, if needed
+
+
+def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
+    """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten and a last Linear; None for other models."""
+    if not isinstance(model, nn.Sequential):
+        return None
+    modules = list(model)
+    for k, (first, second) in enumerate(pairwise(modules)):
+        if isinstance(first, nn.ReLU) and isinstance(second, nn.MaxPool2d):
+            modules[k : k + 2] = second, first  # they commute, gradients included, and pooling leaves less to do
+    layers = [_layer(module, first=k == 0) for k, module in enumerate(modules)]
+    chain = [layer for layer in layers if layer is not None]
+    kinds = [type(module) for module in modules]
+    flat = kinds.index(nn.Flatten) if nn.Flatten in kinds else len(kinds)
+    if len(chain) < len(modules) or nn.Linear in kinds[:flat] or kinds[-1] is not nn.Linear:
+        return None
+    begins = [sum(layer.parameters for layer in chain[:k]) for k in range(len(chain))]
+    lowest = next(k for k, layer in enumerate(chain) if layer.parameters)  # no slope is needed below
+
+    def one(
+        into: list[Tensor], beta: float, alpha: float, at: list[Tensor], a: Tensor, targets: Tensor, weight: Tensor
+    ) -> None:
+        kept = []
+        for layer, begin in zip(chain, begins, strict=True):
+            a, keep = layer.forward(a, at[begin : begin + layer.parameters])
+            kept.append(keep)
+        slope = delta(a[None], targets[None])[0].mul_(weight)
+        for k in reversed(range(lowest, len(chain))):
+            held = slice(begins[k], begins[k] + chain[k].parameters)
+            slope = chain[k].backward(slope, kept[k], at[held], into[held], beta, alpha, k > lowest)
+
+    def accumulate(
+        into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
+    ) -> None:
+        mean = inputs.new_full((inputs.shape[1], 1), 1.0 / inputs.shape[1])
+        for s in range(len(x)):
+            slots, at = (list(layout.views(rows[s]).values()) for rows in (into, x))
+            one(slots, beta, alpha, at, inputs[s], targets[s], mean if weight is None else weight[s][:, None])
+
+    return accumulate
+
+
+def _layer(module: nn.Module, first: bool) -> Layer | None:
+    """The layer of a module, or None where it is of another kind."""
+    if type(module).__module__.partition(".")[0] != "torch":
+        return None  # a subclass may do anything
+    match module:
+        case nn.Flatten(start_dim=1, end_dim=-1):
+            return Layer(0, lambda a, p: (a.flatten(1), a), _unflatten)
+        case nn.ReLU():
+            return Layer(0, _relu, lambda slope, a, *rest: slope.mul_(a > 0))
+        case nn.Linear(bias=Tensor()):
+            return Layer(2, lambda a, p: (torch.addmm(p[1], a, p[0].T), a), _linear_backward)
+        case nn.MaxPool2d(ceil_mode=False, return_indices=False):
+            return _pool(module)
+        case nn.Conv2d(bias=Tensor(), padding_mode="zeros", padding=(int(), int())):
+            single = first and module.in_channels == 1 and module.dilation == (1, 1)
+            return _single_channel(module) if single else _convolution(module)
+    return None
+
+
+def _add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
+    """slot <- beta slot + alpha g; with beta 0 the slot may hold anything."""
+    if beta == 0.0:
+        torch.mul(g, alpha, out=slot)
+    else:
+        slot.mul_(beta).add_(g, alpha=alpha)
+
+
+def _unflatten(slope: Tensor, a: Tensor, *rest: object) -> Tensor:
+    slope = slope.view(a.shape)
+    return slope.contiguous(memory_format=LAST) if a.ndim == 4 else slope
+
+
+def _relu(a: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    a = a.relu()
+    return a, a
+
+
+def _linear_backward(
+    slope: Tensor, a: Tensor, p: Sequence[Tensor], slots: Sequence[Tensor], beta: float, alpha: float, needed: bool
+) -> Tensor:
+    before = slope @ p[0] if needed else slope  # first: the next line may change p
+    slots[0].addmm_(slope.T, a, beta=beta, alpha=alpha)
+    _add(slots[1], slope.sum(0), beta, alpha)
+    return before
+
+
+def _pool(module: nn.MaxPool2d) -> Layer:
+    extents = module.kernel_size, module.stride, module.padding, module.dilation
+    size, stride, padding, dilation = map(_pair, extents)
+
+    def forward(a: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        a = a.contiguous(memory_format=LAST)
+        z, index = F.max_pool2d_with_indices(a, size, stride, padding, dilation)
+        return z, (a, index)
+
+    def backward(slope: Tensor, kept: tuple[Tensor, Tensor], *rest: object) -> Tensor:
+        a, index = kept
+        slope = slope.contiguous(memory_format=LAST)
+        before: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            slope, a, size, stride, padding, dilation, False, index
+        )
+        return before
+
+    return Layer(0, forward, backward)
+
+
+def _pair(value: str | int | tuple[int, ...]) -> tuple[int, int]:
+    """An extent as two numbers; torch keeps some as one."""
+    assert not isinstance(value, str)
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _convolution(module: nn.Conv2d) -> Layer:
+    geometry = module.stride, _pair(module.padding), module.dilation
+
+    def forward(a: Tensor, p: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        a = a.contiguous(memory_format=LAST)
+        return F.conv2d(a, p[0], p[1], *geometry, module.groups), a
+
+    def backward(
+        slope: Tensor, a: Tensor, p: Sequence[Tensor], slots: Sequence[Tensor], beta: float, alpha: float, needed: bool
+    ) -> Tensor:
+        before, *g = torch.ops.aten.convolution_backward(
+            slope, a, p[0], [module.out_channels], *geometry, False, [0, 0], module.groups, [needed, True, True]
+        )
+        for slot, part in zip(slots, g, strict=True):
+            _add(slot, part, beta, alpha)
+        return before if needed else slope
+
+    return Layer(2, forward, backward)
+
+
+def _single_channel(module: nn.Conv2d) -> Layer:
+    """A first convolution of one channel, as the product of every window [B H' W', taps] with the taps [taps, C]."""
+    (height, width), (down, right), (top, left) = (
+        _pair(v) for v in (module.kernel_size, module.stride, module.padding)
+    )
+    channels = module.out_channels
+
+    def forward(a: Tensor, p: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        windows = F.pad(a[:, 0], (left, left, top, top)).unfold(1, height, down).unfold(2, width, right)
+        columns = windows.reshape(-1, height * width)
+        z = torch.addmm(p[1], columns, p[0].view(channels, -1).T)
+        return z.view(*windows.shape[:3], channels).permute(0, 3, 1, 2), columns
+
+    def backward(
+        slope: Tensor,
+        columns: Tensor,
+        p: Sequence[Tensor],
+        slots: Sequence[Tensor],
+        beta: float,
+        alpha: float,
+        *_: bool,
+    ) -> Tensor:
+        slope = slope.permute(0, 2, 3, 1).reshape(-1, channels)
+        slots[0].view(channels, -1).addmm_(slope.T, columns, beta=beta, alpha=alpha)
+        _add(slots[1], slope.sum(0), beta, alpha)
+        return slope
+
+    return Layer(2, forward, backward)
