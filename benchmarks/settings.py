@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,3 +73,17 @@ def load(path: Path) -> Federation:
     """The inverse of `save`."""
     with np.load(path, allow_pickle=False) as found:
         return Federation(**{name: found[name] for name in Federation._fields})
+
+
+def arguments(parser: argparse.ArgumentParser | None = None) -> tuple[argparse.Namespace, Setting]:
+    """The command line of a contestant: job, federation, rounds, threads; and the job's setting."""
+    parser = parser or argparse.ArgumentParser()
+    parser.add_argument("job", choices=list("ABC"))
+    parser.add_argument("--federation", help="file that peers.py wrote")
+    parser.add_argument("--rounds", type=int, default=20, help="measured rounds")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before them that are not measured")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
+    args = parser.parse_args()
+    return args, (QUICK if args.quick else SETTINGS)[args.job]

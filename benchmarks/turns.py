@@ -70,6 +70,11 @@ def peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def children_rss() -> int:
+    """Largest resident memory of any child that has ended [bytes]; 0 without children."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 class Contestant(NamedTuple):
     """A program that takes turns."""
 
