@@ -23,7 +23,7 @@ from settings import Federation, Setting, arguments, load
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
-from turns import Turns, children_rss
+from turns import Turns
 
 Work = Sequence[tuple[int, Sequence[Tensor | None]]]
 """Clients of a round, each with the order of its samples in every pass over them (None: as they lie)."""
@@ -139,7 +139,6 @@ def run(setting: Setting, federation: Federation, args: argparse.Namespace) -> N
     turns.finish(
         args.warmup,
         accuracy=accuracy(loop.model, federation),
-        helpers_rss_bytes=children_rss(),
         job=args.job,
         setting={**setting._asdict(), "client_steps": setting.client_steps},
         threads=args.threads,

@@ -66,13 +66,15 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def peak_rss() -> int:
-    """Largest resident memory of this process so far [bytes]."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Largest resident memory of this process so far [bytes].
 
-
-def children_rss() -> int:
-    """Largest resident memory of any child that has ended [bytes]; 0 without children."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    Linux's getrusage begins with what the parent had when it forked; the process's own peak is in /proc.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Contestant(NamedTuple):

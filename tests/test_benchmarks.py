@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+
+from fedconcord import METHODS, MODELS, Dataset, Plan, Supervised, advance, start
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIELDS = {"seconds_per_round", "accuracy", "peak_rss_bytes", "versions", "threads", "setting", "options", "engine"}
@@ -46,3 +50,78 @@ def test_ratios_to_fedavg(data_dir: Path) -> None:
     assert methods["losac"]["baseline"] == "fedavg, blocks"
     assert methods["losac"]["gradient_ratio"] == 1
     assert methods["fedavg, job A"]["ratio"] == 1
+
+
+def test_the_plain_loop_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same start, cohorts and order of samples: the loop that the tables compare with does the work that ours does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import jobs
+    import plain
+    import settings
+
+    rng = np.random.default_rng(0)
+    args = jobs.parser().parse_args(["A", "--dtype", "float64"])
+    for setting in (
+        settings.Setting("noise", "2nn", 6, 3, 25, 10, 2, None, 0.1),  # the last batch of an epoch is short
+        settings.Setting("noise", "cnn1", 4, 2, 6, 3, 1, None, 0.1),
+        settings.Setting("noise", "logreg", 8, 4, 5, None, None, 3, 0.1),
+    ):
+        n = setting.clients * setting.samples
+        x, y = rng.standard_normal((n, 1, 28, 28)).astype(np.float32), rng.integers(10, size=n)
+        parts = np.split(np.arange(n), setting.clients)
+        problem = Supervised(
+            lambda name=setting.model: MODELS[name]((1, 28, 28), 10), Dataset("", x, y, x, y, 10), parts
+        )
+        job = jobs.job_of(setting, problem, METHODS["fedavg"](), args)
+        state = start(job)
+        federation = settings.Federation(x, y, problem.offsets, x, y)
+        loop = plain.loop_of(setting, federation)
+        model = problem.init(0).clone()
+        for round in range(2):
+            plan = job.schedule.plan(round, job.algorithm, problem.offsets, problem.sizes)
+            state = advance(job, state)
+            total = torch.zeros_like(model)
+            plain.train(loop, plain.views(model, loop.model), plain.views(total, loop.model), work_of(setting, plan))
+            model = total
+        assert torch.allclose(state.server.x, model, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(problem.init(0), model, atol=1e-3)
+
+
+def work_of(setting: Any, plan: Plan) -> list[tuple[int, list[torch.Tensor | None]]]:
+    """A plan's clients with the order of their samples in every pass."""
+    if plan.batches is None:
+        return [(int(i), [None] * int(steps)) for i, steps in zip(plan.ids, plan.steps, strict=True)]
+    orders = [np.split(drawn[drawn >= 0], setting.epochs) for drawn in plan.batches]
+    return [(int(i), [torch.from_numpy(one) for one in own]) for i, own in zip(plan.ids, orders, strict=True)]
+
+
+def test_contestants_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round k of each comes before round k + 1 of any, and one that fails says why and stops nobody else."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from turns import Contestant, interleave
+
+    order = tmp_path / "order"
+    program = (
+        "import sys; from turns import Turns; t = Turns(3); t.begin()\n"
+        "for k in range(3):\n"
+        "    open(sys.argv[1], 'a').write(sys.argv[2])\n"
+        "    if sys.argv[2] == 'c' and k == 1: sys.exit('no more')\n"
+        "    t.lap()\n"
+        "t.finish(1, accuracy=1.0)\n"
+    )
+    found = interleave(
+        [
+            Contestant(
+                name,
+                [sys.executable, "-c", program, str(order), name],
+                {"PYTHONPATH": str(BENCHMARKS)},
+                tmp_path / f"{name}.log",
+            )
+            for name in "abc"
+        ],
+        3,
+        60,
+    )
+    assert order.read_text() == "abcabcab"
+    assert found["c"] == {"error": "ended after 1 rounds: no more"}
+    assert len(found["a"]["seconds_per_round"]["all"]) == 2

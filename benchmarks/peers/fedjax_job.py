@@ -1,5 +1,6 @@
 """FedJAX 0.0.17: its FedAvg algorithm on its in-memory federated data, compiled by JAX."""
 
+# ruff: noqa: E402  what is set below must be set before these imports
 from __future__ import annotations
 
 import os

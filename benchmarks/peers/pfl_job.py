@@ -1,4 +1,4 @@
-"""pfl-research 0.6: FederatedAveraging in a SimulatedBackend, user data as tensors; --processes 2 shards each cohort."""
+"""pfl-research 0.6: FederatedAveraging in a SimulatedBackend, data as tensors; --processes 2 shards each cohort."""
 
 from __future__ import annotations
 
