@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fedconcord.core import Oracle, Plan, tree_leaves
 from fedconcord.engines import Stacked, distributed
+from fedconcord.engines.base import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.solvers import Solver
@@ -43,10 +44,10 @@ def jobs() -> dict[str, Job]:
     }
 
 
-def facts(state: State) -> dict[str, torch.Tensor]:
+def facts(state: State, team: Team = ALONE) -> dict[str, torch.Tensor]:
     """Everything that a state holds, by name."""
     found = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
-    found |= {f"rows.{name}": leaf for name, leaf in state.store.export().items()}
+    found |= {f"rows.{name}": leaf for name, leaf in team.collect(state.store.export()).items()}
     return found | {"counts": torch.tensor([state.bytes_up, state.bytes_down, state.gradient_steps])}
 
 
@@ -78,8 +79,8 @@ def main(out: Path) -> None:
         sums[name] = counted[0]
         ids = state.store.ids()
         assert team.owns(ids).all(), "a row of another rank's client"
-        distributed.PIECE = 1  # one client a message
-        found[name] = facts(state._replace(store=team.whole(state.store)))
+        distributed.PIECE = 24  # many messages
+        found[name] = facts(state, team)
         plan = job.schedule.plan(3, job.algorithm, job.problem.offsets, job.problem.sizes)
         plans[name] = drawn(plan)
     try:

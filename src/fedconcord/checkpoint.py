@@ -14,16 +14,20 @@ from safetensors.torch import save
 
 from fedconcord import files
 from fedconcord.core import tree_leaves, tree_unflatten
+from fedconcord.engines.base import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.training import Job, State, start
 
 FORMAT = 1
 
 
-def write(path: Path, state: State) -> None:
-    """Write the state atomically."""
+def write(path: Path, state: State, team: Team = ALONE) -> None:
+    """Write the state atomically; of several processes all call this, and rank 0 writes the rows of all."""
+    rows = team.collect(state.store.export())
+    if team.rank != 0:
+        return
     tensors = {f"server.{name}": leaf.detach().cpu() for name, leaf in tree_leaves(state.server).items()}
-    tensors |= {f"rows.{name}": leaf for name, leaf in state.store.export().items()}
+    tensors |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
         "format": FORMAT,
         "round": state.round,
@@ -62,9 +66,12 @@ def read(path: Path, job: Job) -> State:
                 "resume with the configuration that wrote it"
             )
         server[name] = found.to(leaf.device)
-    mine = torch.as_tensor(job.engine.team.owns(tensors["rows.ids"].numpy()))
-    rows = {k.removeprefix("rows."): _to(v[mine], job) for k, v in tensors.items() if k.startswith("rows.")}
-    fresh.store.restore(rows)
+    rows = {k.removeprefix("rows."): v for k, v in tensors.items() if k.startswith("rows.")}
+    team = job.engine.team
+    if team.size > 1:  # whoever wrote them, they go to their owners
+        mine = torch.as_tensor(team.owns(rows["ids"].numpy()))
+        rows = {name: leaf[mine] for name, leaf in rows.items()}
+    fresh.store.restore({name: _to(leaf, job) for name, leaf in rows.items()})
     return State(
         round=counters["round"],
         server=tree_unflatten(fresh.server, server),

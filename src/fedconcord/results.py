@@ -118,10 +118,9 @@ def execute(
     def save() -> None:
         write(status)
         if latest is not None:
-            whole = latest._replace(store=team.whole(latest.store))
             if lead:
                 answer.write(latest)
-                checkpoint.write(saved, whole)
+            checkpoint.write(saved, latest, team)
 
     write(status)
     rounds_left = train(job, rounds if answer.stopped is None else 0, state=state, eval_every=eval_every, on_state=keep)

@@ -20,7 +20,7 @@ from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.holdout import hold_out
 from fedconcord.deploy import card
 from fedconcord.engines import Engine, Serial, Stacked, distributed
-from fedconcord.engines.base import Alone, Team
+from fedconcord.engines.base import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.fairness import supervised
 from fedconcord.heterogeneity import weights
@@ -157,7 +157,7 @@ def device_of(config: Config) -> torch.device:
 def team_of(config: Config) -> Team:
     """The processes that share the run."""
     if config.engine.name != "distributed":
-        return Alone()
+        return ALONE
     return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
 
 

@@ -70,8 +70,8 @@ class Team(Protocol):
         """What rank 0 makes of this, on all of them; its UserError too."""
         ...
 
-    def whole(self, store: MemoryStore) -> MemoryStore:
-        """On rank 0 the rows of all clients; elsewhere the store as it is."""
+    def collect(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """On rank 0 what `Store.export` gives of all clients, from what it gives here; elsewhere nothing of use."""
         ...
 
 
@@ -93,8 +93,11 @@ class Alone(NamedTuple):
     def tell(self, text: Callable[[], str]) -> str:
         return text()
 
-    def whole(self, store: MemoryStore) -> MemoryStore:
-        return store
+    def collect(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return rows
+
+
+ALONE = Alone()
 
 
 class Engine(Protocol):

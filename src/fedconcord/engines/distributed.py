@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from torch import Tensor
 
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.errors import LostError, UserError
-from fedconcord.state import MemoryStore
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 HOW = "torchrun --nproc-per-node 2 -m fedconcord run --engine distributed ..."
 BITS, DIGITS = 12, 5  # a count travels as floats: sums of 2^12 such digits are exact in float32
-PIECE = 2**26  # bytes of rows in one message
+PIECE = 2**26  # bytes in one message of rows
 
 
 def join(timeout: float, cuda: bool = False) -> Ranks:
@@ -111,41 +110,37 @@ class Ranks(NamedTuple):
             raise UserError(message[1])
         return message[0]
 
-    def whole(self, store: MemoryStore) -> MemoryStore:
-        """Rank by rank and piece by piece, so that a message is bounded."""
-        if store.row_bytes == 0:
-            return store
-        step, ids = max(1, PIECE // store.row_bytes), store.ids()
-        own = (ids[begin : begin + step] for begin in range(0, len(ids), step))
+    def collect(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rank by rank, straight to where the rows belong, in messages of bounded size."""
+        forms: list[Any] = [None] * self.size
+        with _together(self.timeout):
+            dist.all_gather_object(forms, {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in rows.items()})
         if self.rank != 0:
-            self._send(torch.tensor([len(ids)]))
-            for piece in own:
-                self._send(torch.as_tensor(piece))
-                for leaf in tree_leaves(store.gather(piece)).values():
-                    self._send(leaf)
-            return store
-        out = MemoryStore(store.template)
-        for piece in own:
-            out.scatter(piece, store.gather(piece))
-        for source in range(1, self.size):
-            count = int(self._receive(torch.zeros(1, dtype=torch.int64), source))
-            for begin in range(0, count, step):
-                piece = self._receive(torch.zeros(min(step, count - begin), dtype=torch.int64), source).numpy()
-                rows = {name: self._receive(leaf, source) for name, leaf in tree_leaves(out.gather(piece)).items()}
-                out.scatter(piece, tree_unflatten(store.template, rows))
-        return out
+            for leaf in rows.values():
+                for piece in _pieces(leaf.contiguous()):
+                    with _together(self.timeout):
+                        dist.send(piece, 0)
+            return rows
+        counts = [form["ids"][1][0] for form in forms]
+        fields = max(forms, key=len)  # a rank without rows does not know them
+        found = {name: torch.empty(sum(counts), *shape[1:], dtype=dtype) for name, (dtype, shape) in fields.items()}
+        for source, form in enumerate(forms):
+            begin = sum(counts[:source])
+            for name in form:
+                here = found[name][begin : begin + counts[source]]
+                if source == 0:
+                    here.copy_(rows[name])
+                    continue
+                for piece in _pieces(here):
+                    with _together(self.timeout):
+                        dist.recv(piece, source)
+        order = found["ids"].argsort()
+        return {name: leaf[order] for name, leaf in found.items()}
 
-    def _send(self, values: Tensor) -> None:
-        """Any tensor as bytes, to rank 0."""
-        with _together(self.timeout):
-            dist.send(values.cpu().contiguous().view(-1).view(torch.uint8), 0)
 
-    def _receive(self, like: Tensor, source: int) -> Tensor:
-        """A tensor of this shape and type."""
-        held = torch.empty_like(like, device="cpu", memory_format=torch.contiguous_format)
-        with _together(self.timeout):
-            dist.recv(held.view(-1).view(torch.uint8), source)
-        return held.to(like.device)
+def _pieces(leaf: Tensor) -> tuple[Tensor, ...]:
+    """The bytes of a contiguous tensor, as views."""
+    return leaf.view(-1).view(torch.uint8).split(PIECE) if leaf.numel() else ()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedconcord.core import (
 )
 from fedconcord.engines import lbfgs
 from fedconcord.engines.base import (
-    Alone,
+    ALONE,
     Outcome,
     Team,
     clients_of,
@@ -42,7 +42,7 @@ from fedconcord.state import MemoryStore
 class Serial:
     """Runs the clients of a cohort one after the other; the definition of what the other engines must compute."""
 
-    team: Team = Alone()
+    team: Team = ALONE
 
     def resolve(self, problem: Problem, plan: Plan) -> Serial:
         """Itself: there is nothing to choose."""

@@ -13,7 +13,7 @@ import torch
 from fedconcord.core import Algorithm, Cohort, Plan, Problem, Tree, tree_bytes, tree_map
 from fedconcord.engines import chunk, workers
 from fedconcord.engines.base import (
-    Alone,
+    ALONE,
     Outcome,
     Team,
     clients_of,
@@ -44,7 +44,7 @@ class Stacked:
 
     chunk: int | Literal["auto"] | None = "auto"
     workers: int | Literal["auto"] = "auto"
-    team: Team = Alone()
+    team: Team = ALONE
 
     def resolve(self, problem: Problem, plan: Plan) -> Stacked:
         """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team."""
