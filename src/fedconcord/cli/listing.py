@@ -22,7 +22,7 @@ from fedconcord.errors import UserError, unknown
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work", "oracles", "server", "upload"),
-    *("tasks", "labels", "regularisers", "recipes", "settings"),
+    *("tasks", "labels", "regularisers", "personalise", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -88,6 +88,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.heterogeneity.work import WORK
     from fedconcord.models import MODELS
     from fedconcord.oracles import ORACLES
+    from fedconcord.personalise import PERSONALISE
     from fedconcord.problems import PROBLEMS
     from fedconcord.recipes import RECIPES
     from fedconcord.regularisers import REGULARISERS
@@ -108,6 +109,7 @@ def _make_listing() -> dict[str, Any]:
         "regularisers": REGULARISERS,
         "tasks": config.TASKS,
         "labels": LABELS,
+        "personalise": PERSONALISE,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]

@@ -117,6 +117,7 @@ def _divided(
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
         parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+        dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
     else:
