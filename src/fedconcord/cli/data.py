@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedconcord.cli.base import app, console, say
-from fedconcord.cli.options import DataDir, option
+from fedconcord.cli.options import Clients, ConfigFile, Data, DataDir, Partition, Seed, Set, option, sources_of
 from fedconcord.errors import UserError
 
-data = typer.Typer(
+app_data = typer.Typer(
     name="data", help="Fetch publishers' data; see who holds what.", rich_markup_mode=None, invoke_without_command=True
 )
-app.add_typer(data)
+app.add_typer(app_data)
 
 
-@data.callback()
+@app_data.callback()
 def root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@data.command()
+@app_data.command()
+def describe(
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    seed: Seed = None,
+    config: ConfigFile = None,
+    set: Set = None,
+    out: Annotated[str | None, option("Folder of figure and tables. [runs/partition-<n>]", "DIR")] = None,
+) -> None:
+    """Draw and measure a partition: who holds how much of what."""
+    given = {name: value for name, value in locals().items() if name != "out"}
+    sources = sources_of(given)
+    from fedconcord import config as settings
+    from fedconcord import spec
+    from fedconcord.heterogeneity.describe import describe as measure
+    from fedconcord.heterogeneity.describe import summary
+    from fedconcord.report.division import write_description
+
+    resolved = settings.resolve_run(*sources)
+    found = measure(*settings.divided(resolved))
+    folder = Path(out) if out else spec.free_folder(Path("runs"), "partition")
+    title = f"{resolved.data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
+    page = write_description(folder, found, title)
+    say(title)
+    lines = summary(found)
+    wide = max(len(quantity) for quantity, _ in lines)
+    for quantity, value in lines:
+        say(f"  {quantity:{wide}}  {value}")
+    say(f"figure and tables: {page}")
+
+
+@app_data.command()
 def fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; --list shows all.", metavar="[NAME...]")] = None,
     data_dir: DataDir = None,

@@ -469,14 +469,16 @@ def partition_order(counts: Array) -> NDArray[np.intp]:
     return np.lexsort((-share.max(1), counts.argmax(1)))
 
 
-def _partition(run: Run, legend: bool) -> Figure:
-    del legend
-    assert run.counts is not None
-    order = partition_order(run.counts)
-    counts = run.counts[order]
+def partition(counts: Array, names: Sequence[str], sizes: Array | None = None, what: str = "class") -> Figure:
+    """A heat map of clients by classes, or by what else `names` [C] are, from counts [N, C], below the clients' sizes.
+
+    Sizes [N] are the sums of the counts if none are given. Readable for some to thousands of clients.
+    """
+    order = partition_order(counts)
+    sizes = (counts.sum(1) if sizes is None else sizes)[order]
+    counts = counts[order]
     n, classes = counts.shape
-    sizes = counts.sum(1)
-    share = counts / np.maximum(sizes[:, None], 1)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     fig = Figure(figsize=(WIDE, 1.35 + min(3.2, max(1.3, 0.19 * classes))), layout="constrained")
     FigureCanvasAgg(fig)
     grid = fig.add_gridspec(2, 2, height_ratios=(0.65, min(3.2, max(1.3, 0.19 * classes))), width_ratios=(1, 0.012))
@@ -504,14 +506,14 @@ def _partition(run: Run, legend: bool) -> Figure:
     ax.grid(visible=False)
     ax.set_ylim(classes - 0.5, -0.5)
     step = math.ceil(classes / 20)
-    ax.set_yticks(range(0, classes, step), [wrap(c, 14, 1) for c in run.classes[::step]])
-    ax.set_ylabel("class")
+    ax.set_yticks(range(0, classes, step), [wrap(c, 14, 1) for c in names[::step]])
+    ax.set_ylabel(what)
     if n <= 60:
         ax.set_xticks(range(n), [str(i) for i in order], fontsize=6.5 if n <= 40 else 5.2)
-        ax.set_xlabel("client, sorted by its most common class")
+        ax.set_xlabel(f"client, sorted by its most common {what}")
     else:
         ax.set_xticks([])
-        ax.set_xlabel(f"{n} clients, sorted by their most common class")
+        ax.set_xlabel(f"{n} clients, sorted by their most common {what}")
     ax.tick_params(length=0)
     bar = fig.colorbar(image, cax=fig.add_subplot(grid[1, 1]), ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0", "50", "100"])
@@ -519,6 +521,11 @@ def _partition(run: Run, legend: bool) -> Figure:
     bar.set_label("% of its data", fontsize=7)
     bar.outline.set_visible(False)
     return fig
+
+
+def _partition(run: Run) -> Figure:
+    assert run.counts is not None
+    return partition(run.counts, run.classes)
 
 
 def _models(s: Summary, legend: bool) -> Figure:
@@ -633,7 +640,7 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
                 f"Heat map of clients by classes for {drawn.head.partition}. {words}",
                 f"{words} Colour: the share of a client's data that is of a class; grey: how much it holds.{seed}",
                 True,
-                lambda legend: _partition(chosen, legend),
+                lambda legend: _partition(chosen),
             )
         )
     known = {m.column for m in metrics}

@@ -1,0 +1,42 @@
+"""A partition written down: figure, table of clients and summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib import rc_context
+
+from fedconcord import files
+from fedconcord.heterogeneity.describe import PLURAL, Description, summary
+from fedconcord.report.figures import STYLE, partition, to_files
+
+MEANING = (
+    "Entropy: of a client's shares p_i. Distance: sum over {} of |p_i - p|, p the shares of all clients together, the "
+    "earth mover's distance of Zhao et al. (2018); half of it is the total variation."
+)
+
+
+def write_description(folder: Path, found: Description, title: str) -> Path:
+    """Write partition.png, partition.svg, clients.csv and partition.md into a folder; the path of the last.
+
+    clients.csv has a line a client: its number, samples, entropy (bits), distance (0 to 2) and the samples of each
+    column.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE):
+        svg, png = to_files(partition(found.counts.astype(float), found.names, found.sizes.astype(float), found.what))
+    files.write_bytes(folder / "partition.svg", svg)
+    files.write_bytes(folder / "partition.png", png)
+    header = ["client", "samples", "entropy", "distance", *(f"{found.what} {name}" for name in found.names)]
+    rows = zip(found.sizes, found.entropy, found.distance, found.counts, strict=True)
+    files.write_csv(
+        folder / "clients.csv",
+        header,
+        [[i, int(n), float(bits), float(far), *map(int, row)] for i, (n, bits, far, row) in enumerate(rows)],
+    )
+    lines = [f"# {title}", "", "| quantity | value |", "|:--|:--|"]
+    lines += [f"| {quantity} | {value} |" for quantity, value in summary(found)]
+    lines += ["", "![Clients by what they hold](partition.png)", "", MEANING.format(PLURAL[found.what])]
+    lines += ["Each client: `clients.csv`.", ""]
+    files.write_text(folder / "partition.md", "\n".join(lines))
+    return folder / "partition.md"
