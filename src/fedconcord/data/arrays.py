@@ -1,0 +1,179 @@
+"""A federation from arrays: an NPZ file, or what a function of the user's returns."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fedconcord.data import labels
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
+from fedconcord.errors import UserError, closest
+
+KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"
+
+
+def read_npz(path: Path, given: Input) -> Dataset:
+    """The federation of an NPZ file with the arrays of `from_arrays`; y and client may have other names.
+
+    Raises:
+        UserError: the file is missing, broken, holds pickled objects or not the arrays that are needed.
+    """
+    return from_arrays(path.stem, load(path, given.memory), given, path.name)
+
+
+def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file, whose headers say how large they are before they are read; no pickle is."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise UserError(
+                    f"{path.name} holds one array without a name; save it with numpy.savez(path, x=..., y=...)"
+                )
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            refuse_too_large(2 * size, path.name, memory)
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, UserError):
+            raise
+        said = " ".join(str(error).split())
+        if "allow_pickle" in said:
+            raise UserError(
+                f"{path.name} holds pickled objects, which could run anything and are never read; save arrays of numbers "
+                "or texts"
+            ) from None
+        raise UserError(f"cannot read {path.name}: {said[:200]}; write it with numpy.savez") from None
+
+
+def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) -> Dataset:
+    """A federation from x, y and perhaps client, test_x and test_y.
+
+    Bytes (uint8) are divided by 255; other whole numbers stay symbols, for a model that embeds; numbers stay as they are.
+
+    Raises:
+        UserError: an array is missing or of the wrong shape or kind.
+    """
+    label, client = (given.label or ("y",))[0], given.client or "client"
+    needed = ["x", label, *([client] if given.client else []), *(["test_y"] if "test_x" in arrays else [])]
+    for key in needed:
+        if key not in arrays:
+            near = closest(key, arrays)
+            raise UserError(
+                f"{where} has no array {key!r}{near}; it has {', '.join(arrays) or 'none'}, needed are {KEYS}"
+            )
+    x, y = np.asarray(arrays["x"]), np.asarray(arrays[label])
+    if len(x.shape) < 2 or len(x) < 2 or len(y.shape) not in (1, 2) or len(y) != len(x):
+        raise UserError(f"{where}: x has shape {x.shape} and {label} {y.shape}; needed are {KEYS}")
+    target = _targets(y, given, label, where)
+    owner, clients = np.zeros(len(x), np.int64), [""]
+    if client in arrays:
+        who = np.asarray(arrays[client])
+        if who.shape != (len(x),):
+            raise UserError(f"{where}: {client} has shape {who.shape}, and one value a sample is needed, ({len(x)},)")
+        owner, clients = labels.ordered(labels.collect(client, [_values(who, client, where)], where))
+    x = _inputs(x, where)
+    tested = np.zeros(len(x), bool)
+    other = None
+    if "test_x" in arrays:
+        other = np.asarray(arrays["test_x"]), np.asarray(arrays["test_y"])
+        if other[0].shape[1:] != x.shape[1:] or len(other[0]) != len(other[1]) or not len(other[0]):
+            raise UserError(
+                f"{where}: test_x has shape {other[0].shape} and test_y {other[1].shape}; x has {x.shape}, so needed are "
+                f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
+            )
+    else:
+        tested = split(owner, len(clients), given.test_share)
+    values, unit = target.y, None
+    test_y = values[tested] if other is None else _targets(other[1], given, "test_y", where, target).y
+    if target.kind == "number":
+        values, mean, scale = labels.standardised(values, owner, tested, len(clients))
+        unit = (mean, scale)
+        test_y = (test_y - np.array(mean)) / np.array(scale)
+    exact = np.int64 if target.kind == "class" else np.float32
+    named = client in arrays
+    return Dataset(
+        name,
+        x[~tested],
+        values[~tested].astype(exact),
+        x[tested] if other is None else _inputs(other[0], where),
+        test_y.astype(exact),
+        len(target.names),
+        natural=natural_of(owner[~tested], len(clients), clients) if named else None,
+        target=target.kind,
+        client_names=clients if named else None,
+        output_names=target.names,
+        preprocessing={
+            "kind": "arrays",
+            "divide": 255 if np.asarray(arrays["x"]).dtype == np.uint8 else 1,
+            "shape": list(x.shape[1:]),
+            "target": {
+                "kind": target.kind,
+                "columns": [label],
+                "names": target.names,
+                **({} if unit is None else {"mean": unit[0], "scale": unit[1]}),
+            },
+            "said": [target.said] if target.said else [],
+        },
+        unit=unit,
+    )
+
+
+def _values(values: np.ndarray, key: str, where: str) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise UserError(f"{where}: {key} is of type {values.dtype}, neither numbers nor texts; convert it") from None
+
+
+def _targets(y: np.ndarray, given: Input, key: str, where: str, like: labels.Targets | None = None) -> labels.Targets:
+    columns = [y] if y.ndim == 1 else list(y.T)
+    names = [key] if y.ndim == 1 else [f"{key}{k}" for k in range(len(columns))]
+    found = [
+        labels.collect(name, [_values(np.ascontiguousarray(one), name, where)], where)
+        for name, one in zip(names, columns, strict=True)
+    ]
+    if like is None:
+        return labels.targets(found, given.target, where)
+    return labels.targets(found, like.kind, where, known=like.names)
+
+
+def _inputs(x: np.ndarray, where: str) -> np.ndarray:
+    if x.dtype == np.uint8:
+        return x.astype(np.float32) / 255
+    if np.issubdtype(x.dtype, np.integer):
+        return x.astype(np.int64)
+    if np.issubdtype(x.dtype, np.floating):
+        return x.astype(np.float32)
+    raise UserError(f"{where}: x is of type {x.dtype}, and numbers are needed; encode texts as numbers")
+
+
+def read_inputs(path: Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
+    """The array x of an NPZ file, prepared as in training, and the rows' numbers 1, 2, ...
+
+    Raises:
+        UserError: the file cannot be read, or its samples have another shape.
+    """
+    arrays = load(path)
+    if "x" not in arrays:
+        raise UserError(f"{path.name} has no array 'x'; it has {', '.join(arrays) or 'none'}")
+    x = arrays["x"]
+    shape = preprocessing.get("shape")
+    if shape is not None and list(x.shape[1:]) != list(shape):
+        raise UserError(f"{path.name}: x has shape {x.shape}, and the model takes samples of shape {tuple(shape)}")
+    if preprocessing.get("kind") == "scale":
+        spread = (-1, *[1] * (x.ndim - 2))
+        mean, std = (np.array(preprocessing[key], np.float32).reshape(spread) for key in ("mean", "std"))
+        return (x.astype(np.float32) / np.float32(preprocessing["divide"]) - mean) / std, _rows(x)
+    return _inputs(x, path.name), _rows(x)
+
+
+def _rows(x: np.ndarray) -> list[str]:
+    return [str(k + 1) for k in range(len(x))]

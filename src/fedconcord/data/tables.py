@@ -1,0 +1,252 @@
+"""A federation from a table: features, labels and clients are columns.
+
+The file is read in batches, several times over: what its columns hold, the two messages of the clients, and the inputs,
+which are the one thing that is kept. Memory: inputs twice (as read, and in the order of clients), 12 bytes a row for
+client and test, the labels' different values, and a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedconcord.data import labels
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
+from fedconcord.data.preprocess import (
+    CATEGORIES,
+    SENT,
+    Category,
+    Column,
+    Number,
+    Sums,
+    apply,
+    known_numbers,
+    mean_of,
+    names,
+    numbers_of,
+    read_statistics,
+    scale_of,
+    squares,
+    sums,
+    width,
+)
+from fedconcord.data.sources import Batch, Source, column, first_text, open_table, texts
+from fedconcord.errors import UserError
+
+
+class Survey(NamedTuple):
+    """What a table holds, without its features."""
+
+    rows: int
+    text: dict[str, tuple[int, str]]  # feature column that is no number -> the first such row and text
+    target: labels.Targets
+    owner: np.ndarray  # [n] int64
+    clients: list[str]  # names; one without a name where there is no column of clients
+
+
+def read_table(path: Path, given: Input) -> Dataset:
+    """The federation of a table (see `inputs.Input`).
+
+    Raises:
+        UserError: a column is missing, a value or a label is not what it must be, or the data do not fit in memory.
+    """
+    source = open_table(path)
+    if not given.label:
+        raise UserError(
+            f"{path.name} has the columns {', '.join(source.names[:40])}; say which is to be learnt: --label-column NAME"
+        )
+    features = _features(source, given)
+    survey = look(source, features, given)
+    n = len(survey.clients)
+    other = None if given.test is None else _other(Path(given.test), source, features, survey, given)
+    tested = np.zeros(survey.rows, bool) if other else split(survey.owner, n, given.test_share)
+    columns = read_statistics(Path(given.statistics).expanduser()) if given.statistics else None
+    if columns is None:
+        columns = fit(source, features, survey, tested, given)
+    else:
+        for c in columns:
+            column(source, c.name, "input.statistics")
+    rows = survey.rows + (other[1].rows if other else 0)
+    refuse_too_large(
+        rows * (8 * width(columns) + 28), f"{path.name}, {rows} rows of {width(columns)} inputs,", given.memory
+    )
+
+    y, unit = survey.target.y, None
+    test_y = other[1].target.y if other else y[tested]
+    if survey.target.kind == "number":
+        y, mean, scale = labels.standardised(y, survey.owner, tested, n)
+        unit = (mean, scale)
+        test_y = (test_y - np.array(mean)) / np.array(scale) if other else y[tested]
+    train_x = np.empty((int((~tested).sum()), width(columns)), np.float32)
+    test_x = np.empty((len(test_y), width(columns)), np.float32)
+    _fill(source, columns, tested, train_x, test_x)
+    if other:
+        _fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
+    exact = np.int64 if survey.target.kind == "class" else np.float32
+    named = given.client is not None
+    return Dataset(
+        path.stem,
+        train_x,
+        y[~tested].astype(exact),
+        test_x,
+        test_y.astype(exact),
+        len(survey.target.names),
+        natural=natural_of(survey.owner[~tested], n, survey.clients) if named else None,
+        target=survey.target.kind,
+        client_names=survey.clients if named else None,
+        output_names=survey.target.names,
+        preprocessing=_description(columns, survey, given, unit, bool(given.statistics)),
+        unit=unit,
+    )
+
+
+def _features(source: Source, given: Input) -> list[str]:
+    keys = {"--label-column": given.label, "--client-column": (given.client,) if given.client else ()}
+    for option, listed in {**keys, "input.ignore": given.ignore, "input.categories": given.categories}.items():
+        for name in listed:
+            column(source, name, option)
+    taken = {*given.label, *given.ignore, *([given.client] if given.client else [])}
+    if given.client in given.label:
+        raise UserError(f"column {given.client!r} is both label and client; give two columns")
+    features = [name for name in source.names if name not in taken]
+    if not features:
+        raise UserError(f"{source.path.name} has no column left to learn from beside {', '.join(sorted(taken))}")
+    return features
+
+
+# -- passes over the file ----------------------------------------------------------------------------------------
+
+
+def look(source: Source, features: Sequence[str], given: Input, known: Sequence[str] | None = None) -> Survey:
+    """The first pass: rows, labels, clients, and which columns are numbers."""
+    where, rows = source.path.name, 0
+    text: dict[str, tuple[int, str]] = {}
+    keys = [*given.label, *([given.client] if given.client else [])]
+    kept: dict[str, list[Any]] = {name: [] for name in keys}
+    for batch in source.batches([*features, *keys]):
+        for name in features:
+            if name not in text and numbers_of(batch[name], where, name) is None:
+                place, value = first_text(batch[name])
+                text[name] = (rows + place + 1, value)
+        for name in keys:
+            kept[name].append(batch[name].dictionary_encode())
+        rows += len(batch[keys[0]])
+    if rows < 2 - (known is not None):
+        raise UserError(f"{where} has {rows or 'a header and no'} row{'s' * (rows != 1)}; at least two are needed")
+    found = [labels.collect(name, kept[name], where) for name in given.label]
+    named = source.classes.get(given.label[0])
+    target = labels.targets(found, given.target, where, named, known)
+    if given.client is None:
+        return Survey(rows, text, target, np.zeros(rows, np.int64), [""])
+    who = labels.collect(given.client, kept[given.client], where)
+    return Survey(rows, text, target, *labels.ordered(who))
+
+
+def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndarray, given: Input) -> list[Column]:
+    """The transform, from two messages of every client about its training samples."""
+    where, n = source.path.name, len(survey.clients)
+    words = [name for name in features if name in survey.text or name in given.categories]
+    digits = [name for name in features if name not in words]
+    seen: dict[str, set[str]] = {name: set() for name in words}
+    first = Sums(np.zeros((n, len(digits))), np.zeros((n, len(digits))))
+    for batch, rows in _training(source, [*digits, *words], tested):
+        values = _matrix(batch, digits, where, rows)
+        first = _add(first, sums(values, survey.owner[rows], n))
+        for name in words:
+            seen[name] |= set(texts(batch[name]).drop_null().unique().to_pylist())
+            if len(seen[name]) > CATEGORIES:
+                row, value = survey.text.get(name, (0, ""))
+                raise UserError(
+                    f"{where}: column {name!r} has more than {CATEGORIES} different texts"
+                    + (f" (row {row}: {value!r} is no number)" if row else "")
+                    + f"; repair it, or leave it out with --set input.ignore={name}"
+                )
+    mean, known = mean_of(first), first.known.sum(0)
+    for name, count in {**dict(zip(digits, known, strict=True)), **{name: len(seen[name]) for name in words}}.items():
+        if not count:
+            raise UserError(
+                f"{where}: no training sample has a value in {name!r}; leave it out: --set input.ignore={name}"
+            )
+    second = Sums(np.zeros_like(first.known), np.zeros_like(first.total))
+    for batch, rows in _training(source, digits, tested) if digits else ():
+        second = _add(second, squares(_matrix(batch, digits, where, rows), survey.owner[rows], n, mean))
+    scale, total = scale_of(second), (~tested).sum()
+    of_number = {
+        name: Number(name=name, mean=float(mean[j]), scale=float(scale[j]), indicator=bool(known[j] < total))
+        for j, name in enumerate(digits)
+    }
+    return [of_number.get(name) or Category(name=name, values=sorted(seen[name])) for name in features]
+
+
+def _training(source: Source, columns: Sequence[str], tested: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
+    """The training rows of each batch, and their places in the file."""
+    begin = 0
+    for batch in source.batches(columns):
+        end = begin + len(batch[columns[0]])
+        keep = np.flatnonzero(~tested[begin:end])
+        yield {name: values.take(keep) for name, values in batch.items()}, begin + keep
+        begin = end
+
+
+def _matrix(batch: Batch, columns: Sequence[str], where: str, rows: np.ndarray) -> np.ndarray:
+    each = [known_numbers(batch[name], where, name, rows) for name in columns]
+    return np.stack(each, 1) if each else np.zeros((len(rows), 0))
+
+
+def _add(one: Sums, other: Sums) -> Sums:
+    return Sums(one.known + other.known, one.total + other.total)
+
+
+def _fill(
+    source: Source, columns: Sequence[Column], tested: np.ndarray, train_x: np.ndarray, test_x: np.ndarray
+) -> None:
+    """The last pass: inputs into their places."""
+    begin, train, test = 0, 0, 0
+    for batch in source.batches([c.name for c in columns]):
+        count = len(batch[columns[0].name])
+        x = np.empty((count, width(columns)), np.float32)
+        apply(columns, batch, x, source.path.name, begin + np.arange(count))
+        held = tested[begin : begin + count]
+        more = int(held.sum())
+        test_x[test : test + more] = x[held]
+        train_x[train : train + count - more] = x[~held]
+        begin, train, test = begin + count, train + count - more, test + more
+
+
+# -- test data of their own, and what is written down ------------------------------------------------------------
+
+
+def _other(path: Path, source: Source, features: Sequence[str], survey: Survey, given: Input) -> tuple[Source, Survey]:
+    """The table of test samples, its labels coded as the training table's."""
+    other = open_table(path)
+    for name in (*features, *given.label):
+        column(other, name, f"--test-data; {source.path.name} has it")
+    return other, look(other, features, given._replace(client=None, target=survey.target.kind), survey.target.names)
+
+
+def _description(
+    columns: Sequence[Column], survey: Survey, given: Input, unit: tuple[list[float], list[float]] | None, told: bool
+) -> dict[str, Any]:
+    said = [survey.target.said] if survey.target.said else []
+    if given.client is not None:
+        alone = int((np.bincount(survey.owner) == 1).sum())
+        if alone and given.test is None:
+            said.append(f"{alone} of {len(survey.clients)} clients have one row, which is trained on and not tested")
+    return {
+        "kind": "table",
+        "statistics": "given" if told else "sums over the clients' training rows",
+        "sent_by_each_client": [] if told else SENT,
+        "columns": [c.model_dump() for c in columns],
+        "inputs": names(columns),
+        "target": {
+            "kind": survey.target.kind,
+            "columns": list(given.label),
+            "names": survey.target.names,
+            **({} if unit is None else {"mean": unit[0], "scale": unit[1]}),
+        },
+        "said": said,
+    }
