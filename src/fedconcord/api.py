@@ -50,6 +50,10 @@ NAMED = {  # arguments and options whose key has another name
     "oracle": "local.oracle",
     "eval_every": "eval.every",
     "checkpoint_every": "checkpoint.every",
+    "label_column": "input.label",
+    "client_column": "input.client",
+    "target_kind": "input.target",
+    "test_data": "input.test",
 }
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
@@ -98,8 +102,12 @@ Progress = Callable[[int, "Row | Finished | None"], None]
 def run(
     method: str | None = None,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     data_dir: str | Path | None = None,
+    label_column: str | Sequence[str] | None = None,
+    client_column: str | None = None,
+    target_kind: str | None = None,
+    test_data: str | Path | None = None,
     partition: str | None = None,
     model: str | None = None,
     clients: int | None = None,
@@ -147,8 +155,12 @@ def run(
 def compare(
     methods: Sequence[str] | None = None,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     data_dir: str | Path | None = None,
+    label_column: str | Sequence[str] | None = None,
+    client_column: str | None = None,
+    target_kind: str | None = None,
+    test_data: str | Path | None = None,
     partition: str | None = None,
     model: str | None = None,
     clients: int | None = None,
@@ -314,7 +326,7 @@ def _new_folder(config: Config, what: str) -> Path:
 
 def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
-        data = spec.folder_name(spec.parse(config.data, "data set").name)
+        data = settings_module.folder_name(config.data)
         return spec.free_folder(Path("runs"), f"{data}-{what}")
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -383,6 +395,16 @@ def _prepared(config: Config) -> tuple[Job, list[str]]:
     return job, list(job.algorithm.models(state.server))
 
 
+def notes(planned: Sequence[Planned]) -> list[str]:
+    """What was guessed of data of the user's own, or left out of them."""
+    config = planned[0].config
+    if settings_module.kind_of(config.data) != "file":
+        return []
+    return settings_module.said(
+        settings_module.dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    )
+
+
 # -- execution -----------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +428,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             "model": config.model or "none",
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
             "target": config.eval.target,
+            "ranking": settings_module.ranking(job.problem),
             "config": config.as_dict(),
         }
         results.execute(

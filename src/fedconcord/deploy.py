@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedconcord import files, spec
 from fedconcord.errors import UserError
-from fedconcord.models import MODELS
+from fedconcord.models import models
 from fedconcord.problems import Supervised
 
 FORMAT = 1
@@ -38,12 +38,14 @@ def card(problem: Supervised, model: str) -> dict[str, Any]:
         "format": FORMAT,
         "model": model,
         "shape": list(data.shape),
+        "inputs": "numbers" if problem.x.is_floating_point() else "symbols",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "target": data.target,
         "outputs": data.classes,
         "output_names": data.output_names,
         "data": data.name,
         "preprocessing": data.preprocessing,
+        "unit": data.unit,
     }
 
 
@@ -62,6 +64,8 @@ class Program(nn.Module):
         self.model, self.target = model, card["target"]
         self.dtype = getattr(torch, card["dtype"])
         scale = card["preprocessing"] or {}
+        self.symbols = card.get("inputs") == "symbols"
+        self.unit = card.get("unit")  # mean and scale of numbers
         self.divide = scale["divide"] if scale.get("kind") == "scale" else None
         if self.divide is not None:
             rest = [1] * (len(card["shape"]) - 1)
@@ -73,11 +77,13 @@ class Program(nn.Module):
         x = raw
         if self.divide is not None:
             x = (x / self.divide - self.mean) / self.std
-        out: Tensor = self.model(x.to(self.dtype))
+        out: Tensor = self.model(x.long() if self.symbols else x.to(self.dtype))
         if self.target == "class":
             out = torch.softmax(out, -1)
         elif self.target == "labels":
             out = torch.sigmoid(out)
+        elif self.unit is not None:
+            out = out * torch.tensor(self.unit[1], dtype=out.dtype) + torch.tensor(self.unit[0], dtype=out.dtype)
         return out.float()
 
 
@@ -101,7 +107,7 @@ def load(run: Path) -> Trained:
         raise UserError(f"cannot read the model of {run} ({broken}); restore it or run again") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{run / 'model.json'}: its format is {about.get('format')!r}, this version reads {FORMAT}")
-    model = spec.build(MODELS, "model", about["model"], tuple(about["shape"]), about["outputs"])
+    model = spec.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
     try:
         model.load_state_dict(weights)
     except RuntimeError:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedconcord import files
+from fedconcord.data.preprocess import read_features
 from fedconcord.deploy import Trained, load
 from fedconcord.errors import UserError
 
@@ -107,6 +108,8 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
         return _images(card, path)
     if kind in (".npy", ".npz"):
         return _cut(_shaped(card, _array(path), path))
+    if (card["preprocessing"] or {}).get("kind") == "table":
+        return _cut(read_features(path, card["preprocessing"])[0])
     if kind in (".csv", ".parquet"):
         return _cut(_shaped(card, _table(card, path), path))
     raise UserError(f"{path} is none of .npy, .npz, .csv, .parquet, an image or a folder of images; convert it")

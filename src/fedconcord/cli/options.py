@@ -15,14 +15,20 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
 
 TEXTS = frozenset(  # options that are text as they stand; others may be numbers
     ("method", "methods", "seeds", "data", "data_dir", "partition", "model", "out", "device", "engine", "dtype")
-) | {"sampling", "oracle", "server", "upload"}
+) | {"sampling", "oracle", "server", "upload", "label_column", "client_column", "target_kind", "test_data"}
 
 
 def option(help: str, metavar: str, *names: str, hidden: bool = False) -> Any:
     return typer.Option(*names, help=help, metavar=metavar, hidden=hidden, show_default=False)
 
 
-Data = Annotated[str | None, option("Data set or problem; `list data` shows all. [digits]", "NAME")]
+Data = Annotated[
+    str | None, option("Data set (`list data`), or a file, a folder, package.module:factory. [digits]", "DATA")
+]
+LabelColumn = Annotated[str | None, option("Column of your data to be learnt, or several.", "NAME")]
+ClientColumn = Annotated[str | None, option("Column of your data that says the client.", "NAME")]
+TargetKind = Annotated[str | None, option("class, number or labels. [guessed]", "KIND")]
+TestData = Annotated[str | None, option("Your test samples. [a fifth of each client's]", "PATH")]
 DataDir = Annotated[str | None, option("Folder of data files. [$FEDCONCORD_DATA, else the user's cache]", "DIR")]
 Partition = Annotated[str | None, option("Who holds which samples, as in shards(2). [dirichlet(0.1)]", "NAME")]
 Model = Annotated[str | None, option("Model. [2nn]", "NAME")]

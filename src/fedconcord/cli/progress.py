@@ -36,7 +36,8 @@ def latest_metric(metrics: Mapping[str, float]) -> str:
     """The one metric that a person follows."""
     if "test_accuracy" in metrics:
         return f"accuracy {100 * metrics['test_accuracy']:.1f} %"
-    name = next((name for name in ("distance", "test_loss", "loss", *metrics) if name in metrics), None)
+    tested = [name for name in metrics if name.startswith("test_") and name != "test_loss"]
+    name = next((name for name in ("distance", *tested, "test_loss", "loss", *metrics) if name in metrics), None)
     return f"{name} {metrics[name]:.4g}" if name else ""
 
 

@@ -13,6 +13,7 @@ from fedconcord.cli.options import (
     LR,
     BatchSize,
     CheckpointEvery,
+    ClientColumn,
     Clients,
     CohortOption,
     ConfigFile,
@@ -24,6 +25,7 @@ from fedconcord.cli.options import (
     Epochs,
     EvalEvery,
     Jobs,
+    LabelColumn,
     ManyMethods,
     ManySeeds,
     Method,
@@ -44,6 +46,8 @@ from fedconcord.cli.options import (
     Set,
     Steps,
     Target,
+    TargetKind,
+    TestData,
     Upload,
     count,
     option,
@@ -58,6 +62,10 @@ def run(
     method: Method = None,
     data: Data = None,
     data_dir: DataDir = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    target_kind: TargetKind = None,
+    test_data: TestData = None,
     partition: Partition = None,
     model: Model = None,
     clients: Clients = None,
@@ -91,6 +99,8 @@ def run(
     from fedconcord import api
 
     planned = api.plan_resumed_run(Path(resume), *sources) if resume else api.plan_run(*sources)
+    for sentence in api.notes([planned]):
+        say(sentence)
     again = f"fedconcord run --resume {shlex.quote(str(planned.folder))}"
     with Show([planned]) as show:
         show(0, None)
@@ -111,6 +121,10 @@ def compare(
     methods: Methods = None,
     data: Data = None,
     data_dir: DataDir = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    target_kind: TargetKind = None,
+    test_data: TestData = None,
     partition: Partition = None,
     model: Model = None,
     clients: Clients = None,
@@ -149,6 +163,8 @@ def compare(
         folder, planned, at_once = api.plan_resumed_comparison(Path(resume), at_once, *sources)
     else:
         folder, planned, at_once = api.plan_comparison(at_once, *sources)
+    for sentence in api.notes(planned):
+        say(sentence)
     again = f"fedconcord compare --resume {shlex.quote(str(folder))}"
     with Show(planned) as show:
         try:

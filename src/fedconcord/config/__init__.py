@@ -11,11 +11,13 @@ from fedconcord.config.jobs import (
     divided,
     forget_problem,
     problem_of,
+    ranking,
     refuse,
     team_of,
     wanted,
 )
 from fedconcord.config.methods import local_for, read_method, runs, single
+from fedconcord.config.own import dataset_of, folder_name, kind_of, said
 from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.config.resolve import resolve_compare, resolve_run
 from fedconcord.config.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings, keys
@@ -32,21 +34,26 @@ __all__ = [
     "advise",
     "build",
     "canonical",
+    "dataset_of",
     "device_of",
     "divided",
+    "folder_name",
     "forget_problem",
     "from_file",
     "from_nested",
     "from_options",
     "keys",
+    "kind_of",
     "local_for",
     "part",
     "problem_of",
+    "ranking",
     "read_method",
     "refuse",
     "resolve_compare",
     "resolve_run",
     "runs",
+    "said",
     "single",
     "team_of",
     "toml_value",

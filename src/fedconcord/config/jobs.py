@@ -13,10 +13,11 @@ from torch import nn
 from fedconcord import rng, spec
 from fedconcord.algorithms import family, plugins
 from fedconcord.answer import Wanted
+from fedconcord.config.own import dataset_of
 from fedconcord.config.parts import TASKS, part, work_of
-from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config
+from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
 from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
-from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.data import Dataset
 from fedconcord.data.holdout import hold_out
 from fedconcord.deploy import card
 from fedconcord.engines import Engine, Serial, Stacked, distributed
@@ -29,9 +30,10 @@ from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, epoch_steps
-from fedconcord.models import MODELS
+from fedconcord.models import MODELS, models
 from fedconcord.oracles import with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
+from fedconcord.problems.losses import metrics_of
 from fedconcord.server import with_server
 from fedconcord.solvers import Solver
 from fedconcord.stopping import Patience
@@ -55,6 +57,9 @@ def problem_of(config: Config) -> Problem:
         config.task,
         config.validation,
         config.skew,
+        config.loss,
+        tuple(config.metrics),
+        config.input.model_dump_json(),
     )
 
 
@@ -73,19 +78,21 @@ def _problem(
     task: str | None,
     validation: float | None,
     skew: str | None,
+    loss: str | None,
+    metrics: tuple[str, ...],
+    given: str,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
-    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew)
+    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given)
     if task is not None and spec.parse(task, "task").name == "clustering":
         clusters: Problem = spec.build(TASKS, "task", task, dataset, parts, dtype, device)
         return clusters
-    call = spec.check(MODELS, "model", model or DEFAULT_MODEL)
+    call = spec.check(models(), "model", model or DEFAULT_MODEL)
 
     def network() -> nn.Module:
-        made: nn.Module = call(dataset.shape, dataset.classes)
-        return made
+        return _network(call, dataset)
 
     if task is not None:
         masks = spec.build(LABELS, "removal of labels", labels or "", parts, seed)
@@ -94,7 +101,31 @@ def _problem(
     held = None
     if validation is not None:
         parts, held = hold_out(parts, validation, seed)
-    return Supervised(network, dataset, parts, dtype=dtype, device=device, train_samples=train_samples, held=held)
+    return Supervised(
+        network,
+        dataset,
+        parts,
+        dtype=dtype,
+        device=device,
+        train_samples=train_samples,
+        held=held,
+        loss=None if loss is None else part("loss", loss),
+        metrics=metrics_of(metrics, dataset.target),
+    )
+
+
+def _network(call: spec.Call, dataset: Dataset) -> nn.Module:
+    """A model for the data's samples; what a factory of one's own raises becomes a sentence."""
+    try:
+        made = call(dataset.shape, dataset.classes)
+    except Exception as error:
+        if isinstance(error, UserError) or call.name in MODELS:
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"model {call.name} failed for samples of shape {dataset.shape}: {why}") from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model {call.name} returned {type(made).__name__}; return a torch.nn.Module")
+    return made
 
 
 def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
@@ -107,16 +138,25 @@ def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
         raise UserError(
             f"data {config.data} brings its own clients, whose samples are not divided; use another data set"
         )
-    return _divided(config.data, config.data_dir, config.partition, config.clients, config.seed or 0, config.skew)
+    return _divided(
+        config.data,
+        config.data_dir,
+        config.partition,
+        config.clients,
+        config.seed or 0,
+        config.skew,
+        config.input.model_dump_json(),
+    )
 
 
 def _divided(
-    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None
+    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str
 ) -> tuple[Dataset, list[np.ndarray]]:
-    dataset: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+    dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
-        parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+        classes = dataset.train_y if dataset.target == "class" else np.zeros(len(dataset.train_y), np.int64)
+        parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, classes, clients, draw)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
@@ -222,6 +262,12 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     inner = supervised(problem)
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
     return Wanted(patience, chosen.clients_every, finetune, about)
+
+
+def ranking(problem: Problem) -> list[dict[str, object]]:
+    """The test metrics, the one that ranks first, each with whether more is better."""
+    inner = supervised(problem)
+    return [] if inner is None else [{"column": f"test_{m.name}", "higher": m.higher} for m in inner.metrics]
 
 
 def advise(config: Config) -> None:

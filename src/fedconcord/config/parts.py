@@ -15,6 +15,7 @@ from fedconcord.heterogeneity.work import WORK, Work
 from fedconcord.oracles import ORACLES
 from fedconcord.personalise import PERSONALISE
 from fedconcord.problems.clustering import clustering
+from fedconcord.problems.losses import losses
 from fedconcord.problems.semi import semi
 from fedconcord.regularisers import REGULARISERS
 from fedconcord.server import OPTIMIZERS
@@ -29,6 +30,7 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "skew": ("feature skew", FEATURES),
     "labels": ("removal of labels", LABELS),
     "task": ("task", TASKS),
+    "loss": ("loss", losses()),
     "local.oracle": ("gradient oracle", ORACLES),
     "eval.personalise": ("personalisation", PERSONALISE),
 }

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedconcord import spec
 from fedconcord.algorithms import plugins
+from fedconcord.config import own
 from fedconcord.config.methods import check_local, label_of, read_method, single
-from fedconcord.config.parts import PARTS, canonical
+from fedconcord.config.parts import PARTS, canonical, part
 from fedconcord.config.settings import (
     DEFAULT_MODEL,
     DEFAULT_PARTITION,
@@ -25,8 +26,12 @@ from fedconcord.data import DATASETS
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.sampling import SAMPLERS
-from fedconcord.models import MODELS
+from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
+from fedconcord.problems.losses import Target, check_loss, metrics_of
+
+UNLABELLED = ("iid", "quantity", "power_law")  # partitions that do not look at classes
+SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
 
 
 def resolve_run(*sources: Source) -> Config:
@@ -155,12 +160,16 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
 
     Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number.
     """
+    config = own.absolute(config)
+    if own.kind_of(config.data) != "named":
+        return _check_own(config, given)
+    own.check_unused(config, given)
     name = spec.parse(config.data, "data set").name
     if name in PROBLEMS:
         spec.check(PROBLEMS, "data set", config.data)
-        for key in ("partition", "skew", "model", "labels", "task", "validation"):
+        for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
             value = getattr(config, key)
-            if value is not None:
+            if value not in (None, []):
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
         if config.eval.target is not None:
             raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
@@ -172,13 +181,49 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     }
     if "clients" in call.resolved():
         update["partition"] = config.partition or NATURAL
-        own = call.given.get("clients", config.clients if "clients" in given else call.resolved()["clients"])
-        if "clients" in given and own != config.clients and update["partition"] == NATURAL:
-            raise UserError(f"data {call} has {own} clients, given clients {config.clients}; give the number once")
+        count = call.given.get("clients", config.clients if "clients" in given else call.resolved()["clients"])
+        if "clients" in given and count != config.clients and update["partition"] == NATURAL:
+            raise UserError(f"data {call} has {count} clients, given clients {config.clients}; give the number once")
         if update["partition"] == NATURAL:
-            update |= {"clients": own, "data": str(replace(call, given={**call.given, "clients": own}))}
+            update |= {"clients": count, "data": str(replace(call, given={**call.given, "clients": count}))}
+    return _check_task(config, update, "class")
+
+
+def _check_own(config: Config, given: Collection[str]) -> Config:
+    """Data of one's own: they are read here, for only they know their clients and their target."""
+    dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
+    everyday = DEFAULT_PARTITION if dataset.target == "class" else "iid"
+    update: dict[str, Any] = {
+        "model": config.model or DEFAULT_MODEL,
+        "partition": config.partition or (everyday if dataset.natural is None else NATURAL),
+    }
+    if update["partition"] == NATURAL:
+        if dataset.natural is None:
+            raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
+        if "clients" in given and config.clients != len(dataset.natural):
+            raise UserError(
+                f"data {config.data} have {len(dataset.natural)} clients, given clients {config.clients}; leave it out"
+            )
+        update["clients"] = len(dataset.natural)
+    elif dataset.target != "class" and spec.parse(update["partition"], "partition").name not in UNLABELLED:
+        raise UserError(
+            f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
+            f"{' or '.join(UNLABELLED)}"
+        )
+    return _check_task(config, update, dataset.target)
+
+
+def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
+    """Partition, model, loss, metrics and task, for data with this kind of target."""
     if update["partition"] != NATURAL:
         spec.check(PARTITIONS, "partition", update["partition"])
+    if target != "class" and (config.task is not None or config.labels is not None):
+        raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
+    if config.loss is not None:
+        check_loss(part("loss", config.loss), target)
+    measured = metrics_of(config.metrics, target)
+    if config.task is not None and (config.loss is not None or config.metrics):
+        raise UserError(f"task {config.task} has its own loss and metrics; leave loss and metrics out")
     task = None if config.task is None else spec.parse(config.task, "task").name
     if config.validation is not None and (task is not None or config.labels is not None):
         raise UserError(
@@ -190,7 +235,11 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
             if value is not None:
                 raise UserError(f"task clustering has no {key}, given {value}; leave it out")
         return config.model_copy(update=update | {"model": None})
-    spec.check(MODELS, "model", update["model"])
+    if config.eval.target is not None and config.eval.target > 1 and measured[0].name in SHARES:
+        raise UserError(
+            f"eval.target must be a number > 0 and <= 1, given {config.eval.target:g}: it is of {measured[0].name}"
+        )
+    update["model"] = str(spec.check(models(), "model", update["model"]))
     if task == "semi" and config.labels is None:
         raise UserError("task semi needs samples without labels; say which keep theirs, as in labels labelled(0.1)")
     if task is None and config.labels is not None:

@@ -80,7 +80,8 @@ class EvalSettings(BaseModel):
     model_config = STRICT
     every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
     target: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | None, Field(description="test accuracy whose first round is reported")
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="test accuracy, or other first metric, whose first round is reported"),
     ] = None
     train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
     clients_every: Annotated[
@@ -101,6 +102,34 @@ class EvalSettings(BaseModel):
             description="fine-tune the final model at every client and report both; needs validation",
             json_schema_extra={"wanted": "a personalisation such as finetune(steps=20,lr=0.05)"},
         ),
+    ] = None
+
+
+class InputSettings(BaseModel):
+    """How data of your own are read: a table, arrays, images."""
+
+    model_config = STRICT
+    label: Annotated[list[str], Field(description="columns to be learnt, or the array's key")] = []
+    client: Annotated[str | None, Field(description="column whose values are the clients")] = None
+    target: Annotated[
+        Literal["class", "number", "labels"] | None,
+        Field(description="classes, numbers, or labels that may hold together; guessed, and said, if none"),
+    ] = None
+    test: Annotated[str | None, Field(description="where test samples are; a share of each client's if none")] = None
+    test_share: Annotated[float, Field(gt=0, lt=1, description="part of each client's samples for the test")] = 0.2
+    ignore: Annotated[list[str], Field(description="columns that are left out")] = []
+    categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
+    statistics: Annotated[
+        str | None,
+        Field(description="JSON or TOML file of means, scales and categories; sums of the clients if none"),
+    ] = None
+    image_size: Annotated[
+        Annotated[int, Field(ge=1, le=4096)] | None,
+        Field(description="side in pixels that images are brought to; they must have one size if none"),
+    ] = None
+    memory: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="GiB that the data may take; half of the machine's if none"),
     ] = None
 
 
@@ -126,7 +155,10 @@ class Config(BaseModel):
     ] = None
     algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
     label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
-    data: Annotated[str, Field(description="data set or problem; `list data` shows all")] = "digits"
+    data: Annotated[
+        str,
+        Field(description="data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
+    ] = "digits"
     data_dir: Annotated[str | None, Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache")] = (
         None
     )
@@ -138,7 +170,22 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a feature skew such as rotate(90) or noise(0.5)"},
         ),
     ] = None
-    model: Annotated[str | None, Field(description="the model")] = None
+    model: Annotated[str | None, Field(description="the model, or package.module:factory for your own")] = None
+    loss: Annotated[
+        str | None,
+        Field(
+            description="the loss of a sample, or package.module:function; the usual one of the target if none",
+            json_schema_extra={"wanted": "a loss such as huber(1.0)"},
+        ),
+    ] = None
+    metrics: Annotated[
+        list[str],
+        Field(
+            description="what is measured on the test set, by name or package.module:function; the first ranks; the "
+            "usual ones of the target if empty",
+            json_schema_extra={"wanted": "a list of metrics such as rmse,mae"},
+        ),
+    ] = []
     labels: Annotated[
         str | None,
         Field(
@@ -202,13 +249,16 @@ class Config(BaseModel):
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
     eval: EvalSettings = EvalSettings()
+    input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values without the keys that are not set: JSON, and TOML but for a parameter that is none."""
         full = self.model_dump(mode="json")
-        nested = {k: {i: v for i, v in x.items() if v is not None} for k, x in full.items() if k in SECTIONS}
-        flat = {k: v for k, v in full.items() if k not in SECTIONS and v is not None and v != {}}
+        if self.input == InputSettings():  # others' data
+            del full["input"]
+        nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
+        flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}
 
 
@@ -216,6 +266,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "local": LocalSettings,
     "engine": EngineSettings,
     "eval": EvalSettings,
+    "input": InputSettings,
     "checkpoint": CheckpointSettings,
 }
 RIVALS = (("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps"))

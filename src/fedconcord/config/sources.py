@@ -14,6 +14,8 @@ from fedconcord import spec
 from fedconcord.config.settings import SECTIONS, keys
 from fedconcord.errors import UserError
 
+LISTS = ("methods", "seeds", "metrics", "input.label", "input.ignore", "input.categories")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -74,10 +76,10 @@ def toml_value(written: str) -> Any:
 
 def prepare(key: str, value: Any) -> Any:
     """Lists may be written as 'a,b', a single value stands for a list of it, and none unsets what may be unset."""
-    if key in ("methods", "seeds"):
+    if key in LISTS:
         if isinstance(value, str):
             parts = spec.split_list(value)
-            return parts if key == "methods" else [spec.scalar(part) for part in parts]
+            return [spec.scalar(part) for part in parts] if key == "seeds" else parts
         if isinstance(value, tuple | range):
             return list(value)
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value

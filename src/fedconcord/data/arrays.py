@@ -15,6 +15,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
 from fedconcord.errors import UserError, closest
 
+SCALED = {"kind": "scale", "divide": 255.0, "mean": [0.0], "std": [1.0]}
 KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"
 
 
@@ -35,7 +36,7 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             if not hasattr(file, "files"):
                 raise UserError(
-                    f"{path.name} holds one array without a name; save it with numpy.savez(path, x=..., y=...)"
+                    f"{path.name} holds one array without a name; write it with numpy.savez(path, x=..., y=...)"
                 )
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
@@ -47,8 +48,8 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
         said = " ".join(str(error).split())
         if "allow_pickle" in said:
             raise UserError(
-                f"{path.name} holds pickled objects, which could run anything and are never read; save arrays of numbers "
-                "or texts"
+                f"{path.name} holds pickled objects, which could run anything and are never read; save arrays of "
+                "numbers or texts"
             ) from None
         raise UserError(f"cannot read {path.name}: {said[:200]}; write it with numpy.savez") from None
 
@@ -56,7 +57,7 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
 def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) -> Dataset:
     """A federation from x, y and perhaps client, test_x and test_y.
 
-    Bytes (uint8) are divided by 255; other whole numbers stay symbols, for a model that embeds; numbers stay as they are.
+    Bytes (uint8) are divided by 255; other whole numbers stay symbols, for a model that embeds; the rest is kept.
 
     Raises:
         UserError: an array is missing or of the wrong shape or kind.
@@ -86,7 +87,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
         other = np.asarray(arrays["test_x"]), np.asarray(arrays["test_y"])
         if other[0].shape[1:] != x.shape[1:] or len(other[0]) != len(other[1]) or not len(other[0]):
             raise UserError(
-                f"{where}: test_x has shape {other[0].shape} and test_y {other[1].shape}; x has {x.shape}, so needed are "
+                f"{where}: test_x has shape {other[0].shape} and test_y {other[1].shape}; x has {x.shape}, they need "
                 f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
             )
     else:
@@ -111,9 +112,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
         client_names=clients if named else None,
         output_names=target.names,
         preprocessing={
-            "kind": "arrays",
-            "divide": 255 if np.asarray(arrays["x"]).dtype == np.uint8 else 1,
-            "shape": list(x.shape[1:]),
+            **(SCALED if np.asarray(arrays["x"]).dtype == np.uint8 else {"kind": "none"}),
             "target": {
                 "kind": target.kind,
                 "columns": [label],
@@ -153,27 +152,3 @@ def _inputs(x: np.ndarray, where: str) -> np.ndarray:
     if np.issubdtype(x.dtype, np.floating):
         return x.astype(np.float32)
     raise UserError(f"{where}: x is of type {x.dtype}, and numbers are needed; encode texts as numbers")
-
-
-def read_inputs(path: Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
-    """The array x of an NPZ file, prepared as in training, and the rows' numbers 1, 2, ...
-
-    Raises:
-        UserError: the file cannot be read, or its samples have another shape.
-    """
-    arrays = load(path)
-    if "x" not in arrays:
-        raise UserError(f"{path.name} has no array 'x'; it has {', '.join(arrays) or 'none'}")
-    x = arrays["x"]
-    shape = preprocessing.get("shape")
-    if shape is not None and list(x.shape[1:]) != list(shape):
-        raise UserError(f"{path.name}: x has shape {x.shape}, and the model takes samples of shape {tuple(shape)}")
-    if preprocessing.get("kind") == "scale":
-        spread = (-1, *[1] * (x.ndim - 2))
-        mean, std = (np.array(preprocessing[key], np.float32).reshape(spread) for key in ("mean", "std"))
-        return (x.astype(np.float32) / np.float32(preprocessing["divide"]) - mean) / std, _rows(x)
-    return _inputs(x, path.name), _rows(x)
-
-
-def _rows(x: np.ndarray) -> list[str]:
-    return [str(k + 1) for k in range(len(x))]

@@ -1,23 +1,27 @@
-"""A federation from folders of images: class/image, or client/class/image; below train/ and test/ if there are both."""
+"""A federation from images: folders class/image or client/class/image, or a column of a data set that was saved."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
+from fedconcord.data.sources import Source, column, open_table
 from fedconcord.errors import UserError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+Image = tuple[str, Path | bytes]
+"""What an image is called, and where it is or its bytes."""
 
 
 class Look(NamedTuple):
-    """How every image becomes an input."""
+    """What every image is brought to."""
 
     channels: int  # 1 grey, 3 colour
     width: int
@@ -25,57 +29,23 @@ class Look(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The images of a folder."""
+    """Images that can be read again and again, in order."""
 
-    files: list[Path]
+    images: Iterable[Image]
+    total: int
     classes: list[str]  # of each
-    clients: list[str] | None  # of each, where folders say so
+    clients: list[str] | None  # of each, where it is known
 
 
 def read_folder(path: Path, given: Input) -> Dataset:
-    """The federation of a folder of images: pixels divided by 255, [channels, height, width], grey where all are.
-
-    All images have one size, or are brought to `input.image_size` squared. Clients are the outer folders of three levels.
+    """The federation of a folder of images; test images are below test/ where there are train/ and test/.
 
     Raises:
-        UserError: there are no images, one cannot be read, sizes differ, there is one class, or they do not fit.
+        UserError: as `federation`, or there are no images where they should be.
     """
-    test_at = Path(given.test).expanduser() if given.test else path / "test"
-    inner = path / "train" if (path / "train").is_dir() and (path / "test").is_dir() and not given.test else path
-    train = listed(inner)
-    other = listed(test_at) if given.test or inner != path else None
-    names = sorted(set(train.classes))
-    if len(names) < 2:
-        raise UserError(f"{inner} has images of one class only, {names[0]!r}; there is nothing to tell apart")
-    new = sorted(set(other.classes) - set(names)) if other else []
-    if new:
-        raise UserError(f"{test_at} has the class {new[0]!r}, which the training images do not; map or drop it")
-    every = [*train.files, *(other.files if other else [])]
-    how = _look(every, given.image_size)
-    need = 8 * len(every) * how.channels * how.width * how.height
-    refuse_too_large(need, f"{path.name}, {len(every)} images of {how.width} x {how.height},", given.memory)
-    x, y = pixels(train.files, how), np.array([names.index(name) for name in train.classes])
-    clients = sorted(set(train.clients)) if train.clients else [""]
-    owner = np.array([clients.index(name) for name in train.clients or [""] * len(y)])
-    tested = np.zeros(len(y), bool) if other else split(owner, len(clients), given.test_share)
-    return Dataset(
-        path.name,
-        x[~tested],
-        y[~tested],
-        pixels(other.files, how) if other else x[tested],
-        np.array([names.index(name) for name in other.classes]) if other else y[tested],
-        len(names),
-        natural=natural_of(owner[~tested], len(clients), clients) if train.clients else None,
-        client_names=clients if train.clients else None,
-        output_names=names,
-        preprocessing={
-            "kind": "images",
-            **how._asdict(),
-            "divide": 255,
-            "target": {"kind": "class", "columns": ["folder"], "names": names},
-            "said": [],
-        },
-    )
+    both = not given.test and (path / "train").is_dir() and (path / "test").is_dir()
+    test = path / "test" if both else Path(given.test).expanduser() if given.test else None
+    return federation(path.name, listed(path / "train" if both else path), listed(test) if test else None, given)
 
 
 def listed(path: Path) -> Listed:
@@ -88,15 +58,16 @@ def listed(path: Path) -> Listed:
         raise UserError(f"there is no folder {path}")
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     depths = {len(file.relative_to(path).parts) for file in files}
-    if not files or len(depths) > 1 or not depths <= {2, 3}:
+    if len(depths) != 1 or not depths <= {2, 3}:
         found = (
-            f"images at {len(depths)} depths" if len(depths) > 1 else f"{len(files)} images, not in folders of a class"
+            f"images at {len(depths)} depths" if len(depths) > 1 else f"{len(files)} images, in no folder of a class"
         )
         raise UserError(
             f"{path} has {found}; put them at class/image or client/class/image ({', '.join(ENDINGS[:3])}, ...)"
         )
     parts = [file.relative_to(path).parts for file in files]
-    return Listed(files, [part[-2] for part in parts], [part[0] for part in parts] if depths == {3} else None)
+    clients = [part[0] for part in parts] if depths == {3} else None
+    return Listed([(str(file), file) for file in files], len(files), [part[-2] for part in parts], clients)
 
 
 def has_images(path: Path) -> bool:
@@ -104,55 +75,132 @@ def has_images(path: Path) -> bool:
     return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
 
 
-def _look(files: Sequence[Path], size: int | None) -> Look:
-    from PIL import Image, UnidentifiedImageError
+def read_image_table(source: Source, given: Input) -> Dataset:
+    """The federation of a saved data set with a column of images; its label is `label` if none is named."""
+    given = given._replace(label=given.label or ("label",))
+    (name, *more) = sorted(source.images)
+    if more:
+        raise UserError(f"{source.path.name} has the image columns {name}, {', '.join(more)}; keep one")
+    test = None if given.test is None else _rows(open_table(Path(given.test)), name, given)
+    return federation(source.path.name, _rows(source, name, given), test, given)
 
-    sizes: dict[tuple[int, int], Path] = {}
+
+def _rows(source: Source, name: str, given: Input) -> Listed:
+    column(source, name, "images")
+    columns = {"--label-column": given.label[0], **({"--client-column": given.client} if given.client else {})}
+    found = []
+    for option, key in columns.items():
+        chunks = [batch[key].dictionary_encode() for batch in source.batches([column(source, key, option)])]
+        code, names = labels.ordered(labels.collect(key, chunks, source.path.name))
+        named = source.classes.get(key)
+        listed = [named[int(each)] for each in names] if named else names
+        found.append([listed[k] for k in code])
+
+    class Rows:
+        def __iter__(self) -> Iterator[Image]:
+            row = 0
+            for batch in source.batches([name]):
+                for value in batch[name].to_pylist():
+                    row += 1
+                    if value is None or (value.get("bytes") is None and not value.get("path")):
+                        raise UserError(f"{source.path.name}: row {row} has no image in {name!r}; drop it")
+                    yield f"row {row} of {source.path.name}", value["bytes"] or Path(value["path"])
+
+    return Listed(Rows(), len(found[0]), found[0], found[1] if len(found) > 1 else None)
+
+
+def federation(name: str, train: Listed, test: Listed | None, given: Input) -> Dataset:
+    """Pixels divided by 255, [channels, height, width], grey where all are, of `input.image_size` squared if set.
+
+    Raises:
+        UserError: an image cannot be read, sizes differ, there is one class, or they do not fit in memory.
+    """
+    names = sorted(set(train.classes))
+    if len(names) < 2:
+        raise UserError(f"{name} has images of one class only, {names[0]!r}; there is nothing to tell apart")
+    new = sorted(set(test.classes) - set(names)) if test else []
+    if new:
+        raise UserError(f"{name}: the class {new[0]!r} is not in the training data; map these images or drop them")
+    how = _look([train, test] if test else [train], given.image_size)
+    count = train.total + (test.total if test else 0)
+    need = 8 * count * how.channels * how.width * how.height
+    refuse_too_large(need, f"{name}, {count} images of {how.width} x {how.height},", given.memory)
+    x, y = pixels(train.images, train.total, how), _code(train.classes, names)
+    clients = sorted(set(train.clients)) if train.clients else [""]
+    owner = _code(train.clients, clients) if train.clients else np.zeros(len(y), np.int64)
+    tested = np.zeros(len(y), bool) if test else split(owner, len(clients), given.test_share)
+    return Dataset(
+        name,
+        x[~tested],
+        y[~tested],
+        pixels(test.images, test.total, how) if test else x[tested],
+        _code(test.classes, names) if test else y[tested],
+        len(names),
+        natural=natural_of(owner[~tested], len(clients), clients) if train.clients else None,
+        client_names=clients if train.clients else None,
+        output_names=names,
+        preprocessing={
+            "kind": "scale",
+            "divide": 255.0,
+            "mean": [0.0] * how.channels,
+            "std": [1.0] * how.channels,
+            "size": [how.width, how.height],
+            "said": [],
+        },
+    )
+
+
+def _code(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    place = {name: k for k, name in enumerate(names)}
+    return np.array([place[value] for value in values], np.int64)
+
+
+def _open(image: Image) -> Any:
+    from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
+
+    name, where = image
+    try:
+        return Pillow.open(io.BytesIO(where) if isinstance(where, bytes) else where)
+    except (UnidentifiedImageError, OSError, ValueError, Pillow.DecompressionBombError) as error:
+        raise _broken(name, error) from None
+
+
+def _broken(name: str, error: Exception) -> UserError:
+    why = " ".join(str(error).split())[:160] or type(error).__name__
+    return UserError(f"cannot read the image {name}: {why}; repair or remove it")
+
+
+def _look(every: Sequence[Listed], size: int | None) -> Look:
+    sizes: dict[tuple[int, int], str] = {}
     grey = True
-    for file in files:
-        try:
-            with Image.open(file) as image:  # the header alone
-                sizes.setdefault(image.size, file)
-                grey = grey and image.mode in ("1", "L", "I", "I;16", "F")
-        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            raise _broken(file, error) from None
+    for one in every:
+        for image in one.images:
+            with _open(image) as opened:  # the header alone
+                sizes.setdefault(opened.size, image[0])
+                grey = grey and opened.mode in ("1", "L", "I", "I;16", "F")
     if size is None and len(sizes) > 1:
-        (a, one), (b, two) = list(sizes.items())[:2]
+        (a, first), (b, second) = list(sizes.items())[:2]
         raise UserError(
-            f"images differ in size: {one.name} has {a[0]} x {a[1]} pixels, {two.name} {b[0]} x {b[1]}; bring them to one "
+            f"images differ in size: {first} has {a[0]} x {a[1]} pixels, {second} {b[0]} x {b[1]}; bring them to one "
             "with --set input.image_size=64"
         )
     width, height = next(iter(sizes)) if size is None else (size, size)
     return Look(1 if grey else 3, width, height)
 
 
-def pixels(files: Sequence[Path | bytes], how: Look) -> np.ndarray:
-    """Images [n, channels, height, width] float32 in [0, 1]."""
-    from PIL import Image, UnidentifiedImageError
+def pixels(images: Iterable[Image], count: int, how: Look) -> np.ndarray:
+    """Images [count, channels, height, width] float32 in [0, 1]."""
+    from PIL import Image as Pillow
 
-    out = np.empty((len(files), how.channels, how.height, how.width), np.float32)
-    for k, file in enumerate(files):
-        try:
-            with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-                whole = image.convert("L" if how.channels == 1 else "RGB")
-                if whole.size != (how.width, how.height):
-                    whole = whole.resize((how.width, how.height), Image.Resampling.BILINEAR)
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise _broken(file, error) from None
+    out = np.empty((count, how.channels, how.height, how.width), np.float32)
+    for k, image in enumerate(images):
+        with _open(image) as opened:
+            try:
+                whole = opened.convert("L" if how.channels == 1 else "RGB")
+            except (OSError, ValueError, SyntaxError) as error:
+                raise _broken(image[0], error) from None
+        if whole.size != (how.width, how.height):
+            whole = whole.resize((how.width, how.height), Pillow.Resampling.BILINEAR)
         out[k] = np.asarray(whole, np.float32).reshape(how.height, how.width, -1).transpose(2, 0, 1) / 255
     return out
-
-
-def _broken(file: Path | bytes, error: Exception) -> UserError:
-    name = "an image" if isinstance(file, bytes) else f"the image {file}"
-    why = " ".join(str(error).split())[:160] or type(error).__name__
-    return UserError(f"cannot read {name}: {why}; repair or remove it")
-
-
-def read_images(path: Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
-    """One image, or all of a folder, as inputs of a model, and their paths."""
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in ENDINGS)
-    if not files:
-        raise UserError(f"there is no image at {path}; give an image or a folder of images")
-    how = Look(*(int(preprocessing[key]) for key in Look._fields))
-    return pixels(files, how), [str(file) for file in files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,14 @@ from fedconcord.rng import Purpose, generator
 
 Target = Literal["class", "number", "labels"]
 FEW = 20  # whole numbers with at most so many different values are taken for classes
+
+
+ENDINGS = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".npz")  # of files that are known without being opened
+
+
+def is_file(text: str) -> bool:
+    """Whether `--data` names a file or a folder rather than a data set."""
+    return "/" in text or Path(text).suffix.lower() in ENDINGS or Path(text).expanduser().exists()
 
 
 class Input(NamedTuple):

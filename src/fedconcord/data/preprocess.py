@@ -1,9 +1,9 @@
 """From columns to inputs of a model: numbers standardised, categories one-hot, missing values filled and marked.
 
 What the transform needs to know of the data is *given* (a file), or *fitted* from messages of the clients in which
-there is no row: first the number of known values and their sum for each number column and the set of texts of each category
-column, then, for the means of these sums, the sums of squared deviations. Only sums over all clients and the union of
-the sets are used, so that secure aggregation will do. Training samples alone take part.
+there is no row: first how many values are known and their sum for each number column, and the set of texts of each
+category column; then, for the means of these sums, the sums of squared deviations. Only sums over all clients and the
+union of the sets are used, so that secure aggregation will do. Training samples alone take part.
 
 A fitted transform is plain JSON: {"kind": "table", "columns": [{"name", "kind": "number", "mean", "scale",
 "indicator"}, {"name", "kind": "category", "values"}], ...}.
@@ -30,7 +30,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Number(BaseModel):
-    """A column of numbers: (value - mean) / scale, 0 where missing; with `indicator` a second input, 1 where missing."""
+    """A column of numbers: (value - mean) / scale, 0 where missing; `indicator`: and 1 where missing, 0 elsewhere."""
 
     model_config = STRICT
     name: str
@@ -176,7 +176,7 @@ def read_columns(saved: Mapping[str, Any], where: str) -> list[Column]:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"{where}: columns{'.' + place if place else ''}: {first['msg'].lower()}; a transform is a list of columns, "
+            f"{where}: columns{'.' + place if place else ''}: {first['msg'].lower()}; it is a list of columns, "
             'as in {"name": "age", "kind": "number", "mean": 50.1, "scale": 9.8} or '
             '{"name": "sex", "kind": "category", "values": ["f", "m"]}'
         ) from None
@@ -198,23 +198,14 @@ def read_statistics(path: Path) -> list[Column]:
 
 
 def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
-    """Inputs of a model from new data, by the transform of its training: (x [n, *shape], what each row is called).
+    """Inputs of a model from a new table, by the transform of its training: (x [n, width], the rows' names 1, 2, ...).
 
-    A table's rows are called 1, 2, ...; images, by their paths. No label is needed. Columns that the transform does not
-    name are not read.
+    No label is needed. Columns that the transform does not name are not read.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
     """
     path = Path(path).expanduser()
-    if preprocessing.get("kind") == "images":
-        from fedconcord.data.images import read_images
-
-        return read_images(path, preprocessing)
-    if preprocessing.get("kind") != "table":
-        from fedconcord.data.arrays import read_inputs
-
-        return read_inputs(path, preprocessing)
     columns, source = read_columns(preprocessing, "the model's preprocessing"), open_table(path)
     for c in columns:
         column(source, c.name, "the model's preprocessing")

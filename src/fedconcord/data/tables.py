@@ -57,7 +57,7 @@ def read_table(path: Path, given: Input) -> Dataset:
     source = open_table(path)
     if not given.label:
         raise UserError(
-            f"{path.name} has the columns {', '.join(source.names[:40])}; say which is to be learnt: --label-column NAME"
+            f"{path.name} has the columns {', '.join(source.names[:40])}; say which is learnt: --label-column NAME"
         )
     features = _features(source, given)
     survey = look(source, features, given)

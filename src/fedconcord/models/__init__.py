@@ -6,10 +6,11 @@ Layers keep torch's default initialisation unless their file says otherwise: who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from fedconcord.imports import open_factories
 from fedconcord.models.cnn1 import cnn1
 from fedconcord.models.cnn2 import cnn2
 from fedconcord.models.lenet import lenet
@@ -28,4 +29,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,
 }
 
-__all__ = ["MODELS", "cnn1", "cnn2", "lenet", "logreg", "resnet18", "two_nn", "vgg11"]
+
+def models() -> Mapping[str, Callable[..., nn.Module]]:
+    """`MODELS`, and factories of your own by import path, `package.module:factory`."""
+    return open_factories(MODELS, "model", ("shape", "classes"))
+
+
+__all__ = ["MODELS", "cnn1", "cnn2", "lenet", "logreg", "models", "resnet18", "two_nn", "vgg11"]

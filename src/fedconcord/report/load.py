@@ -42,6 +42,7 @@ class Head:
     model: str
     partition: str
     target: float | None = None
+    ranking: tuple[dict[str, Any], ...] = ()  # {"column", "higher"} of the test metrics, the one that ranks first
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None  # why it ended before its last round

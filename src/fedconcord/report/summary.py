@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +47,13 @@ KNOWN = (  # the first that every run has ranks the methods
     Metric("test_accuracy", "test accuracy", higher=True, percent=True),
     Metric("cluster_accuracy", "cluster accuracy", higher=True, percent=True),
     Metric("distance", "distance to the optimum", higher=False, log=True),
+    Metric("test_rmse", "test RMSE", higher=False),
+    Metric("test_mae", "test MAE", higher=False),
+    Metric("test_r2", "test R2", higher=True),
+    Metric("test_label_accuracy", "test label accuracy", higher=True, percent=True),
+    Metric("test_exact", "test samples all right", higher=True, percent=True),
+    Metric("test_micro_f1", "test micro F1", higher=True),
+    Metric("test_macro_f1", "test macro F1", higher=True),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
     Metric("train_loss", "train loss", higher=False),
@@ -61,6 +68,13 @@ def metric_of(column: str) -> Metric:
             return m
     accuracy = column.endswith("accuracy")
     return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
+
+
+def ranking(runs: Sequence[Run]) -> tuple[Metric, ...]:
+    """The metrics that may rank the runs, best choice first: those that they name themselves, then the known ones."""
+    named = {str(entry["column"]): bool(entry["higher"]) for entry in runs[0].head.ranking}
+    own = tuple(replace(metric_of(column), higher=higher) for column, higher in named.items())
+    return own + tuple(m for m in KNOWN if m.column not in named)
 
 
 class Reach(NamedTuple):
@@ -298,7 +312,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     usable = [r for r in runs if r.round.size]
     if not usable:
         raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
-    shared = [m for m in KNOWN if all(m.column in r.metrics for r in usable)]
+    shared = [m for m in ranking(usable) if all(m.column in r.metrics for r in usable)]
     if not shared:
         columns = sorted({c for r in usable for c in r.metrics})
         known = ", ".join(m.column for m in KNOWN)
