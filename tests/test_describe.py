@@ -118,9 +118,10 @@ def test_the_picture_shows_who_holds_what(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    given = "--data digits --partition shards(2) --clients 20 --seed 3 --set skew=rotate(90) --out".split()
+    given = {"data": "digits", "partition": "shards(2)", "clients": "20", "seed": "3", "set": "skew=rotate(90)"}
+    options = [part for key, value in given.items() for part in (f"--{key}", value)]
     done = subprocess.run(
-        [sys.executable, "-m", "fedconcord", "data", "describe", *given, str(tmp_path / "d")],
+        [sys.executable, "-m", "fedconcord", "data", "describe", *options, "--out", str(tmp_path / "d")],
         capture_output=True,
         text=True,
         timeout=120,
