@@ -375,21 +375,21 @@ def _try_start(planned: Sequence[Planned], jobs: int) -> None:
     for entry in planned:
         if entry.config.seed == planned[0].config.seed:
             with _threads(entry.config.engine.threads):
-                job, _ = _prepared(entry.config)
+                job, _ = _prepared(entry.config, entry.folder)
                 settings_module.advise(entry.config)
                 resolved(job)  # a measured chunk is measured here, once and on a quiet machine
     if jobs > 1:  # the workers have their own
         settings_module.forget_problem()
 
 
-def _prepared(config: Config) -> tuple[Job, list[str]]:
+def _prepared(config: Config, folder: Path) -> tuple[Job, list[str]]:
     """The job of a run and the names of the models that its method offers; refuses what the method refuses."""
     job = settings_module.build(config)
     try:
         # a prologue asks every client, which takes its time, and changes neither names nor refusals
         state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
         settings_module.refuse(job, config)
-        results.refuse_too_much(job, config.rounds)
+        results.refuse_too_much(results.placed(job, folder), config.rounds)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None
     return job, list(job.algorithm.models(state.server))
@@ -416,7 +416,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
     """
     config, folder = planned.config, planned.folder
     with _threads(config.engine.threads):
-        job, models = _prepared(config)
+        job, models = _prepared(config, folder)
         info = {
             "method": config.method,
             "label": config.label,

@@ -1,5 +1,6 @@
 """Everything that a run needs to go on as if it had never stopped, in one safetensors file.
 
+The clients' rows are in it, or only where they lie in their own file (`state.disk`), which then belongs to it.
 Randomness is keyed, so there is no generator state to keep: the server's state, the clients' rows and counters are all.
 """
 
@@ -16,7 +17,7 @@ from fedconcord import files
 from fedconcord.core import tree_leaves, tree_unflatten
 from fedconcord.engines.base import ALONE, Team
 from fedconcord.errors import UserError
-from fedconcord.training import Job, State, start
+from fedconcord.training import Job, State, blank
 
 FORMAT = 1
 
@@ -39,6 +40,7 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
     files.write_bytes(
         path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)})
     )
+    state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
 def read(path: Path, job: Job) -> State:
@@ -47,7 +49,7 @@ def read(path: Path, job: Job) -> State:
     Raises:
         UserError: the file is broken, or belongs to another method, model or number type.
     """
-    fresh = start(job)
+    fresh, _ = blank(job)
     try:
         with safe_open(path, framework="pt") as file:
             counters = json.loads((file.metadata() or {}).get("state", "{}"))

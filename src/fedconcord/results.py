@@ -7,6 +7,7 @@ timing.csv         seconds of each round, training alone
 partition.csv      samples of each class at each client
 checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
+rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import json
 import math
 import os
 import platform
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,10 +34,9 @@ import torch
 import fedconcord
 from fedconcord import checkpoint, files
 from fedconcord.answer import NOTHING, Answer, Wanted
-from fedconcord.core import n_clients
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
-from fedconcord.training import Job, Row, State, resolved, state_bytes, train
+from fedconcord.training import Job, Row, State, resolved, row_bytes, state_bytes, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
@@ -80,7 +82,7 @@ def execute(
     if isinstance(job.engine, Stacked) and "chunk" in before:
         # measured anew they might differ, and so might the last bits
         job = replace(job, engine=replace(job.engine, chunk=before["chunk"], workers=before.get("workers", 1)))
-    job = resolved(job)
+    job = resolved(placed(job, folder))
     grows_to = refuse_too_much(job, rounds)
     team = job.engine.team
     lead = team.rank == 0  # writes all files
@@ -155,17 +157,41 @@ def execute(
     return status
 
 
+def placed(job: Job, folder: Path) -> Job:
+    """The same job, whose rows on disk lie in the run's folder."""
+    return replace(job, storage=replace(job.storage, path=folder / "rows.bin"))
+
+
 def refuse_too_much(job: Job, rounds: int) -> int:
-    """The bytes that the clients' state may grow to; what cannot fit is refused before round 0, not at round 300."""
-    need = state_bytes(job, rounds)
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    if have and need > have:
-        row = need // min(n_clients(job.problem), rounds * job.schedule.cohort)
+    """The bytes that the clients' rows may grow to; what cannot fit is refused before round 0, not at round 300."""
+    need, (have, where) = state_bytes(job, rounds), room(job)
+    if need > have:
+        disk, half = job.storage.kind == "disk", job.storage.rows != "full"
+        ways = ("" if disk else "set engine.store=disk, ") + ("" if half else "set engine.rows=bfloat16, ")
         raise UserError(
-            f"the clients' state may grow to {need / 2**30:.1f} GiB ({row / 2**20:.1f} MiB a client) and this machine "
-            f"has {have / 2**30:.1f} GiB; use a smaller model, fewer clients or a method without client state"
+            f"the clients' state may grow to {size(need)} ({size(row_bytes(job))} a client) and {where} has "
+            f"{size(have)}; {ways}use a smaller model, fewer clients or rounds, or a method without client state"
         )
     return need
+
+
+def room(job: Job) -> tuple[float, str]:
+    """Bytes for clients' rows where they will live, and where that is: memory in all, or what is free of the disk."""
+    if job.storage.kind == "disk":
+        path = job.storage.path or Path(tempfile.gettempdir()) / "rows.bin"
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        return shutil.disk_usage(folder).free + (path.stat().st_size if path.exists() else 0), f"the disk of {folder}"
+    if job.problem.device.type == "cuda":
+        return torch.cuda.mem_get_info(job.problem.device)[1], "the GPU"
+    if not hasattr(os, "sysconf"):  # not POSIX: nobody knows
+        return math.inf, "this machine"
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
+
+
+def size(count: float) -> str:
+    """Bytes as people write them: 1.5 GiB."""
+    unit = min(max(int(math.log2(max(count, 1)) // 10), 0), 4)
+    return f"{count / 2 ** (10 * unit):.{0 if unit == 0 else 1}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
 
 def _description(

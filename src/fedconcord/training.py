@@ -28,7 +28,7 @@ from fedconcord.engines import Engine, Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity import sampling, weights
 from fedconcord.solvers import Solver
-from fedconcord.state import MemoryStore
+from fedconcord.state import First, Storage, Store
 
 
 class Planner(Protocol):
@@ -54,6 +54,7 @@ class Job:
     schedule: Planner
     solver: Solver = Solver()
     engine: Engine = Stacked()
+    storage: Storage = Storage()
 
 
 class State(NamedTuple):
@@ -61,7 +62,7 @@ class State(NamedTuple):
 
     round: int  # rounds done
     server: Tree
-    store: MemoryStore
+    store: Store
     bytes_up: int  # cumulative
     bytes_down: int  # cumulative
     gradient_steps: int  # cumulative
@@ -72,6 +73,18 @@ def start(job: Job) -> State:
 
     Raises:
         UserError: the method refuses this population or cohort, or cohort or processes exceed the population.
+    """
+    state, population = blank(job)
+    if job.algorithm.prologue is None:
+        return state
+    return _prologue(job, job.algorithm.prologue, state, population)
+
+
+def blank(job: Job) -> tuple[State, Population]:
+    """The state before all clients are asked for what a method's prologue wants: what a checkpoint is read into.
+
+    Raises:
+        UserError: as `start`.
     """
     n, cohort = n_clients(job.problem), job.schedule.cohort
     sampling.check(cohort, n)
@@ -88,34 +101,54 @@ def start(job: Job) -> State:
     template = job.algorithm.init_client(x)
     if isinstance(job.problem, TwoBlock):
         template = TwoBlockRow(template, job.problem.private)
-    server, store = job.algorithm.init(x, population), MemoryStore(template)
-    if job.algorithm.prologue is None:
-        return State(0, server, store, 0, 0, 0)
-    return _prologue(job, job.algorithm.prologue, State(0, server, store, 0, 0, 0), population)
+    server = job.algorithm.init(x, population)
+    store = job.storage.open(template, _first_rows(job, job.algorithm.prologue, server, template))
+    return State(0, server, store, 0, 0, 0), population
+
+
+def _first_rows(job: Job, prologue: Prologue | None, server: Tree, template: Tree) -> First | None:
+    """What a client holds after the prologue, computed when it first takes part: one that never does costs nothing.
+
+    It depends on x^0 and the client alone, so it has the same bits whenever it is asked for.
+    """
+    if prologue is None:
+        return None
+    empty = template.row if isinstance(template, TwoBlockRow) else template
+
+    def rows(ids: np.ndarray) -> Tree:
+        found = [prologue.row(empty, _block_gradients(job, int(i), server.x)) for i in ids]
+        stacked = tree_map(lambda *leaves: torch.stack(leaves), *found)
+        if not isinstance(template, TwoBlockRow):
+            return stacked
+        return TwoBlockRow(stacked, template.private.expand(len(ids), *template.private.shape).clone())
+
+    return rows
+
+
+def _block_gradients(job: Job, client: int, x: torch.Tensor) -> torch.Tensor:
+    """Gradients [M, d] of a client's blocks at x [d]."""
+    members = job.schedule.members(client, job.algorithm, job.problem.offsets)
+    index = np.zeros((len(members), max(map(len, members))), np.int64)
+    weight = np.zeros(index.shape)
+    for row, share, block in zip(index, weight, members, strict=True):
+        row[: len(block)], share[: len(block)] = block, 1 / len(block)
+    samples = torch.as_tensor(index + job.problem.offsets[client], device=job.problem.device)
+    short = len(members[0]) > len(members[-1])
+    shares = torch.as_tensor(weight).to(samples.device, job.problem.dtype) if short else None
+    return job.problem.gradients(x.expand(len(members), -1), samples, shares)
 
 
 def _prologue(job: Job, prologue: Prologue, state: State, population: Population) -> State:
-    """Every client's block gradients at x^0, and what the server makes of them."""
-    problem, total, sent = job.problem, None, 0
+    """Every client's block gradients at x^0, and what the server makes of them: the one pass over all clients."""
+    total, sent, x = None, 0, state.server.x
     for i in np.flatnonzero(job.engine.team.owns(np.arange(population.n))):
-        members = job.schedule.members(int(i), job.algorithm, problem.offsets)
-        gradients = torch.stack(
-            [
-                problem.gradient(state.server.x, problem.offsets[i] + torch.as_tensor(block, device=problem.device))
-                for block in members
-            ]
-        )
-        ids = np.array([i])
-        held = state.store.gather(ids)
-        before = held.row if isinstance(held, TwoBlockRow) else held
-        row = tree_map(lambda leaf: leaf[None], prologue.row(tree_map(lambda leaf: leaf[0], before), gradients))
-        state.store.scatter(ids, held._replace(row=row) if isinstance(held, TwoBlockRow) else row)
+        gradients = _block_gradients(job, int(i), x)
         share = prologue.contribute(gradients, population.p[i].to(gradients))
         total = share if total is None else tree_map(torch.add, total, share)
         sent += tree_bytes(share)
     total, (sent,) = job.engine.team.total(total, (sent,))
-    down = population.n * tree_bytes(state.server.x)
-    evaluations = population.n * len(members)
+    down = population.n * tree_bytes(x)
+    evaluations = population.n * len(gradients)
     return state._replace(
         server=prologue.update(state.server, total), bytes_up=sent, bytes_down=down, gradient_steps=evaluations
     )
@@ -123,10 +156,13 @@ def _prologue(job: Job, prologue: Prologue, state: State, population: Population
 
 def state_bytes(job: Job, rounds: int) -> int:
     """What the clients' rows may grow to: bytes of a row times the clients that can be drawn in so many rounds."""
-    n, x = n_clients(job.problem), job.problem.init(job.schedule.seed)
-    drawn = n if job.algorithm.prologue is not None else min(n, rounds * job.schedule.cohort)
-    private = tree_bytes(job.problem.private) if isinstance(job.problem, TwoBlock) else 0
-    return drawn * (tree_bytes(job.algorithm.init_client(x)) + private)
+    return min(n_clients(job.problem), rounds * job.schedule.cohort) * row_bytes(job)
+
+
+def row_bytes(job: Job) -> int:
+    """Bytes that one client's row takes between rounds."""
+    own = job.storage.row_bytes(job.algorithm.init_client(job.problem.init(job.schedule.seed)))
+    return own + (job.storage.row_bytes(job.problem.private) if isinstance(job.problem, TwoBlock) else 0)
 
 
 def resolved(job: Job) -> Job:

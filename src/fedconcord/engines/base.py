@@ -26,7 +26,7 @@ from fedconcord.core import (
 )
 from fedconcord.errors import UserError
 from fedconcord.solvers import Solver
-from fedconcord.state import MemoryStore
+from fedconcord.state import Store
 
 
 class Outcome(NamedTuple):
@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
     ) -> Outcome:
         """One round: returns the new server state and writes the cohort's rows to the store."""
         ...

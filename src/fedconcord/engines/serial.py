@@ -36,7 +36,7 @@ from fedconcord.engines.base import (
     with_oracle,
 )
 from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
-from fedconcord.state import MemoryStore
+from fedconcord.state import Store
 
 
 class Serial:
@@ -49,7 +49,7 @@ class Serial:
         return self
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
     ) -> Outcome:
         """One round, as `core` states it."""
         cohort = cohort_of(problem, plan)

@@ -29,7 +29,7 @@ from fedconcord.engines.base import (
 )
 from fedconcord.engines.local import full_gradient, solve
 from fedconcord.solvers import Solver
-from fedconcord.state import MemoryStore
+from fedconcord.state import MemoryStore, Store
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Stacked:
         return replace(self, chunk=width, workers=number)
 
     def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: MemoryStore, plan: Plan
+        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
     ) -> Outcome:
         """One round, as `core` states it."""
         cohort = cohort_of(problem, plan)
