@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 ORACLES = ROOT.parent / "shared" / "oracles"
-FIXED, CHECK, ENGINES, RESULTS = (f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results"))
+FIXED, CHECK, ENGINES, RESULTS, STATE = (
+    f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
+)
 
 
 class Edit(NamedTuple):
@@ -131,6 +133,22 @@ MUTATIONS: dict[str, Mutation] = {
     "checkpoint: clients' rows forgotten": Mutation(
         (Edit("checkpoint.py", "state.store.export().items()", "{'ids': torch.zeros(0, dtype=torch.int64)}.items()"),),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
+    ),
+    "rows on disk: a checkpoint's rows written over": Mutation(
+        (
+            Edit(
+                "state/disk.py", "self._stale, self._fresh = [np.zeros(0, np.int64)], PerClient(0)", "self._stale = []"
+            ),
+        ),
+        (STATE,),
+    ),
+    "rows on disk: slots free before the next checkpoint": Mutation(
+        (
+            Edit(
+                "state/disk.py", "        self._stale.append(left)", "        self._free = np.append(self._free, left)"
+            ),
+        ),
+        (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
         (Edit("engines/base.py", "int(i)).random(n) for i in plan.ids[select]", "int(i)).random(n) for i in select"),),

@@ -27,7 +27,8 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
     rows = team.collect(state.store.export())
     if team.rank != 0:
         return
-    tensors = {f"server.{name}": leaf.detach().cpu() for name, leaf in tree_leaves(state.server).items()}
+    # copies: a method may keep one tensor under two names, which the format refuses
+    tensors = {f"server.{name}": leaf.detach().cpu().clone() for name, leaf in tree_leaves(state.server).items()}
     tensors |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
         "format": FORMAT,
@@ -38,7 +39,7 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
     }
     # one metadata entry: several are written in an order that changes from file to file
     files.write_bytes(
-        path, save({k: v.contiguous().clone() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)})
+        path, save({k: v.contiguous() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)})
     )
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 

@@ -158,7 +158,15 @@ def execute(
 
 
 def placed(job: Job, folder: Path) -> Job:
-    """The same job, whose rows on disk lie in the run's folder."""
+    """The same job, whose rows on disk lie in the run's folder.
+
+    Raises:
+        UserError: several processes share the rounds: a checkpoint that any number of them resumes holds the rows.
+    """
+    if job.storage.kind == "disk" and job.engine.team.size > 1:
+        raise UserError(
+            "engine.store=disk is for one process; leave it out: each of several keeps the rows of its own clients alone"
+        )
     return replace(job, storage=replace(job.storage, path=folder / "rows.bin"))
 
 

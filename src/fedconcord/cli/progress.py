@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.api import Finished, Planned
     from fedconcord.training import Row
 
+LARGE = 2**30  # bytes of clients' state that are worth a word
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
 
 
@@ -87,6 +88,8 @@ class Show:
             self._end(number, event)
 
     def _row(self, number: int, row: Row) -> None:
+        if row.round == 0:
+            self._say_size(self.planned[number])
         latest = latest_metric(row.metrics) if row.metrics else None
         if self.bars:
             self.bars.update(self.tasks[number], completed=row.round)
@@ -96,6 +99,15 @@ class Show:
             self.said = time.monotonic()
             rounds = self.planned[number].config.rounds
             say(f"{self.name(number)}: round {row.round} of {rounds}, {latest}")
+
+    def _say_size(self, planned: Planned) -> None:
+        """The bytes of the clients' state, where they are many."""
+        from fedconcord.results import read_description, size
+
+        need = read_description(planned.folder)["state_bytes"]
+        if need >= LARGE:
+            place = "on the disk of the results" if planned.config.engine.store == "disk" else "in memory"
+            say(f"{planned.config.label}: the clients' state may grow to {size(need)} {place}")
 
     def _end(self, number: int, result: Finished) -> None:
         if result.status == "interrupted" and number not in self.tasks and self.bars:

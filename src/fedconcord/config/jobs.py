@@ -36,6 +36,7 @@ from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
 from fedconcord.server import with_server
 from fedconcord.solvers import Solver
+from fedconcord.state import Storage
 from fedconcord.stopping import Patience
 from fedconcord.training import Job
 from fedconcord.uploads import with_uploads
@@ -249,6 +250,7 @@ def build(config: Config) -> Job:
             kind=local.solver,
         ),
         engine=engine,
+        storage=Storage(config.engine.store, config.engine.rows),
     )
 
 

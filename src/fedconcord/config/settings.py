@@ -58,7 +58,7 @@ class LocalSettings(BaseModel):
 
 
 class EngineSettings(BaseModel):
-    """How the rounds are computed; results do not depend on it."""
+    """How the rounds are computed; results depend on the precisions `dtype` and `rows` alone."""
 
     model_config = STRICT
     name: Annotated[
@@ -72,6 +72,14 @@ class EngineSettings(BaseModel):
     timeout: Annotated[
         float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
     ] = 600.0
+    store: Annotated[
+        Literal["memory", "disk"],
+        Field(description="where clients' state lies between rounds; disk: in the run's folder"),
+    ] = "memory"
+    rows: Annotated[
+        Literal["full", "bfloat16", "float16"],
+        Field(description="precision of clients' state between rounds; 2-byte numbers make exact methods inexact"),
+    ] = "full"
 
 
 class EvalSettings(BaseModel):

@@ -49,7 +49,7 @@ class Store(Protocol):
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `export`, into a store that was not used yet."""
+        """The inverse of `export`, into a store that was not used yet and owns the tensors from now on."""
         ...
 
 
@@ -59,9 +59,9 @@ class Storage:
 
     `rows` other than full keep floating-point fields in 2 bytes a number: the rounds compute in full precision, what is
     kept is rounded to nearest at the end of a round, with relative error up to 2^-9 (bfloat16, the range of float32) or
-    2^-12 (float16, which holds 6e-5 to 65504 at that precision; larger is infinite). Methods with rows are then no
-    longer exact: they stop at a distance of that order. Every engine rounds alike, so engines still agree, unless two
-    engines' last bits fall on two sides of a tie, about one number in 10^13 in float64.
+    2^-12 (float16, which holds 6e-5 to 65504 at that precision; larger is infinite). Exact methods with rows then stop
+    short of the optimum (docs/scale.md has measured distances). Every engine rounds alike, so engines still agree,
+    unless two engines' last bits fall on two sides of a tie, about one number in 10^13 in float64.
     """
 
     kind: Literal["memory", "disk"] = "memory"

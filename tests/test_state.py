@@ -1,0 +1,341 @@
+"""Stores: the same rows and results wherever they live; a run that is killed goes on to the same bits."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedconcord import checkpoint, results
+from fedconcord.core import tree_leaves
+from fedconcord.engines import Engine, Serial, Stacked
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.work import fixed, uniform
+from fedconcord.problems import quadratics
+from fedconcord.results import execute
+from fedconcord.state import DiskStore, MemoryStore, Storage, Store
+from fedconcord.training import Job, State, advance, start, state_bytes
+from table import make
+
+
+class Row(NamedTuple):
+    dual: Tensor  # [d]
+    table: Tensor  # [M, d]
+    count: Tensor  # [] int64
+    rate: Tensor  # []
+
+
+TEMPLATE = Row(torch.arange(3.0), torch.zeros(2, 3), torch.tensor(7), torch.tensor(0.5))
+
+
+def rows(draw: np.random.Generator, count: int) -> Row:
+    def random(*shape: int) -> Tensor:
+        return torch.as_tensor(draw.standard_normal((count, *shape)), dtype=torch.float32)
+
+    return Row(random(3), random(2, 3), torch.as_tensor(draw.integers(9, size=(count, 1))), random(1))
+
+
+def assert_rows(store: Store, model: dict[int, Row], half: torch.dtype | None = None) -> None:
+    assert store.ids().tolist() == sorted(model)
+    assert len(store) == len(model)
+    got = store.gather(np.arange(40))
+    for i in range(40):
+        for name, leaf in tree_leaves(model.get(i, TEMPLATE)).items():
+            wanted = leaf.to(half).to(leaf) if half and leaf.is_floating_point() and i in model else leaf
+            assert torch.equal(getattr(got, name)[i].reshape(wanted.shape), wanted), (i, name)
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16], ids=["full", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_is_a_dictionary_that_survives_crashes(
+    kind: str, seed: int, half: torch.dtype | None, tmp_path: Path
+) -> None:
+    """Random writes, checkpoints, and crashes at any point of a checkpoint, against a dictionary."""
+    draw = np.random.default_rng(seed)
+    path = tmp_path / "rows.bin"
+
+    def opened() -> Store:
+        return MemoryStore(TEMPLATE, half) if kind == "memory" else DiskStore(TEMPLATE, path, half)
+
+    store, model = opened(), dict[int, Row]()
+    saved, safe = store.export(), dict[int, Row]()
+    store.commit()
+    crashes = 0
+    for _ in range(120):
+        event = draw.random()
+        if event < 0.7:
+            ids = np.sort(draw.choice(40, draw.integers(1, 9), replace=False))
+            new = rows(draw, len(ids))
+            store.scatter(ids, new)
+            model |= {int(i): Row(*(leaf[k] for leaf in new)) for k, i in enumerate(ids)}
+        elif event < 0.85:
+            exported = {name: leaf.clone() for name, leaf in store.export().items()}
+            if draw.random() < 0.8:  # else the run dies with the checkpoint half written: the old one counts
+                saved, safe = exported, dict(model)
+                if draw.random() < 0.8:  # else it dies with the checkpoint in place and the store not told
+                    store.commit()
+                    assert_rows(store, model, half)
+                    continue
+            store, model = opened(), dict(safe)
+            store.restore({name: leaf.clone() for name, leaf in saved.items()})
+        else:
+            crashes += 1
+            store, model = opened(), dict(safe)
+            store.restore({name: leaf.clone() for name, leaf in saved.items()})
+        assert_rows(store, model, half)
+    assert crashes > 5
+    if kind == "disk":  # a slot a client, and one more for what changed between two checkpoints
+        assert path.stat().st_size <= 4096 + 2 * 40 * store._stride  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_what_a_method_must_not_scatter(kind: str) -> None:
+    store, good = Storage(kind).open(TEMPLATE), rows(np.random.default_rng(0), 2)  # type: ignore[arg-type]
+    ids = np.array([3, 5])
+    for bad, said in (
+        (good._replace(dual=good.dual.double()), r"'dual' came as torch.float64 \[2, 3\] where torch.float32"),
+        (good._replace(dual=good.dual[:1]), r"\[1, 3\] where torch.float32 \[2, 3\] is kept"),
+        (good._replace(table=good.table[:, :1]), r"'table' came as torch.float32 \[2, 1, 3\]"),
+        (good._replace(count=good.rate), r"'count' came as torch.float32"),
+        (good.dual, r"has the fields \[''\] where its first row has \['dual', 'table', 'count', 'rate'\]"),
+    ):
+        with pytest.raises(UserError, match=said):
+            store.scatter(ids, bad)
+    assert len(store) == 0
+    store.scatter(ids, good._replace(rate=good.rate[:, 0]))  # a scalar may come as [S]
+    assert store.gather(ids).rate.tolist() == good.rate.tolist()
+
+
+def test_gathered_rows_are_copies() -> None:
+    for kind in ("memory", "disk"):
+        store = Storage(kind).open(TEMPLATE)  # type: ignore[arg-type]
+        for ids in (np.array([1]), np.array([1, 2])):  # never written, written, both
+            store.gather(ids).dual.zero_()
+            assert store.gather(ids).dual.tolist() == [[0, 1, 2]] * len(ids)
+            store.scatter(np.array([1]), Row(torch.arange(3.0)[None], torch.zeros(1, 2, 3), torch.ones(1, 1).long(),
+                                             torch.ones(1, 1)))  # fmt: skip
+
+
+def test_a_file_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    path, draw = tmp_path / "rows.bin", np.random.default_rng(0)
+    store = DiskStore(TEMPLATE, path)
+    store.scatter(np.arange(5), rows(draw, 5))
+    first = store.export()
+    store.commit()
+    store.scatter(np.arange(5), rows(draw, 5))
+    second = store.export()
+    store.commit()
+    copy = path.read_bytes()
+    DiskStore(TEMPLATE, path).restore(second)
+
+    def refused(tensors: dict[str, Tensor], said: str) -> None:
+        with pytest.raises(UserError, match=said):
+            DiskStore(TEMPLATE, path).restore(tensors)
+
+    refused(first, "belongs to another or a later checkpoint")
+    path.write_bytes(copy[:-8])
+    refused(second, "shorter than the checkpoint says")
+    path.unlink()
+    refused(second, "No such file")
+    DiskStore(TEMPLATE, path).scatter(np.arange(30), rows(draw, 30))
+    refused(second, "belongs to another or a later checkpoint")
+    refused(MemoryStore(TEMPLATE).export(), r"resume with engine\.store=memory")
+    with pytest.raises(UserError, match=r"resume with engine\.store=disk"):
+        MemoryStore(TEMPLATE).restore(second)
+    held = MemoryStore(TEMPLATE)
+    held.scatter(np.arange(2), rows(draw, 2))
+    with pytest.raises(UserError, match=r"holds torch.float32 .* where this job keeps torch.float16"):
+        MemoryStore(TEMPLATE, torch.float16).restore(held.export())
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_checkpoint_whole(tmp_path: Path) -> None:
+    path, draw = tmp_path / "rows.bin", np.random.default_rng(0)
+    store = DiskStore(TEMPLATE, path)
+    first = rows(draw, 20)
+    store.scatter(np.arange(20), first)
+    saved = store.export()
+    store.commit()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
+        with pytest.raises(UserError, match=r"rows cannot be kept in .*rows.bin .*; free space"):
+            store.scatter(np.arange(20), rows(draw, 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = DiskStore(TEMPLATE, path)
+    again.restore(saved)
+    assert_rows(again, {i: Row(*(leaf[i] for leaf in first)) for i in range(20)})
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+def job(
+    name: str, storage: Storage, engine: Engine | None = None, dtype: torch.dtype = torch.float32, **o: object
+) -> Job:
+    problem = quadratics(0, 12, dtype, torch.device("cpu"), dim=5)
+    schedule = Schedule(4, 3, 0.1, uniform(1, 4), batch_size=1)
+    return Job(problem, make(name, **o), schedule, engine=engine or Stacked(2), storage=storage)
+
+
+WITH_ROWS = [("scaffold", {}), ("fedadmm", {}), ("fedvra", {}), ("afedpd", {}), ("losac", {"init": "gradient"})]
+
+
+def train(this: Job, rounds: int = 12) -> State:
+    state = start(this)
+    for _ in range(rounds):
+        state = advance(this, state)
+    return state
+
+
+@pytest.mark.parametrize("kept", ["full", "float16"])
+@pytest.mark.parametrize("engine", [Serial(), Stacked(2)], ids=["serial", "stacked"])
+@pytest.mark.parametrize(("name", "options"), WITH_ROWS)
+def test_results_do_not_depend_on_where_rows_live(name: str, options: dict[str, str], engine: Engine, kept) -> None:
+    memory, disk = (train(job(name, Storage(kind, kept), engine, **options)) for kind in ("memory", "disk"))
+    everyone = np.arange(12)
+    for a, b in ((memory.server, disk.server), (memory.store.gather(everyone), disk.store.gather(everyone))):
+        assert all(map(torch.equal, tree_leaves(a).values(), tree_leaves(b).values()))
+    assert memory[3:] == disk[3:]
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("name", "options"), WITH_ROWS)
+def test_engines_agree_with_half_rows(name: str, options: dict[str, str], kept) -> None:
+    serial, stacked = (
+        train(job(name, Storage(rows=kept), engine, torch.float64, **options)) for engine in (Serial(), Stacked(2))
+    )
+    for a, b in zip(tree_leaves(serial.server).values(), tree_leaves(stacked.server).values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedvra", "losac"])
+def test_half_rows_cost_exactness_and_no_more(name: str) -> None:
+    """Exact methods reach the optimum with full rows; rounded ones stop at a distance that the rounding bounds."""
+    problem = quadratics(0, 12, torch.float64, torch.device("cpu"), dim=5)
+    found, optimum = dict[str, float](), problem.optimum(np.full(12, 1 / 12))
+    for kept in ("full", "float16", "bfloat16"):
+        this = replace(
+            job(name, Storage(rows=kept)),
+            problem=problem,
+            schedule=Schedule(4, 6, 0.1, fixed(3)),  # type: ignore[arg-type]
+        )
+        found[kept] = float(torch.linalg.vector_norm(train(this, 700).server.x - optimum))
+    size = float(torch.linalg.vector_norm(optimum))
+    assert found["full"] < 1e-9 * size
+    assert 2**-14 * size < found["float16"] < 2**-5 * size
+    assert 2**-11 * size < found["bfloat16"] < 2**-2 * size
+
+
+@pytest.mark.parametrize(("name", "options"), WITH_ROWS)
+def test_resume_with_rows_on_disk(name: str, options: dict[str, str], tmp_path: Path) -> None:
+    whole, parts, memory = tmp_path / "whole", tmp_path / "parts", tmp_path / "memory"
+    disk = Storage("disk")
+    execute(job(name, Storage(), **options), memory, rounds=12, info={})
+    execute(job(name, disk, **options), whole, rounds=12, info={}, checkpoint_every=0.0)
+
+    def stop(row: object) -> None:
+        if row.round in (4, 9):  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for status in ("interrupted", "interrupted", "complete"):
+        this, again = job(name, disk, **options), parts.exists()
+        assert execute(this, parts, rounds=12, info={}, resume=again, on_row=stop) == status
+    for file in ("metrics.csv", "model.safetensors"):
+        assert (whole / file).read_bytes() == (parts / file).read_bytes() == (memory / file).read_bytes(), file
+    everyone = np.arange(12)
+    a, b, c = (
+        checkpoint.read(folder / "checkpoint.safetensors", results.placed(job(name, kept, **options), folder))
+        for folder, kept in ((whole, disk), (parts, disk), (memory, Storage()))
+    )
+    for name_, leaf in tree_leaves(a.store.gather(everyone)).items():
+        for other in (b, c):
+            assert torch.equal(leaf, tree_leaves(other.store.gather(everyone))[name_])
+    table = [leaf for key, leaf in load_file(whole / "checkpoint.safetensors").items() if key.startswith("rows.")]
+    assert sum(leaf.numel() * leaf.element_size() for leaf in table) <= 12 * 16 + 16  # not the rows
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_state import killed_job
+folder = Path(sys.argv[1])
+from fedconcord.results import execute
+execute(killed_job(), folder, rounds=600, info={{}}, eval_every=50, checkpoint_every=0.03, resume=folder.exists(),
+        on_row=lambda row: print(row.round, flush=True))
+"""
+
+
+def killed_job() -> Job:
+    problem = quadratics(0, 60, torch.float32, torch.device("cpu"), dim=5)
+    return Job(
+        problem, make("scaffold"), Schedule(4, 10, 0.05, batch_size=1), engine=Stacked(5), storage=Storage("disk")
+    )
+
+
+def test_kill_9_at_any_moment(tmp_path: Path) -> None:
+    """Rows of the file are ahead of the checkpoint when the process dies; the run that goes on has the same bits."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    execute(killed_job(), whole, rounds=600, info={}, eval_every=50)
+    ahead = 0
+    for limit in (150, 200):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD.format(tests=str(Path(__file__).parent)), str(parts)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        done = -1
+        for count, line in enumerate(child.stdout):
+            done = int(line)
+            if count == limit:
+                break
+        child.kill()
+        child.stdout.close()
+        assert child.wait() == -signal.SIGKILL, done
+        saved = checkpoint.read(parts / "checkpoint.safetensors", results.placed(killed_job(), parts))
+        assert done < 600
+        ahead += saved.round < done
+    assert ahead > 0
+    assert execute(killed_job(), parts, rounds=600, info={}, eval_every=50, resume=True) == "complete"
+    for file in ("metrics.csv", "model.safetensors"):
+        assert (whole / file).read_bytes() == (parts / file).read_bytes(), file
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(storage: Storage, *said: str) -> None:
+        with pytest.raises(UserError, match="may grow to") as error:
+            execute(job("fedadmm", storage), tmp_path / "run", rounds=100, info={})
+        for part in said:
+            assert part in str(error.value)
+        assert not (tmp_path / "run").exists()
+
+    monkeypatch.setattr(results.os, "sysconf", lambda name: 10)
+    refused(Storage(), "this machine has 100 B", "set engine.store=disk, set engine.rows=bfloat16, use a smaller model")
+    refused(Storage(rows="float16"), "has 100 B; set engine.store=disk, use a smaller model")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage._replace(free=50))
+    refused(Storage("disk"), f"the disk of {tmp_path} has 50 B; set engine.rows=bfloat16, use")
+    refused(Storage("disk", "bfloat16"), "has 50 B; use a smaller model, fewer clients or rounds, or a method without")
+    monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage)
+    assert execute(job("fedadmm", Storage("disk")), tmp_path / "run", rounds=2, info={}) == "complete"
+
+
+def test_half_rows_take_half_the_bytes() -> None:
+    this = job("fedadmm", Storage())
+    assert state_bytes(this, 100) == 2 * state_bytes(replace(this, storage=Storage(rows="float16")), 100)
