@@ -165,7 +165,7 @@ def placed(job: Job, folder: Path) -> Job:
     """
     if job.storage.kind == "disk" and job.engine.team.size > 1:
         raise UserError(
-            "engine.store=disk is for one process; leave it out: each of several keeps the rows of its own clients alone"
+            "engine.store=disk is for one process; leave it out, as each of several keeps its own clients' rows alone"
         )
     return replace(job, storage=replace(job.storage, path=folder / "rows.bin"))
 
