@@ -161,7 +161,8 @@ def engine_of(args: argparse.Namespace) -> Engine:
     """The engine asked for."""
     if args.engine == "serial":
         return Serial()
-    return Stacked(args.chunk if args.chunk == "auto" else int(args.chunk) or None)
+    chunk = args.chunk if args.chunk == "auto" else int(args.chunk) or None
+    return Stacked(chunk, args.workers if args.workers == "auto" else int(args.workers))
 
 
 def job_of(setting: Setting, problem: Problem, algorithm: Algorithm, args: argparse.Namespace) -> Job:
@@ -203,7 +204,7 @@ def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     turns = Turns(args.warmup + args.rounds)
     name = args.method or "fedavg"
     job = resolved(job_of(setting, problem_of(setting, args), method(name), args))
-    base = peak_rss()
+    base = rss()
     state = started(job, args)
     turns.begin()
     for _ in range(args.warmup + args.rounds):
@@ -345,6 +346,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--threads", type=int, help="torch's threads; its default if not given")
     out.add_argument("--engine", choices=["stacked", "serial"], default="stacked")
     out.add_argument("--chunk", default="auto", help="clients trained at once by the stacked engine; 0: all, or auto")
+    out.add_argument("--workers", default="auto", help="threads of the stacked engine that train a chunk each, or auto")
     out.add_argument("--store", default="memory", help="where the clients' states lie")
     out.add_argument("--device", default="cpu", help="cpu or cuda")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")

@@ -52,6 +52,17 @@ def test_ratios_to_fedavg(data_dir: Path) -> None:
     assert methods["fedavg, job A"]["ratio"] == 1
 
 
+def test_scale_has_a_row_for_every_method() -> None:
+    command = [sys.executable, str(BENCHMARKS / "scale.py"), "--clients", "200,2000", "--models", "logreg"]
+    command += ["--methods", "scaffold", "--rounds", "2", "--warmup", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    head, _, row = done.stdout.splitlines()[-3:]
+    cells = row.strip("| ").split(" | ")
+    assert cells[:2] == ["logreg", "scaffold"]
+    assert len(cells) == head.count("|") - 1 == 7
+    assert all(float(cell) > 0 for cell in cells[2:])
+
+
 def test_the_plain_loop_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Same start, cohorts and order of samples: the loop that the tables compare with does the work that ours does."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
