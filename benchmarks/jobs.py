@@ -6,7 +6,8 @@ A  MNIST, 100 IID clients, 10 a round, FedAvg, 2nn, lr 0.1, 1 epoch of batch 10:
 B  the same with cnn1 and batch 50: 120 client steps a round
 C  10,000 clients of 6 samples, 100 a round, logistic regression, 5 full-batch steps
 D  job A's steps with every method in turn: seconds and ratio to FedAvg (--method for one of them)
-E  N clients that share a pool of samples: time and memory against N (--clients, --method, --model, --store)
+E  N clients that share a pool of samples: time and memory against N (--clients, --method, --model, --store, --rows,
+   --fill); scale.py draws the curves
 F  CIFAR-10 on a GPU: pfl-research's CNN job, or --model resnet18 (10 of 100 clients, batch 50)
 """
 
@@ -17,6 +18,8 @@ import json
 import os
 import platform
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,13 +50,15 @@ from fedconcord import (
     Supervised,
     UserError,
     advance,
+    checkpoint,
     evaluate,
     start,
 )
 from fedconcord.core import Population
 from fedconcord.data import data_folder
 from fedconcord.rng import Purpose, generator
-from fedconcord.training import resolved
+from fedconcord.state import Storage
+from fedconcord.training import resolved, row_bytes
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
@@ -176,14 +181,28 @@ def job_of(setting: Setting, problem: Problem, algorithm: Algorithm, args: argpa
         unit="steps" if setting.steps is not None else "epochs",
         batch_size=setting.batch,
     )
-    return Job(problem, algorithm, schedule, Solver(), engine_of(args))
+    return Job(problem, algorithm, schedule, Solver(), engine_of(args), Storage(args.store, args.rows))
 
 
 def started(job: Job, args: argparse.Namespace) -> State:
-    """The state before round 0, with the clients' rows where they were asked for."""
-    if args.store != "memory":
-        raise UserError(f"--store must be memory, given {args.store!r}; the library has no other store yet")
-    return start(job)
+    """The state before round 0, with the clients' rows where they were asked for; --fill gives every client one."""
+    state = start(job)
+    if args.fill:
+        n = len(job.problem.offsets) - 1
+        for ids in np.array_split(np.arange(n), -(-n // 1000)):
+            state.store.scatter(ids, state.store.gather(ids))
+    return state
+
+
+def saved(state: State, args: argparse.Namespace) -> dict[str, float]:
+    """What a checkpoint costs, where --checkpoint asks for it."""
+    if not args.checkpoint:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        begun = time.perf_counter()
+        checkpoint.write(path, state)
+        return {"checkpoint_seconds": time.perf_counter() - begun, "checkpoint_bytes": path.stat().st_size}
 
 
 def after(job: Job, state: State) -> State:
@@ -218,8 +237,10 @@ def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         accuracy=evaluate(job, state).get("test_accuracy"),
         rss_bytes=resident,
         rss_before_bytes=base,
-        clients_with_state=len(state.store) if hasattr(state.store, "__len__") else None,
+        clients_with_state=len(state.store),
+        row_bytes=row_bytes(job),
         gradient_steps_per_round=state.gradient_steps / state.round,
+        **saved(state, args),
         **common(args.job, setting, args),
     )
 
@@ -347,7 +368,10 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--engine", choices=["stacked", "serial"], default="stacked")
     out.add_argument("--chunk", default="auto", help="clients trained at once by the stacked engine; 0: all, or auto")
     out.add_argument("--workers", default="auto", help="threads of the stacked engine that train a chunk each, or auto")
-    out.add_argument("--store", default="memory", help="where the clients' states lie")
+    out.add_argument("--store", choices=["memory", "disk"], default="memory", help="where the clients' states lie")
+    out.add_argument("--rows", choices=["full", "bfloat16", "float16"], default="full", help="their precision there")
+    out.add_argument("--fill", action="store_true", help="every client has a state before the first round")
+    out.add_argument("--checkpoint", action="store_true", help="write a checkpoint after the last round, and time it")
     out.add_argument("--device", default="cpu", help="cpu or cuda")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")

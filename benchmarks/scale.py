@@ -1,6 +1,7 @@
 """Job E over N: seconds a round and resident memory from 10^3 to 10^6 clients, every N in turn round by round.
 
     python benchmarks/scale.py --out scale.json --figure docs/scale.svg
+    python benchmarks/scale.py --models logreg --methods scaffold --stores memory,disk --options "--threads 1 --fill"
 
 Every N is a process of its own, so that its memory is its own. Prints Markdown.
 """
@@ -13,6 +14,7 @@ import shlex
 import statistics
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ Curve = dict[int, dict[str, Any]]
 """N -> the record of job E."""
 
 
-def curve(model: str, method: str, sizes: list[int], args: argparse.Namespace) -> Curve:
-    """One method and model at every N."""
+def curve(model: str, method: str, store: str, sizes: list[int], args: argparse.Namespace) -> Curve:
+    """One method, model and store at every N."""
     logs = Path(tempfile.mkdtemp(prefix="fedconcord-scale-"))
-    fixed = ["E", "--model", model, "--method", method, "--rounds", str(args.rounds), "--warmup", str(args.warmup)]
+    fixed = ["E", "--model", model, "--method", method, "--store", store]
+    fixed += ["--rounds", str(args.rounds), "--warmup", str(args.warmup)]
     command = [sys.executable, str(HERE / "jobs.py"), *fixed, *shlex.split(args.options)]
     contestants = [Contestant(str(n), [*command, "--clients", str(n)], {}, logs / f"{n}.log") for n in sizes]
     records = interleave(contestants, args.warmup + args.rounds, args.timeout)
@@ -75,6 +78,7 @@ def main() -> None:
     parser.add_argument("--clients", default=CLIENTS, help="every N, smallest first, with commas between")
     parser.add_argument("--models", default="logreg,2nn")
     parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--stores", default="memory", help="where the clients' states lie: memory, disk or both")
     parser.add_argument("--rounds", type=int, default=20, help="measured rounds")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before them that are not measured")
     parser.add_argument("--options", default="--threads 1", help="of jobs.py, as one text")
@@ -82,17 +86,18 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="file for the curves")
     parser.add_argument("--out", type=Path, help="file for everything that was measured, as JSON")
     args = parser.parse_args()
-    sizes = [int(n) for n in args.clients.split(",")]
+    sizes, stores = [int(n) for n in args.clients.split(",")], args.stores.split(",")
     print(f"{jobs.processor()}; {args.rounds} rounds after {args.warmup}, every N in turn; {args.options}\n")
     columns = " | ".join(f"ms, N = {n:,}" for n in sizes), " | ".join(f"MB, N = {n:,}" for n in sizes)
     print(f"| model | method | {columns[0]} | slowest / first | {columns[1]} |")
     print("|---" * (3 + 2 * len(sizes)) + "|")
     curves: dict[str, dict[str, Curve]] = {}
     for model in args.models.split(","):
-        for method in args.methods.split(","):
-            found = curve(model, method, sizes, args)
-            curves.setdefault(model, {})[method] = found
-            print(line(model, method, found), flush=True)
+        for method, store in product(args.methods.split(","), stores):
+            found = curve(model, method, store, sizes, args)
+            name = method if len(stores) == 1 else f"{method}, {store}"
+            curves.setdefault(model, {})[name] = found
+            print(line(model, name, found), flush=True)
             if args.out:
                 args.out.write_text(json.dumps({"processor": jobs.processor(), "curves": curves}, indent=1))
     if args.figure:

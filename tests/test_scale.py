@@ -1,16 +1,24 @@
 """Costs that must not grow with the number of clients N: planning, the server's state, unused rows."""
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from fedconcord import rng
+from fedconcord import checkpoint, rng, training
 from fedconcord.algorithms import METHODS
+from fedconcord.core import tree_bytes, tree_leaves
+from fedconcord.engines import Stacked
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.once import once
 from fedconcord.heterogeneity.sampling import bernoulli, by_size, uniform
 from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.problems import quadratics
+from fedconcord.problems.quadratic import Quadratic
+from fedconcord.training import Job, advance, blank, start
+from table import make
 
 SIZES = np.random.default_rng(0).integers(1, 9, 100_000).astype(np.float64)
 OFFSETS = np.concatenate([[0], SIZES.cumsum()]).astype(np.int64)
@@ -71,3 +79,70 @@ def test_once_is_by_object_not_by_address() -> None:
     assert len(calls) == 2
     for size in range(1, 50):  # addresses of dead arrays are taken again
         assert total(np.ones(size)) == size
+
+
+# -- the server's state and the rows of clients that never took part -----------------------------------------------
+
+METHODS_WITH_ROWS = [
+    ("scaffold", {}), ("fedadmm", {}), ("fedvra", {}), ("feddyn", {}), ("afedpd", {}), ("losac", {"init": "gradient"}),
+]  # fmt: skip
+
+
+def shared(n: int, x0: torch.Tensor | None = None) -> Quadratic:
+    """N clients that are all alike, in the memory of one."""
+    H = torch.eye(4, dtype=torch.float64).expand(n, 3, 4, 4)
+    b = torch.arange(12, dtype=torch.float64).reshape(1, 3, 4).expand(n, 3, 4)
+    return Quadratic(H, b, x0=x0)
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS_WITH_ROWS)
+def test_the_server_keeps_o_of_d_whatever_n_is(name: str, options: dict[str, str]) -> None:
+    found = []
+    for n in (20, 500):
+        job = Job(shared(n), make(name, **options), Schedule(1, 5, 0.1, batch_size=1), engine=Stacked(None))
+        state = start(job)
+        assert len(state.store) == 0  # before round 0 nobody has a row, whoever was asked
+        for _ in range(2):
+            state = advance(job, state)
+        assert 5 <= len(state.store) <= 10
+        found.append({name: (leaf.shape, leaf.dtype) for name, leaf in tree_leaves(state.server).items()})
+        assert tree_bytes(state.server) <= 3 * 4 * 8  # three vectors at most
+    assert found[0] == found[1]
+
+
+def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
+    """LoSAC's tables at x^0 for any client at any time, also after a resume, and the server's sum of all of them."""
+    x0 = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    problem = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=4, blocks=6)
+    problem = Quadratic(problem.H.reshape(8, 6, 4, 4), problem.b.reshape(8, 6, 4), problem.sizes, x0)
+    schedule = Schedule(1, 3, 0.05, batch_size=1)
+    algorithm = METHODS["losac"](blocks=4, init="gradient")  # 6 samples in 4 blocks: unequal ones
+    job = Job(problem, algorithm, schedule, engine=Stacked(None))
+    state = start(job)
+
+    def wanted(client: int) -> torch.Tensor:
+        members = schedule.members(client, algorithm, problem.offsets)
+        return torch.stack(
+            [problem.gradient(x0, problem.offsets[client] + torch.as_tensor(block)) for block in members]
+        )
+
+    tables = torch.stack([wanted(i) for i in range(8)])
+    everyone = np.arange(8)
+    assert torch.allclose(state.store.gather(everyone).table, tables, rtol=1e-13)
+    assert torch.allclose(state.server.phi, tables.sum(1).mean(0), rtol=1e-12)
+    first = job.schedule.plan(0, algorithm, problem.offsets, problem.sizes).ids
+    state = advance(job, state)
+    absent = np.setdiff1d(everyone, first)
+    assert state.store.ids().tolist() == first.tolist()
+    again, _ = blank(job)
+    again.store.restore(state.store.export())
+    for store in (state.store, again.store):
+        assert torch.allclose(store.gather(absent).table, tables[absent], rtol=1e-13)
+        assert not torch.allclose(store.gather(first).table, tables[first], rtol=1e-3)
+
+
+def test_a_prologue_asks_nobody_twice_when_a_run_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job(shared(50), make("losac", init="gradient"), Schedule(1, 5, 0.1, batch_size=1), engine=Stacked(None))
+    checkpoint.write(tmp_path / "c", advance(job, start(job)))
+    monkeypatch.setattr(training, "_block_gradients", lambda *args: pytest.fail("asked again"))
+    checkpoint.read(tmp_path / "c", job)

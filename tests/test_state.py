@@ -16,10 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedconcord import checkpoint, results
+from fedconcord import checkpoint, cli, results
+from fedconcord.cli import progress
 from fedconcord.core import tree_leaves
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError
+from fedconcord.heterogeneity import sampling
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed, uniform
 from fedconcord.problems import quadratics
@@ -339,3 +341,21 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
 def test_half_rows_take_half_the_bytes() -> None:
     this = job("fedadmm", Storage())
     assert state_bytes(this, 100) == 2 * state_bytes(replace(this, storage=Storage(rows="float16")), 100)
+
+
+def test_the_command_keeps_rows_on_disk_and_says_how_many_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["run", "--method", "scaffold", "--data", "quadratics(dim=3)", "--clients", "6", "--cohort", "2"]
+    options += ["--rounds", "2", "--set", "engine.store=disk", "--set", "engine.rows=bfloat16"]
+    assert cli.call([*options, "--out", str(tmp_path / "quiet")]) == 0
+    assert "may grow" not in capsys.readouterr().out
+    monkeypatch.setattr(progress, "LARGE", 1)
+    assert cli.call([*options, "--out", str(tmp_path / "run")]) == 0
+    assert "scaffold: the clients' state may grow to 24 B on the disk of the results" in capsys.readouterr().out
+    assert (tmp_path / "run" / "rows.bin").stat().st_size == 4096 + len(np.unique(drawn())) * 3 * 2
+
+
+def drawn() -> list[int]:
+    """The clients of that run's two rounds."""
+    return [i for round in range(2) for i in sampling.uniform()(0, round, 2, np.ones(6)).ids]
