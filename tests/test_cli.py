@@ -434,8 +434,8 @@ MISTAKES = {
     "run --config no.toml": "cannot read the settings no.toml: No such file or directory",
     "run --data mnist --data-dir empty": "data set 'mnist' needs the files train-images-idx3-ubyte.gz, "
     "train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz in the folder HERE/empty/mnist "
-    "(none of them is there); fetch them from https://yann.lecun.com/exdb/mnist/ and put them there, or name the "
-    "folder above with --data-dir or FEDCONCORD_DATA",
+    "(none of them is there); fetch them with `fedconcord data fetch mnist` or put them there from "
+    "https://yann.lecun.com/exdb/mnist/, or name the folder above with --data-dir or FEDCONCORD_DATA",
     "compare --methods fedvra(gamma=[1,2])": "fedvra(gamma=[1,2]): gamma lists 2 values for 50 clients; "
     "give one number or one a client",
     "report empty": None,

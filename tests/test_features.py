@@ -141,3 +141,14 @@ def test_settings() -> None:
         assert says in str(error.value)
     with pytest.raises(UserError, match=r"^data quadratics brings its own clients and takes no skew, given scale"):
         settings(data="quadratics", skew="scale", model=None)
+
+
+def test_validation_samples_are_skewed_and_the_test_set_is_not() -> None:
+    """A client of two is turned by 180 degrees: so are the samples that it sets apart."""
+    common = {"partition": "iid", "clients": 2, "cohort": 2, "validation": 0.2}
+    plain = config.problem_of(settings(**common)).judged
+    turned = config.problem_of(settings(**common, skew="rotate(180,groups=2)")).judged
+    assert turned.split == "validation"
+    half = plain.offsets[1]
+    assert torch.equal(turned.x[:half], plain.x[:half])
+    assert torch.equal(turned.x[half:], torch.rot90(plain.x[half:], 2, (2, 3)))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fedconcord import config
 from fedconcord.cli.main import call
 from fedconcord.data import esr, fetch, har, mnist
 from fedconcord.data.fetch import PUBLISHED, Download
@@ -346,6 +347,18 @@ def test_har_archive_in_archive(monkeypatch: pytest.MonkeyPatch, server: Server,
     assert got.client_names == ["person 3", "person 8", "person 27"]
     assert got.natural is not None
     assert [part.tolist() for part in got.natural] == [[1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]]
+
+
+def test_har_persons_are_the_clients_of_a_run(tmp_path: Path) -> None:
+    for path, data in har_files().items():
+        (tmp_path / "UCI HAR Dataset" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "UCI HAR Dataset" / path).write_bytes(data)
+    given = {"data": "har", "data_dir": str(tmp_path), "partition": "natural", "model": "logreg"}
+    found = config.resolve_run(config.from_nested(given, "here"))
+    assert (found.clients, found.cohort) == (3, 3)
+    assert config.problem_of(found).sizes.tolist() == [4, 4, 4]
+    with pytest.raises(UserError, match=r"^data har have 3 clients, given clients 5; leave it out$"):
+        config.resolve_run(config.from_nested({**given, "clients": 5}, "here"))
 
 
 @pytest.mark.parametrize(

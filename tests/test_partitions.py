@@ -10,6 +10,7 @@ import pytest
 
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.partitions import (
+    LABEL_FREE,
     PARTITIONS,
     counts,
     dirichlet,
@@ -31,7 +32,6 @@ EVEN = ["iid", "shards", "sorted_fraction", "dirichlet", "dominant"]  # partitio
 
 
 OURS = [name for name in PARTITIONS if name != "flwr_datasets"]  # which has a file of its own
-LABEL_FREE = ["iid", "power_law", "quantity"]
 
 
 def key(seed: int) -> np.random.Generator:
@@ -109,7 +109,8 @@ def test_targets_that_are_no_classes(name: str, target: str) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(PARTITIONS[name](y, 5, key(0)), plain, strict=True))
     else:
         with pytest.raises(
-            UserError, match=rf"^partition '{name}' [^\n]* float32 [^\n]*use iid, power_law, quantity or n"
+            UserError,
+            match=rf"^partition '{name}' [^\n]* float32 [^\n]*use iid, power_law, quantity, flwr_datasets or n",
         ):
             PARTITIONS[name](y, 5, key(0))
 

@@ -156,8 +156,7 @@ def _divided(
     dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
-        classes = dataset.train_y if dataset.target == "class" else np.zeros(len(dataset.train_y), np.int64)
-        parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, classes, clients, draw)
+        parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")

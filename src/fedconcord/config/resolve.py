@@ -24,13 +24,12 @@ from fedconcord.config.settings import (
 from fedconcord.config.sources import Source, prepare
 from fedconcord.data import DATASETS
 from fedconcord.errors import UserError
-from fedconcord.heterogeneity.partitions import PARTITIONS
+from fedconcord.heterogeneity.partitions import LABEL_FREE, PARTITIONS
 from fedconcord.heterogeneity.sampling import SAMPLERS
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 
-UNLABELLED = ("iid", "quantity", "power_law")  # partitions that do not look at classes
 SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
 
 
@@ -186,7 +185,18 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
             raise UserError(f"data {call} has {count} clients, given clients {config.clients}; give the number once")
         if update["partition"] == NATURAL:
             update |= {"clients": count, "data": str(replace(call, given={**call.given, "clients": count}))}
+    elif update["partition"] == NATURAL:
+        dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
+        if dataset.natural is None:
+            raise UserError(f"data {config.data} does not come in clients; give another partition than {NATURAL}")
+        update["clients"] = _natural_clients(config, given, len(dataset.natural))
     return _check_task(config, update, "class")
+
+
+def _natural_clients(config: Config, given: Collection[str], there: int) -> int:
+    if "clients" in given and config.clients != there:
+        raise UserError(f"data {config.data} have {there} clients, given clients {config.clients}; leave it out")
+    return there
 
 
 def _check_own(config: Config, given: Collection[str]) -> Config:
@@ -200,15 +210,11 @@ def _check_own(config: Config, given: Collection[str]) -> Config:
     if update["partition"] == NATURAL:
         if dataset.natural is None:
             raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
-        if "clients" in given and config.clients != len(dataset.natural):
-            raise UserError(
-                f"data {config.data} have {len(dataset.natural)} clients, given clients {config.clients}; leave it out"
-            )
-        update["clients"] = len(dataset.natural)
-    elif dataset.target != "class" and spec.parse(update["partition"], "partition").name not in UNLABELLED:
+        update["clients"] = _natural_clients(config, given, len(dataset.natural))
+    elif dataset.target != "class" and spec.parse(update["partition"], "partition").name not in LABEL_FREE:
         raise UserError(
             f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
-            f"{' or '.join(UNLABELLED)}"
+            f"{' or '.join(LABEL_FREE)}"
         )
     return _check_task(config, update, dataset.target)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedconcord.heterogeneity.partitions.base import counts
+from fedconcord.heterogeneity.partitions.base import LABEL_FREE, counts
 from fedconcord.heterogeneity.partitions.by_label import groups, shards, sorted_fraction
 from fedconcord.heterogeneity.partitions.dirichlet import dirichlet, dirichlet_unbalanced, split_by_proportions
 from fedconcord.heterogeneity.partitions.dominant import dominant
@@ -34,6 +34,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
 }
 
 __all__ = [
+    "LABEL_FREE",
     "PARTITIONS",
     "counts",
     "dirichlet",

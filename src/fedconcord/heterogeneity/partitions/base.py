@@ -7,7 +7,7 @@ import numpy as np
 from fedconcord.errors import UserError
 
 MAX_DRAWS = 1000  # whole redraws before a partition that leaves clients short is refused
-LABEL_FREE = "iid, power_law, quantity or natural"
+LABEL_FREE = ("iid", "power_law", "quantity", "flwr_datasets")  # partitions of any targets; the last: by its class
 
 
 def check_clients(n: int, n_clients: int) -> None:
@@ -32,7 +32,7 @@ def check_labels(partition: str, labels: np.ndarray, n_clients: int) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise UserError(
             f"partition {partition!r} divides by one class label a sample, and the targets here are "
-            f"{labels.dtype} of shape {labels.shape}; use {LABEL_FREE}"
+            f"{labels.dtype} of shape {labels.shape}; use {', '.join(LABEL_FREE)} or natural"
         )
     check_clients(len(labels), n_clients)
 
