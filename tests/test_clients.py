@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import fedconcord
 from fedconcord import api, config, results
+from fedconcord.answer import Wanted
 from fedconcord.config import from_nested, resolve_run
 from fedconcord.core import n_clients
 from fedconcord.data import DATASETS
@@ -29,6 +30,8 @@ from fedconcord.fairness import spread
 from fedconcord.models import MODELS
 from fedconcord.personalise import Finetune, personalised
 from fedconcord.problems import Supervised
+from fedconcord.problems.losses import metrics_of
+from fedconcord.stopping import Patience
 from fedconcord.training import Job, Row
 
 JOB = {
@@ -200,6 +203,18 @@ def test_clients_csv_says_what_run_json_says(tmp_path: Path) -> None:
     assert [row["round"] for row in table(tmp_path / "a" / "fairness.csv")] == ["2"]
     fedconcord.run("fedavg", out=tmp_path / "b", settings={**JOB, "validation": "none", "rounds": 1})
     assert {row["split"] for row in table(tmp_path / "b" / "clients.csv")} == {"train"}
+
+
+def test_patience_knows_which_way_a_metric_goes(tmp_path: Path) -> None:
+    """F1 is better when higher, as the metric says for itself: the best round is its largest."""
+    this = job(rounds=1)
+    assert isinstance(this.problem, Supervised)
+    this.problem.metrics = metrics_of(("macro_f1",), "class")
+    config.forget_problem()
+    wanted = Wanted(Patience(4, metric="test_macro_f1"))
+    results.execute(replace(this, engine=Serial()), tmp_path, rounds=12, info={}, wanted=wanted)
+    values = [float(row["test_macro_f1"]) for row in table(tmp_path / "metrics.csv")[1:]]
+    assert json.loads((tmp_path / "run.json").read_text())["model_round"] == int(np.argmax(values)) + 1
 
 
 # -- personalisation -----------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def test_scaling_is_that_of_the_loader_to_the_bit(data_dir: Path) -> None:
     """MNIST's raw bytes through the program's first part are the training samples."""
     data = DATASETS["mnist"](data_dir, 0)
     card = {"preprocessing": data.preprocessing, "target": "number", "dtype": "float32", "shape": data.shape}
+    card |= {"inputs": "numbers", "unit": None}
     files = sorted((data_dir / "mnist").glob("t10k-images*"))
     raw = torch.from_numpy(read_idx(files[0], 3)[:500].astype(np.float32))[:, None]
     assert torch.equal(Program(torch.nn.Identity(), card)(raw), torch.from_numpy(data.test_x[:500]))
@@ -105,9 +106,19 @@ def test_scaling_is_that_of_the_loader_to_the_bit(data_dir: Path) -> None:
 
 def test_numbers_and_labels() -> None:
     outputs = torch.tensor([[0.0, 2.0], [-1.0, 1.0]])
-    plain = {"preprocessing": None, "dtype": "float32", "shape": [2]}
+    plain = {"preprocessing": None, "dtype": "float32", "shape": [2], "inputs": "numbers", "unit": None}
     assert torch.equal(Program(torch.nn.Identity(), plain | {"target": "number"})(outputs), outputs)
     assert torch.equal(Program(torch.nn.Identity(), plain | {"target": "labels"})(outputs), torch.sigmoid(outputs))
+    metres = plain | {"target": "number", "unit": ([10.0, 0.0], [2.0, 1.0])}  # mean and scale of each label
+    assert torch.equal(Program(torch.nn.Identity(), metres)(outputs), torch.tensor([[10.0, 2.0], [8.0, 1.0]]))
+
+
+def test_symbols_stay_whole_numbers() -> None:
+    card = {"preprocessing": None, "dtype": "float32", "shape": [5], "inputs": "symbols", "unit": None}
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 3), torch.nn.Flatten(), torch.nn.Linear(15, 2))
+    symbols = torch.randint(7, (4, 5))
+    out = Program(model, card | {"target": "class"})(symbols)
+    assert torch.equal(out, torch.softmax(model(symbols), -1))
 
 
 # -- predictions ---------------------------------------------------------------------------------------------------

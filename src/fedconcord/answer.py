@@ -44,12 +44,19 @@ class Answer:
         self.rows = rows
         patience = self.wanted.patience
         if patience is not None and metrics:
-            self.best = stopping.fold(patience, self._watched(metrics[0]), metrics)
-            self._exhausted(round, self._watched(metrics[0]))
+            metric = self._watched(metrics[0])
+            self.best = stopping.fold(patience, metric, self._higher(metric), metrics)
+            self._exhausted(round, metric)
 
     def _watched(self, row: Mapping[str, Any]) -> str:
         assert self.wanted.patience is not None
         return stopping.watched(self.wanted.patience, row)
+
+    def _higher(self, metric: str) -> bool:
+        """Whether more of a metric is better, as a metric of the user's own says for itself."""
+        inner = fairness.supervised(self.job.problem)
+        known = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
+        return known.get(metric, fairness.higher_is_better(metric))
 
     def _exhausted(self, round: int, metric: str) -> None:
         patience = self.wanted.patience
@@ -61,7 +68,8 @@ class Answer:
         if row.metrics is not None and self.wanted.patience is not None:
             metric = self._watched(row.metrics)
             if state is not None:
-                self.best = stopping.step(self.wanted.patience, metric, self.best, row.round, row.metrics[metric])
+                value = row.metrics[metric]
+                self.best = stopping.step(self.wanted.patience, self._higher(metric), self.best, row.round, value)
                 if self.best.since == 0:
                     self.model = _model(self.job, state).detach().clone()
                 self._exhausted(row.round, metric)

@@ -1,9 +1,9 @@
 """model.json, the model that it describes, and that model as a program: `torch.export` or ONNX.
 
-A program takes raw inputs, float32 [batch, *shape], as the data's files have them (pixels from 0 to 255), and returns
-class probabilities [batch, classes], the numbers of a regression, or the probability of each label. Preprocessing that
-is arithmetic is inside it. What is not (the columns of a table) is in the JSON file beside it, and `fedconcord predict`
-does it.
+A program takes raw inputs [batch, *shape] as the data's files have them (pixels from 0 to 255), float32, or int64 for a
+model that embeds symbols. It returns class probabilities [batch, classes], the numbers of a regression in the label's
+own unit, or the probability of each label. Preprocessing that is arithmetic is inside it; what is not (the columns of a
+table) is in the JSON file beside it, and `fedconcord predict` does it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedconcord.models import models
 from fedconcord.problems import Supervised
 
 FORMAT = 1
+DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 NOISY = "torch.onnx._internal.exporter._registration"  # warns of every optional package that is not installed
 
@@ -57,16 +58,22 @@ class Trained(NamedTuple):
 
 
 class Program(nn.Module):
-    """A model between its preprocessing and its probabilities; inputs and outputs are float32."""
+    """A model between its preprocessing and its probabilities or numbers; outputs are float32."""
+
+    mean: Tensor
+    std: Tensor
+    offset: Tensor
+    factor: Tensor
 
     def __init__(self, model: nn.Module, card: Mapping[str, Any]) -> None:
         super().__init__()
         self.model, self.target = model, card["target"]
         self.dtype = getattr(torch, card["dtype"])
         scale = card["preprocessing"] or {}
-        self.symbols = card.get("inputs") == "symbols"
-        self.unit = card.get("unit")  # mean and scale of numbers
         self.divide = scale["divide"] if scale.get("kind") == "scale" else None
+        self.symbols, self.unit = card["inputs"] == "symbols", card["unit"] is not None
+        for name, values in zip(("offset", "factor"), card["unit"] or (), strict=False):  # mean and scale of labels
+            self.register_buffer(name, torch.tensor(values, dtype=self.dtype))
         if self.divide is not None:
             rest = [1] * (len(card["shape"]) - 1)
             for name in ("mean", "std"):
@@ -77,13 +84,13 @@ class Program(nn.Module):
         x = raw
         if self.divide is not None:
             x = (x / self.divide - self.mean) / self.std
-        out: Tensor = self.model(x.long() if self.symbols else x.to(self.dtype))
+        out: Tensor = self.model(x if self.symbols else x.to(self.dtype))
         if self.target == "class":
             out = torch.softmax(out, -1)
         elif self.target == "labels":
             out = torch.sigmoid(out)
-        elif self.unit is not None:
-            out = out * torch.tensor(self.unit[1], dtype=out.dtype) + torch.tensor(self.unit[0], dtype=out.dtype)
+        elif self.unit:
+            out = out * self.factor + self.offset
         return out.float()
 
 
@@ -157,12 +164,13 @@ MEANING = {
 
 def _described(card: Mapping[str, Any]) -> str:
     shape = ", ".join(map(str, ("batch", *card["shape"])))
-    arithmetic = card["preprocessing"] is None or card["preprocessing"].get("kind") == "scale"
-    return f"float32 [{shape}], {'raw' if arithmetic else 'after the preprocessing below'}"
+    kind = str(DTYPE[card["inputs"]]).removeprefix("torch.")
+    table = (card["preprocessing"] or {}).get("kind") == "table"
+    return f"{kind} [{shape}], {'after the preprocessing below' if table else 'raw'}"
 
 
 def _save(trained: Trained, format: Kind, path: Path) -> None:
-    example = torch.zeros(2, *trained.card["shape"])
+    example = torch.zeros(2, *trained.card["shape"], dtype=DTYPE[trained.card["inputs"]])
     free = ({0: torch.export.Dim("batch")},)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of its insides

@@ -13,7 +13,7 @@ import torch
 
 from fedconcord import files
 from fedconcord.data.preprocess import read_features
-from fedconcord.deploy import Trained, load
+from fedconcord.deploy import DTYPE, Trained, load
 from fedconcord.errors import UserError
 
 BATCH = 1024
@@ -51,7 +51,7 @@ def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.c
         batch: Batch | None = first
         while batch is not None:
             with torch.no_grad():
-                answers = trained.program(torch.from_numpy(np.array(batch.raw, np.float32)))
+                answers = trained.program(torch.from_numpy(np.array(batch.raw)).to(DTYPE[trained.card["inputs"]]))
             for name, answer in zip(batch.names, answers.numpy(), strict=True):
                 yield [name, *_cells(trained.card, answer)]
             batch = next(batches, None)
@@ -101,6 +101,8 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
     """
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
+    if (card["preprocessing"] or {}).get("kind") == "table" and path.suffix.lower() not in (".npy", ".npz"):
+        return _cut(read_features(path, card["preprocessing"])[0])
     if path.is_dir():
         return _images(card, path)
     kind = path.suffix.lower()
@@ -108,8 +110,6 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
         return _images(card, path)
     if kind in (".npy", ".npz"):
         return _cut(_shaped(card, _array(path), path))
-    if (card["preprocessing"] or {}).get("kind") == "table":
-        return _cut(read_features(path, card["preprocessing"])[0])
     if kind in (".csv", ".parquet"):
         return _cut(_shaped(card, _table(card, path), path))
     raise UserError(f"{path} is none of .npy, .npz, .csv, .parquet, an image or a folder of images; convert it")
@@ -129,6 +129,8 @@ def _shaped(card: Mapping[str, Any], array: np.ndarray, path: Path) -> np.ndarra
     shape = tuple(card["shape"])
     if array.dtype.kind not in "biuf":
         raise UserError(f"{path} holds {array.dtype}, and the model takes numbers")
+    if card["inputs"] == "symbols" and array.dtype.kind not in "biu":
+        raise UserError(f"{path} holds {array.dtype}, and the model takes symbols, whole numbers; convert it")
     given = array.shape[1:]
     if array.ndim >= 1 and given in (shape, shape[1:] if shape[:1] == (1,) else shape, (math.prod(shape),)):
         return array.reshape(len(array), *shape)
@@ -182,13 +184,17 @@ def _is_number(cell: str) -> bool:
 
 
 def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
-    """Image files by name, in grey or in colour as the model has channels, values 0 to 255; none is resized."""
+    """Image files by name, in grey or in colour as the model has channels, values 0 to 255.
+
+    They are brought to the model's size where its training images were (`size` in its preprocessing), else refused.
+    """
     from PIL import Image, UnidentifiedImageError  # matplotlib needs it, so it is there
 
     shape = tuple(card["shape"])
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(f"{path}: the model takes samples of shape {shape}, which are no images; give an .npy or .csv")
     mode = {1: "L", 3: "RGB"}[shape[0]]
+    resized = "size" in (card["preprocessing"] or {})
     found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGES) if path.is_dir() else [path]
     if not found:
         raise UserError(f"{path} holds no image ({', '.join(sorted(IMAGES))})")
@@ -198,13 +204,15 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
         for row, file in zip(pixels, part, strict=True):
             try:
                 with Image.open(file) as image:
-                    values = np.asarray(image.convert(mode), np.float32)
+                    whole = image.convert(mode)
             except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as broken:
                 raise UserError(f"cannot read the image {file}: {broken}") from None
-            if values.shape[:2] != shape[1:]:
-                given, wanted = f"{values.shape[1]}x{values.shape[0]}", f"{shape[2]}x{shape[1]}"
-                raise UserError(f"the image {file} is {given} pixels, and the model takes {wanted}; resize it")
-            row[:] = values.reshape(*shape[1:], -1).transpose(2, 0, 1)
+            if whole.size != (shape[2], shape[1]):
+                if not resized:
+                    given, wanted = f"{whole.width}x{whole.height}", f"{shape[2]}x{shape[1]}"
+                    raise UserError(f"the image {file} is {given} pixels, and the model takes {wanted}; resize it")
+                whole = whole.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
+            row[:] = np.asarray(whole, np.float32).reshape(*shape[1:], -1).transpose(2, 0, 1)
         yield Batch([file.name for file in part], pixels)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedconcord.errors import UserError, unknown
-from fedconcord.fairness import higher_is_better
 
 DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
 
@@ -44,20 +43,20 @@ def watched(patience: Patience, metrics: Iterable[str]) -> str:
     return found
 
 
-def step(patience: Patience, metric: str, best: Best | None, round: int, value: float) -> Best:
-    """The best after one more evaluated round; its `since` is 0 where this round is it."""
-    sign = 1.0 if higher_is_better(metric) else -1.0
+def step(patience: Patience, higher: bool, best: Best | None, round: int, value: float) -> Best:
+    """The best after one more evaluated round, `since` 0 where this round is it; `higher`: more is better."""
+    sign = 1.0 if higher else -1.0
     if best is None or sign * (value - best.value) > patience.min_delta:
         return Best(round, value, 0)
     return best._replace(since=best.since + 1)
 
 
-def fold(patience: Patience, metric: str, rows: Iterable[Mapping[str, Any]]) -> Best | None:
+def fold(patience: Patience, metric: str, higher: bool, rows: Iterable[Mapping[str, Any]]) -> Best | None:
     """The best of rows of metrics.csv."""
     best = None
     for row in rows:
         if int(row["round"]) > 0:
-            best = step(patience, metric, best, int(row["round"]), float(row[metric]))
+            best = step(patience, higher, best, int(row["round"]), float(row[metric]))
     return best
 
 
