@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedconcord import files
-from fedconcord.data.preprocess import read_features
+from fedconcord.data.preprocess import features
 from fedconcord.deploy import DTYPE, Trained, load
 from fedconcord.errors import UserError
 
@@ -102,7 +102,7 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     if (card["preprocessing"] or {}).get("kind") == "table" and path.suffix.lower() not in (".npy", ".npz"):
-        return _cut(read_features(path, card["preprocessing"])[0])
+        return _numbered(features(path, card["preprocessing"]))
     if path.is_dir():
         return _images(card, path)
     kind = path.suffix.lower()
@@ -115,13 +115,21 @@ def read(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
     raise UserError(f"{path} is none of .npy, .npz, .csv, .parquet, an image or a folder of images; convert it")
 
 
-def _cut(array: np.ndarray) -> Iterator[Batch]:
-    for a in range(0, len(array), BATCH):
-        part = array[a : a + BATCH]
+def _cut(array: np.ndarray, first: int = 0) -> Iterator[Batch]:
+    """Its rows [n, *shape] a few at a time; the first of them has this number."""
+    for a in range(first, first + len(array), BATCH):
+        part = array[a - first : a - first + BATCH]
         bad = ~np.isfinite(np.asarray(part, np.float64)).reshape(len(part), -1).all(1)
         if bad.any():
             raise UserError(f"row {a + int(bad.argmax())} holds NaN or infinite values; drop or fill them")
         yield Batch(range(a, a + len(part)), part)
+
+
+def _numbered(parts: Iterator[np.ndarray]) -> Iterator[Batch]:
+    row = 0
+    for part in parts:
+        yield from _cut(part, row)
+        row += len(part)
 
 
 def _shaped(card: Mapping[str, Any], array: np.ndarray, path: Path) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -197,6 +197,22 @@ def read_statistics(path: Path) -> list[Column]:
     return read_columns(saved if isinstance(saved, dict) else {}, str(path))
 
 
+def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[np.ndarray]:
+    """`read_features` in parts [b, width] of bounded memory."""
+    path = Path(path).expanduser()
+    columns, source = read_columns(preprocessing, "the model's preprocessing"), open_table(path)
+    for c in columns:
+        column(source, c.name, "the model's preprocessing")
+    row = 0
+    for batch in source.batches([c.name for c in columns]):
+        count = len(batch[columns[0].name])
+        out = np.empty((count, width(columns)), np.float32)
+        apply(columns, batch, out, path.name, row + np.arange(count))
+        row += count
+        if count:
+            yield out
+
+
 def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
     """Inputs of a model from a new table, by the transform of its training: (x [n, width], the rows' names 1, 2, ...).
 
@@ -205,16 +221,8 @@ def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[n
     Raises:
         UserError: the file cannot be read, or lacks a column.
     """
-    path = Path(path).expanduser()
-    columns, source = read_columns(preprocessing, "the model's preprocessing"), open_table(path)
-    for c in columns:
-        column(source, c.name, "the model's preprocessing")
-    parts, row = [], 0
-    for batch in source.batches([c.name for c in columns]):
-        count = len(batch[columns[0].name])
-        parts.append(np.empty((count, width(columns)), np.float32))
-        apply(columns, batch, parts[-1], path.name, row + np.arange(count))
-        row += count
-    if not row:
-        raise UserError(f"{path.name} has a header and no rows; there is nothing to predict")
-    return np.concatenate(parts), [str(k + 1) for k in range(row)]
+    parts = list(features(path, preprocessing))
+    if not parts:
+        raise UserError(f"{Path(path).name} has a header and no rows; there is nothing to predict")
+    x = np.concatenate(parts)
+    return x, [str(k + 1) for k in range(len(x))]

@@ -1,0 +1,117 @@
+"""Data of one's own, trained on and predicted for: what predict says of the test file is what the run measured."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedconcord
+from fedconcord.errors import UserError
+
+
+def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+HEADER = ["age", "ward", "sick", "score"]
+
+
+def patients(n: int, seed: int) -> list[list[object]]:
+    """A number with gaps, a category, a class and a number to be learnt."""
+    rng = np.random.default_rng(seed)
+    rows: list[list[object]] = []
+    for _ in range(n):
+        age, ward = rng.normal(50, 10), str(rng.choice(["north", "south", "west"]))
+        score = 100 + 3 * (age - 50) + 40 * (ward == "west") + rng.normal()
+        sick = "yes" if score > 110 else "no"
+        rows.append(["" if rng.random() < 0.1 else f"{age:.3f}", ward, sick, f"{score:.4f}"])
+    return rows
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    write(tmp_path / "train.csv", HEADER, patients(300, 0))
+    write(tmp_path / "test.csv", HEADER, patients(100, 1))
+    return tmp_path
+
+
+def run(files: Path, label: str, ignore: str, out: str) -> Path:
+    settings = {"input.label": [label], "input.ignore": [ignore], "input.test": str(files / "test.csv")}
+    settings |= {"validation": 0.2, "eval.personalise": "finetune(steps=3)", "local.lr": 0.05}
+    done = fedconcord.run(
+        "fedavg", data=str(files / "train.csv"), model="logreg", clients=4, cohort=4, rounds=15, out=files / out,
+        partition="iid", settings=settings,
+    )  # fmt: skip
+    assert done.status == "complete"
+    return done.folder
+
+
+def test_classes_of_a_table(files: Path) -> None:
+    folder = run(files, "sick", "score", "run")
+    rows = table(fedconcord.predict(folder, files / "test.csv", files / "out.csv"))
+    truth = [row[2] for row in patients(100, 1)]
+    assert {row["label"] for row in rows} == {"yes", "no"}
+    accuracy = float(table(folder / "metrics.csv")[-1]["test_accuracy"])
+    assert np.mean([row["label"] == y for row, y in zip(rows, truth, strict=True)]) == pytest.approx(accuracy)
+    assert accuracy > 0.8
+    assert "accuracy_personalised" in table(folder / "clients.csv")[0]
+
+
+def test_numbers_of_a_table_in_their_own_unit(files: Path) -> None:
+    """Also through the program, whose inputs are the columns after their transform."""
+    folder = run(files, "score", "sick", "run")
+    rows = table(fedconcord.predict(folder, files / "test.csv", files / "out.csv"))
+    truth = np.array([float(row[3]) for row in patients(100, 1)])
+    given = np.array([float(row["score"]) for row in rows])
+    last = table(folder / "metrics.csv")[-1]
+    assert math.sqrt(np.mean((given - truth) ** 2)) == pytest.approx(float(last["test_rmse"]), rel=1e-4)
+    assert "squared_error" in table(folder / "clients.csv")[0]
+    from fedconcord.data.preprocess import read_features
+    from fedconcord.deploy import load
+
+    x, _ = read_features(files / "test.csv", load(folder).card["preprocessing"])
+    program = torch.export.load(fedconcord.export(folder, out=files / "m.pt2")).module()
+    assert program(torch.from_numpy(x)).detach().numpy()[:, 0] == pytest.approx(given, rel=1e-5)
+
+
+def test_a_table_that_lacks_a_column_is_a_sentence(files: Path) -> None:
+    folder = run(files, "sick", "score", "run")
+    write(files / "less.csv", ["age"], [["51.0"]])
+    with pytest.raises(UserError, match="'ward'"):
+        fedconcord.predict(folder, files / "less.csv", files / "out.csv")
+    write(files / "none.csv", HEADER, [])
+    with pytest.raises(UserError, match="nothing to predict"):
+        fedconcord.predict(folder, files / "none.csv", files / "out.csv")
+    write(files / "bad.csv", HEADER, [["old", "north", "", ""]])
+    with pytest.raises(UserError, match="'old' is not a number"):
+        fedconcord.predict(folder, files / "bad.csv", files / "out.csv")
+
+
+def test_images_of_any_size_where_training_resized_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for shade, name in ((40, "dark"), (200, "light")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for k in range(30):
+            size = (12, 12) if k % 2 else (17, 9)
+            pixels = rng.integers(shade - 30, shade + 30, size).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{k}.png")
+    done = fedconcord.run(
+        "fedavg", data=str(tmp_path / "images"), model="logreg", clients=3, cohort=3, rounds=10, out=tmp_path / "run",
+        partition="iid", settings={"input.image_size": 8},
+    )  # fmt: skip
+    rows = table(fedconcord.predict(done.folder, tmp_path / "images" / "dark", tmp_path / "out.csv"))
+    assert len(rows) == 30
+    assert np.mean([row["label"] == "dark" for row in rows]) > 0.9
