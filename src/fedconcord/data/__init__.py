@@ -18,6 +18,7 @@ from fedconcord.data.folder import data_folder
 from fedconcord.data.har import har
 from fedconcord.data.mnist import mnist
 from fedconcord.data.synthetic import synthetic
+from fedconcord.data.topics import topics
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -28,6 +29,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "har": har,
     "esr": esr,
     "synthetic": synthetic,
+    "topics": topics,
 }
 
 __all__ = [

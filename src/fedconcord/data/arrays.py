@@ -32,12 +32,10 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
     """The arrays of an NPZ file, whose headers say how large they are before they are read; no pickle is."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"cannot read {path.name}: it is no archive of arrays; write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
-                raise UserError(
-                    f"{path.name} holds one array without a name; write it with numpy.savez(path, x=..., y=...)"
-                )
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
             refuse_too_large(2 * size, path.name, memory)

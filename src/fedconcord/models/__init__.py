@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from fedconcord.imports import open_factories
+from fedconcord.models.charlm import charlm
 from fedconcord.models.cnn1 import cnn1
 from fedconcord.models.cnn2 import cnn2
 from fedconcord.models.lenet import lenet
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet": lenet,
     "resnet18": resnet18,
     "vgg11": vgg11,
+    "charlm": charlm,
 }
 
 
@@ -35,4 +37,4 @@ def models() -> Mapping[str, Callable[..., nn.Module]]:
     return open_factories(MODELS, "model", ("shape", "classes"))
 
 
-__all__ = ["MODELS", "cnn1", "cnn2", "lenet", "logreg", "models", "resnet18", "two_nn", "vgg11"]
+__all__ = ["MODELS", "charlm", "cnn1", "cnn2", "lenet", "logreg", "models", "resnet18", "two_nn", "vgg11"]
