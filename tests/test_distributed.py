@@ -32,7 +32,8 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     """What torchrun sets; the processes stay on this machine."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
-    return os.environ | place | {"RANK": str(rank), "WORLD_SIZE": str(size), "PYTHONPATH": path}
+    ranks = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return os.environ | place | ranks | {"PYTHONPATH": path}
 
 
 def launch(size: int, *arguments: object) -> list[subprocess.Popen[str]]:
@@ -169,7 +170,8 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Pat
     two[1].send_signal(signal.SIGTERM)  # at one of them: all end after the same round
     first, second = ends(two)
     assert (first.code, second.code) == (130, 130)
-    assert first.complained.startswith(f"interrupted: {out} is usable as it is")
+    again = f"torchrun --nproc-per-node 2 -m fedconcord run --resume {out}"
+    assert first.complained == f"interrupted: {out} is usable as it is; continue with: {again}\n"
     assert (second.said, second.complained) == ("", "")
     stopped = json.loads((out / "run.json").read_text())
     assert stopped["status"] == "interrupted"

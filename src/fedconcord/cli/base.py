@@ -21,7 +21,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-RANK = os.environ.get("RANK", "0")  # set by torchrun
+RANK = os.environ.get("RANK", "0")  # torchrun sets it
+PROGRAM = (
+    f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', '1')} -m fedconcord"
+    if "RANK" in os.environ
+    else "fedconcord"
+)
 console = Console(highlight=False, soft_wrap=False, quiet=RANK != "0")
 
 

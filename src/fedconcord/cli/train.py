@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedconcord.cli.base import app, complain, say
+from fedconcord.cli.base import PROGRAM, app, complain, say
 from fedconcord.cli.options import (
     LR,
     BatchSize,
@@ -101,7 +101,7 @@ def run(
     planned = api.plan_resumed_run(Path(resume), *sources) if resume else api.plan_run(*sources)
     for sentence in api.notes([planned]):
         say(sentence)
-    again = f"fedconcord run --resume {shlex.quote(str(planned.folder))}"
+    again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
     with Show([planned]) as show:
         show(0, None)
         try:
@@ -165,7 +165,7 @@ def compare(
         folder, planned, at_once = api.plan_comparison(at_once, *sources)
     for sentence in api.notes(planned):
         say(sentence)
-    again = f"fedconcord compare --resume {shlex.quote(str(folder))}"
+    again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
     with Show(planned) as show:
         try:
             results = api.execute_all(planned, at_once, show)
