@@ -26,6 +26,7 @@ ORACLES = ROOT.parent / "shared" / "oracles"
 FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
+RANKS = ("tests/test_distributed.py", "-k", "serial_engine")
 
 
 class Edit(NamedTuple):
@@ -131,7 +132,7 @@ MUTATIONS: dict[str, Mutation] = {
         (CHECK, RESULTS, "-k", "resume and scaffold"),
     ),
     "checkpoint: clients' rows forgotten": Mutation(
-        (Edit("checkpoint.py", "state.store.export().items()", "{'ids': torch.zeros(0, dtype=torch.int64)}.items()"),),
+        (Edit("checkpoint.py", "team.collect(state.store.export())", "{'ids': torch.zeros(0, dtype=torch.int64)}"),),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
     ),
     "rows on disk: a checkpoint's rows written over": Mutation(
@@ -166,6 +167,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "batchnorm: running statistics let through": Mutation(
         (Edit("flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+    ),
+    "processes: one without clients counts": Mutation(
+        (Edit("engines/stacked.py", "_zeros(total), 0, 0", "total, 0, 0"),), RANKS
+    ),
+    "processes: the prelude is each one's own": Mutation(
+        (Edit("engines/stacked.py", "total, _ = self.team.total(_zeros(total) if idle else total, ())", "pass"),), RANKS
+    ),
+    "processes: the prologue asks each one's clients": Mutation(
+        (Edit("training.py", "total, (sent,) = job.engine.team.total(total, (sent,))", "pass"),), RANKS
+    ),
+    "processes: rows gathered out of order": Mutation(
+        (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS
     ),
 }
 

@@ -40,7 +40,8 @@ def jobs() -> dict[str, Job]:
         "lbfgs": Job(problem, make("fedprox"), replace(FEW, work=fixed(2)), Solver(kind="lbfgs")),
         "svrg": Job(problem, make("fedavg"), FEW, Solver(oracle=Oracle("svrg"))),
         "two-block": Job(semi(), make("fedvra"), FEW),
-        "float32": Job(small(torch.float32), make("scaffold"), FEW),
+        "kernel": Job(small("convolution"), make("fedadmm"), SCHEDULE),
+        "float32": Job(small(dtype=torch.float32), make("scaffold"), FEW),
     }
 
 
