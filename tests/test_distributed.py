@@ -25,7 +25,7 @@ from ranks import drawn, facts, jobs
 from test_engines import run
 
 HERE = Path(__file__).parent
-TIMEOUT = 120  # seconds after which a test gives up on a process
+TIMEOUT = 240  # seconds after which a test gives up on a process
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
