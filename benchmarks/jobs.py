@@ -181,7 +181,7 @@ def job_of(setting: Setting, problem: Problem, algorithm: Algorithm, args: argpa
         unit="steps" if setting.steps is not None else "epochs",
         batch_size=setting.batch,
     )
-    return Job(problem, algorithm, schedule, Solver(), engine_of(args), Storage(args.store, args.rows))
+    return Job(problem, algorithm, schedule, Solver(), engine_of(args), storage=Storage(args.store, args.rows))
 
 
 def started(job: Job, args: argparse.Namespace) -> State:

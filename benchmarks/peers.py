@@ -144,7 +144,8 @@ def table(job: str, setting: Setting, lines: list[Line], missing: dict[str, str]
         best.add(line.name)
         ratio = f"{ratio_to(line, ours):.2f}" if ours else ""
         versions = line.record.get("versions", {})
-        named = f"{line.name} {versions.get(PACKAGES.get(line.name, line.name), '')}".strip()
+        package = PACKAGES.get(line.name, line.name)
+        named = " ".join([line.name, *([package] if line.name == "plain" else []), versions.get(package, "")])
         memory = line.record["peak_rss_bytes"] / 1e6
         out.append(
             f"| {mark}{named}{mark} | {line.setting} | {mark}{statistics.median(took):.3f}{mark} | "

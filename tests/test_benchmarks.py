@@ -29,9 +29,9 @@ def measured(data_dir: Path, *arguments: str, script: str = "jobs.py") -> dict[s
     return found
 
 
-@pytest.mark.parametrize("job", ["A", "B", "C", "E"])
-def test_a_job_says_what_it_measured(data_dir: Path, job: str) -> None:
-    found = measured(data_dir, job)
+@pytest.mark.parametrize("arguments", ["A", "B", "C --engine serial", "E --method scaffold --store disk"])
+def test_a_job_says_what_it_measured(data_dir: Path, arguments: str) -> None:
+    found = measured(data_dir, *arguments.split())
     assert set(found) >= FIELDS
     took = found["seconds_per_round"]
     assert len(took["all"]) == 3
