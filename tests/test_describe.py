@@ -147,6 +147,24 @@ def test_the_command_draws_what_a_run_draws(tmp_path: Path, capsys: pytest.Captu
     assert [row[4:] for row in ours[1:]] == [row[-10:] for row in theirs[1:]]
 
 
+def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A regression target, clients by a column and by a rule that needs no classes."""
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.3f},{100 + 10 * a:.3f},shop{i % 4}" for i, a in enumerate(rng.standard_normal(200))]
+    (tmp_path / "t.csv").write_text("\n".join(["a,price,shop", *lines]))
+    common = ["data", "describe", "--data", str(tmp_path / "t.csv"), "--label-column", "price"]
+    common += ["--target-kind", "number", "--client-column", "shop"]
+    assert call([*common, "--out", str(tmp_path / "d")]) == 0
+    said = capsys.readouterr()
+    assert "t.csv, natural, 4 clients, seed 0\n" in said.out
+    assert "spans of the target a client" in said.out
+    assert call([*common, "--partition", "quantity", "--clients", "9", "--out", str(tmp_path / "e")]) == 0
+    assert "t.csv, quantity, 9 clients, seed 0\n" in capsys.readouterr().out
+    header = (tmp_path / "e" / "clients.csv").read_text().splitlines()[0].split(",")
+    low = float(header[4].removeprefix("target ").split(" to ")[0])
+    assert 60 < low < 90  # in the price's own unit
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

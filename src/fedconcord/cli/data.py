@@ -9,7 +9,21 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedconcord.cli.base import app, console, say
-from fedconcord.cli.options import Clients, ConfigFile, Data, DataDir, Partition, Seed, Set, option, sources_of
+from fedconcord.cli.options import (
+    ClientColumn,
+    Clients,
+    ConfigFile,
+    Data,
+    DataDir,
+    LabelColumn,
+    Partition,
+    Seed,
+    Set,
+    TargetKind,
+    TestData,
+    option,
+    sources_of,
+)
 from fedconcord.errors import UserError
 
 app_data = typer.Typer(
@@ -28,6 +42,10 @@ def root(context: typer.Context) -> None:
 def describe(
     data: Data = None,
     data_dir: DataDir = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    target_kind: TargetKind = None,
+    test_data: TestData = None,
     partition: Partition = None,
     clients: Clients = None,
     seed: Seed = None,

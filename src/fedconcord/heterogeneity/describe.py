@@ -74,7 +74,11 @@ def summary(found: Description) -> list[tuple[str, str]]:
 
 
 def _range(values: np.ndarray) -> str:
-    return f"{values.min():.4g} to {values.max():.4g}, median {np.median(values):.4g}"
+    return f"{_number(values.min())} to {_number(values.max())}, median {_number(np.median(values))}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else f"{value:.4g}"
 
 
 def _names(dataset: Dataset, columns: int) -> list[str]:
