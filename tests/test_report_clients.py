@@ -33,8 +33,15 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     for seed in (0, 1):
         plant(tmp_path / f"a-{seed}", "fedavg", seed, values - 0.01 * seed, np.minimum(values + 0.5, 1))
         plant(tmp_path / f"b-{seed}", "scaffold", seed, np.sqrt(values), np.sqrt(values))
+        for name, low in (("a", 0.2 + 0.1 * seed), ("b", 0.5)):
+            spread = fairness.Spread(0.5, 0.1, low, 0.9, 0.9 - low, low)._asdict()
+            fairness.write_rounds(
+                tmp_path / f"{name}-{seed}" / "fairness.csv", [{"round": r, **spread} for r in (5, 10)]
+            )
     found = section(summarise(load_runs([tmp_path])))
     assert found is not None
+    assert [d.name for d in found.drawings] == ["clients", "worst-decile", "personalised"]
+    assert found.drawings[1].alt.endswith("at the last look: fedavg 25.00 %, scaffold 50.00 %.")
     rows = {row[0]: dict(zip(found.header, row, strict=True)) for row in found.rows}
     worst = (0.0 + 0.05) / 2 - 0.01 / 2  # the mean of the worst two of 20 clients, over two seeds
     assert rows["fedavg"]["worst decile"].startswith(f"{100 * worst:.2f} ±")
@@ -47,6 +54,7 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     assert "How evenly the clients are served" in page
     assert (tmp_path / "out" / "figures" / "clients.svg").exists()
     assert (tmp_path / "out" / "figures" / "personalised.png").exists()
+    assert (tmp_path / "out" / "figures" / "worst-decile.svg").exists()
     with (tmp_path / "out" / "tables" / "clients.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["name"], line["seed"]) for line in lines] == [

@@ -470,6 +470,12 @@ def finished(folder: Path) -> Finished:
     return Finished(folder, saved["label"], saved["seed"], saved["status"], saved["rounds_done"], metrics)
 
 
+def stopped(folder: Path) -> str | None:
+    """Why the run of a folder stopped before its last round, or None."""
+    found: str | None = results.read_description(folder).get("stopped")
+    return found
+
+
 def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None) -> list[Finished]:
     """Do all runs, `jobs` at once; finished ones are not repeated, failed ones do not stop the others.
 

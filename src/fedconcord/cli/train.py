@@ -111,6 +111,8 @@ def run(
         show(0, result)
     if result.status == "interrupted":
         raise interrupted(planned.folder, again)
+    if (stopped := api.stopped(result.folder)) is not None:
+        say(stopped)
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
     say(f"results: {planned.folder}")

@@ -19,7 +19,7 @@ from fedconcord.errors import UserError
 from fedconcord.report.figures import MUTED, PANEL, Drawing, look, value, wrap
 from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import interval
-from fedconcord.report.summary import Metric, Summary, metric_of
+from fedconcord.report.summary import Method, Metric, Summary, metric_of
 from fedconcord.report.tables import metric_cell
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
@@ -59,8 +59,11 @@ def section(s: Summary) -> Section | None:
     metric = metric_of(metrics.pop())
     judged = tuple(_judged(m.name, m.index, runs, metric) for m, runs in found if runs)
     tuned = [j for j in judged if j.after is not None]
+    looks = [(m, _looks(runs)) for m, runs in found]
     header = ("method", *HEADER, *(("mean after fine-tuning", "worst decile after") if tuned else ()))
     drawings = [_distribution(s, judged, metric)]
+    if any(len(seen) > 1 for _, seen in looks):
+        drawings.append(_by_round(s, looks, metric))
     if tuned:
         drawings.append(_fine_tuned(tuned, metric))
     return Section(
@@ -147,6 +150,42 @@ def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawi
         "clients",
         f"Every client's {metric.title} under the final model, clients sorted from the worst; worst decile: {low}.",
         "Each line: the clients of all seeds, sorted. Shaded: the worst decile.",
+        False,
+        draw,
+    )
+
+
+def _looks(runs: Sequence[Run]) -> dict[int, float]:
+    """Round -> worst decile, the mean over the runs, at the rounds that all of them looked at."""
+    tables = [_columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
+    seen = [dict(zip(map(int, t["round"]), map(float, t["worst_decile"]), strict=True)) for t in tables if t]
+    shared = set.intersection(*map(set, seen)) if len(seen) == len(runs) and seen else set()
+    return {round: float(np.mean([one[round] for one in seen])) for round in sorted(shared)}
+
+
+def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) -> Drawing:
+    def draw(legend: bool) -> Figure:
+        fig, ax = _figure(PANEL[1])
+        for m, seen in looks:
+            colour, dash, marker = look(m.index)
+            (line,) = ax.plot(
+                list(seen), list(seen.values()), color=colour, linestyle=dash, marker=marker, markersize=4,
+                linewidth=1.5, label=wrap(m.name, 28),
+            )  # fmt: skip
+            line.set_gid(f"m{m.index}-worst")
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set_xlabel("round")
+        _axis(ax, metric, "y")
+        ax.set_ylabel(f"worst decile: {metric.title}" + (" (%)" if metric.percent else ""))
+        if legend and len(s.methods) > 1:
+            ax.legend(fontsize=6.5)
+        return fig
+
+    said = ", ".join(f"{m.name} {value(metric, list(seen.values())[-1])}" for m, seen in looks if seen)
+    return Drawing(
+        "worst-decile",
+        f"The worst decile's {metric.title} by round; at the last look: {said}.",
+        "The worst decile of the clients at the rounds of eval.clients_every, mean over seeds.",
         False,
         draw,
     )
