@@ -93,6 +93,12 @@ def test_kernels_and_workers_equal_serial(name: str, network: str) -> None:
         assert_same(run(replace(job, engine=engine)), reference)
 
 
+def test_a_momentum_of_0_keeps_the_last_direction() -> None:
+    for network in NETWORKS:
+        job = Job(small(network), METHODS["mfl"](momentum=0.0), SCHEDULE, engine=Serial())
+        assert_same(run(replace(job, engine=Stacked(2, 2))), run(job))
+
+
 def test_bits_do_not_depend_on_who_was_first() -> None:
     """The same chunks on one, two and three threads, in float32; and the caller's number of threads is left alone."""
     job = Job(small("dense", torch.float32), make("scaffold"), replace(SCHEDULE, cohort=8))
@@ -132,12 +138,24 @@ CASES = {
     "full": Case(True, Solver(oracle=Oracle("full"))),
     "all samples": Case(True, batch_size=None),
     "regulariser": Case(True, regulariser=l1(0.1), local=AT._replace(linear=vectors(D))),
-    "momentum": Case(False, Solver(momentum=0.9)),
-    "own momentum": Case(False, local=AT._replace(momentum=0.9, buffer=vectors(D))),
+    "momentum": Case(True, Solver(momentum=0.9)),
+    "momentum and all": Case(
+        True,
+        Solver(momentum=0.5, weight_decay=0.1, step_decay=0.9),
+        AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(D), scale=0.7, snapshot=vectors(D)),
+    ),
+    "momentum and sam": Case(True, Solver(momentum=0.9, oracle=Oracle("sam", 0.1))),
+    "own momentum": Case(True, local=AT._replace(momentum=0.9, buffer=vectors(D))),
+    "a buffer and no momentum": Case(True, local=AT._replace(momentum=0.0, buffer=vectors(D))),
+    "dual": Case(True, local=AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))),
+    "dual and nothing to move": Case(True, local=AT._replace(dual_rate=0.2, prox=0.3, anchor=vectors(D))),
+    "dual alone": Case(True, local=AT._replace(linear=vectors(5, D), dual_rate=0.2, anchor=vectors(5, D))),
+    "dual and momentum": Case(
+        False, Solver(momentum=0.9), AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))
+    ),
     "clip": Case(False, Solver(clip=0.2)),
     "tolerance": Case(False, Solver(tolerance=1e-3)),
     "table": Case(False, local=AT._replace(table=vectors(5, 2, D), linear=vectors(D), table_rate=0.5)),
-    "dual": Case(False, local=AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))),
     "prox by client": Case(False, local=AT._replace(prox=vectors(5, 1).abs(), anchor=vectors(D))),
     "scale by client": Case(False, local=AT._replace(scale=vectors(5, 1).abs())),
     "metric": Case(False, local=AT._replace(metric=torch.eye(D, dtype=torch.float64).expand(5, D, D))),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,11 @@ def test_versions_are_recorded(tmp_path: Path) -> None:
     assert described["seed"] == 4
     with pytest.raises(UserError, match="holds no run"):
         results.read_description(tmp_path / "nowhere")
+
+
+def test_chunk_and_workers_are_recorded_and_kept(tmp_path: Path) -> None:
+    """Measured or counted anew on resume they might differ, and so might the last bits."""
+    execute(replace(job("fedavg"), engine=Stacked(2, 3)), tmp_path, rounds=2, info={})
+    execute(replace(job("fedavg"), engine=Stacked()), tmp_path, rounds=4, info={}, resume=True)
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert (found["chunk"], found["workers"], found["rounds_done"]) == (2, 3, 4)

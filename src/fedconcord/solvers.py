@@ -103,7 +103,7 @@ def clipped(g: Tensor, limit: float | None) -> Tensor:
     return scaled
 
 
-def ascent(x: Tensor, g: Tensor, radius: float) -> Tensor:
-    """The SAM point x + radius * g / (||g|| + 1e-7), per row (Foret et al. 2021; FedSAM, A-FedPDSAM)."""
-    point: Tensor = x + radius * g / (torch.linalg.vector_norm(g, dim=-1, keepdim=True) + 1e-7)
-    return point
+def ascent(x: Tensor, g: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
+    """The SAM point x + radius * g / (||g|| + 1e-7), per row (Foret et al. 2021; FedSAM); `out` may be g."""
+    share = radius / (torch.linalg.vector_norm(g, dim=-1, keepdim=True) + 1e-7)
+    return torch.addcmul(x, g, share, out=out)

@@ -208,7 +208,7 @@ def build(config: Config) -> Job:
     work = local.epochs if local.steps is None else local.steps
     engine: Engine = Serial()
     if config.engine.name != "serial":
-        engine = Stacked(config.engine.chunk, team=team_of(config))
+        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
     called = spec.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = spec.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)

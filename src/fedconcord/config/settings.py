@@ -66,6 +66,10 @@ class EngineSettings(BaseModel):
         Field(description="many clients at once, one by one, or shared by the processes that torchrun starts"),
     ] = "stacked"
     chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
+    workers: Annotated[
+        Count | Literal["auto"],
+        Field(description="batches of clients computed at once where a model has a kernel; auto: one a thread"),
+    ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "cpu"
     dtype: Annotated[Literal["float32", "float64"], Field(description="precision of models and data")] = "float32"
     threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None

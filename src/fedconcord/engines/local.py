@@ -33,7 +33,7 @@ def solve(
     linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
     accumulate = _fused(problem, solver, local, momentum)
     if accumulate is not None and drawn is not None:
-        _short(accumulate, solver, oracle, regulariser, local, plan.lr, x, drawn, steps)
+        linear, buffer = _short(accumulate, solver, oracle, regulariser, local, plan.lr, x, drawn, steps)
         evaluations = int((each * steps).sum())
     else:
         each = each + (cost if solver.tolerance is not None else 0)
@@ -49,15 +49,17 @@ def solve(
 
 
 def _fused(problem: Problem, solver: Solver, local: Local, momentum: float) -> Accumulate | None:
-    """The problem's kernel where a step is x <- (1 - eta rho') x - eta kappa g - eta b with numbers rho' and kappa.
+    """The problem's kernel where a step only adds the gradient, times a number, to the model or the momentum buffer.
 
-    That is where nothing acts on the gradient alone (clip, table), remembers it (momentum) or solves against it
-    (metric), b stays as it is (no dual rate), no tolerance asks for more and clients share rho and kappa.
+    That is where nothing acts on the gradient alone (clip, table) or solves against it (metric), no tolerance asks for
+    more, clients share the numbers rho and kappa, and there is no dual rate beside a buffer.
     """
+    filtered = momentum or local.buffer is not None
     plain = (
         isinstance(problem, Accumulates)
-        and not (momentum or solver.clip or solver.tolerance is not None or local.dual_rate)
-        and all(held is None for held in (local.table, local.metric, local.buffer))
+        and not (solver.clip or solver.tolerance is not None or (local.dual_rate and filtered))
+        and local.table is None
+        and local.metric is None
         and not any(isinstance(number, Tensor) for number in (local.prox, local.scale))
     )
     return problem.accumulate if plain else None  # type: ignore[attr-defined]
@@ -73,29 +75,56 @@ def _short(
     x: Tensor,
     drawn: Drawn,
     steps: np.ndarray,
-) -> None:
-    """The steps where the gradient is only added: x [S, d] in place."""
-    rho, kappa, constant = 0.0, float(local.scale), local.linear  # b = linear - rho anchor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The steps where the gradient is only added: x [S, d] in place; linear and buffer as they ended.
+
+    Without a buffer a step is x <- (1 - eta (rho + wd)) x - eta kappa g - eta b with b = linear - rho anchor.
+    """
+    momentum, kappa = momentum_of(solver, local), float(local.scale)
+    linear, rho, pulled, buffer = local.linear, 0.0, None, local.buffer
     if local.anchor is not None and local.prox != 0.0:
         rho, pulled = float(local.prox), local.prox * local.anchor
-        constant = -pulled if constant is None else constant - pulled
+    if buffer is not None:
+        buffer = buffer.expand(len(x), -1).clone()
+    elif momentum:
+        buffer = torch.zeros_like(x)
+    elif pulled is not None:
+        linear = -pulled if linear is None else linear - pulled
+    dual = 0.0 if local.linear is None or local.anchor is None else local.dual_rate
+    if dual and linear is not None:
+        linear = linear.expand(len(x), -1).clone()
     snapshot = None if local.snapshot is None else local.snapshot.expand(len(x), -1)
+    above = torch.empty_like(x) if oracle.kind == "sam" else None
     alive = (steps[:, None] > np.arange(steps[0])).sum(0).tolist()  # a prefix, as clients are sorted
     for k, m in enumerate(alive):
-        xs, (index, weight) = x[:m], drawn.step(slice(0, m), k)
+        here = slice(0, m)
+        xs, (samples, weight) = x[here], drawn.step(here, k)
         eta = lr * local.lr_scale * solver.step_decay**k
         at = xs
-        if oracle.kind == "sam":
-            at = torch.empty_like(xs)
-            accumulate(at, 0.0, 1.0, xs, index, weight)
-            at = ascent(xs, at, oracle.radius)
-        accumulate(xs, 1.0 - eta * (rho + solver.weight_decay), -eta * kappa, at, index, weight)
+        if above is not None:
+            accumulate(above[here], 0.0, 1.0, xs, samples, weight)
+            at = ascent(xs, above[here], oracle.radius, out=above[here])
+        into, beta, rate = xs, 1.0 - eta * (rho + solver.weight_decay), -eta
+        if buffer is not None:
+            into, beta, rate = buffer[here], momentum, 1.0
+        accumulate(into, beta, rate * kappa, at, samples, weight)
         if snapshot is not None:
-            accumulate(xs, 1.0, eta * kappa, snapshot[:m], index, weight)
-        if constant is not None:
-            xs.sub_(_rows(constant, slice(0, m)), alpha=eta)
+            accumulate(into, 1.0, -rate * kappa, snapshot[here], samples, weight)
+        if linear is not None:
+            into.add_(_rows(linear, here), alpha=rate)
+        if buffer is not None:
+            if solver.weight_decay:
+                into.add_(xs, alpha=solver.weight_decay)
+            if pulled is not None:
+                xs.mul_(1.0 - eta * rho).add_(_rows(pulled, here), alpha=eta)
+            xs.sub_(into, alpha=eta)
         if regulariser is not None:
             xs.copy_(regulariser.prox(xs, eta))
+        if dual and linear is not None:
+            linear[here].add_(xs, alpha=dual).sub_(_rows(local.anchor, here), alpha=dual)
+    if not dual:
+        return local.linear, buffer
+    return linear if pulled is None or linear is None else linear + pulled, buffer
 
 
 def _general(
@@ -165,7 +194,7 @@ def _general(
             direction.add_(xs, alpha=solver.weight_decay)
         if linear is not None:
             direction.add_(_rows(linear, here))
-        if momentum:
+        if momentum or buffer is not None:
             if buffer is None:
                 buffer = torch.zeros_like(x)
             kept = buffer[here].mul_(momentum).add_(direction)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedconcord.flat import Layout
-from fedconcord.problems.dense import Delta, Kernel, cross_entropy
+from fedconcord.problems.dense import Delta, Kernel, add, cross_entropy
 
 LAST = torch.channels_last
 
@@ -88,14 +88,6 @@ def _layer(module: nn.Module, first: bool) -> Layer | None:
     return None
 
 
-def _add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
-    """slot <- beta slot + alpha g; with beta 0 the slot may hold anything."""
-    if beta == 0.0:
-        torch.mul(g, alpha, out=slot)
-    else:
-        slot.mul_(beta).add_(g, alpha=alpha)
-
-
 def _unflatten(slope: Tensor, a: Tensor, *rest: object) -> Tensor:
     slope = slope.view(a.shape)
     return slope.contiguous(memory_format=LAST) if a.ndim == 4 else slope
@@ -111,7 +103,7 @@ def _linear_backward(
 ) -> Tensor:
     before = slope @ p[0] if needed else slope  # first: the next line may change p
     slots[0].addmm_(slope.T, a, beta=beta, alpha=alpha)
-    _add(slots[1], slope.sum(0), beta, alpha)
+    add(slots[1], slope.sum(0), beta, alpha)
     return before
 
 
@@ -155,7 +147,7 @@ def _convolution(module: nn.Conv2d) -> Layer:
             slope, a, p[0], [module.out_channels], *geometry, False, [0, 0], module.groups, [needed, True, True]
         )
         for slot, part in zip(slots, g, strict=True):
-            _add(slot, part, beta, alpha)
+            add(slot, part, beta, alpha)
         return before if needed else slope
 
     return Layer(2, forward, backward)
@@ -185,7 +177,7 @@ def _single_channel(module: nn.Conv2d) -> Layer:
     ) -> Tensor:
         slope = slope.permute(0, 2, 3, 1).reshape(-1, channels)
         slots[0].view(channels, -1).addmm_(slope.T, columns, beta=beta, alpha=alpha)
-        _add(slots[1], slope.sum(0), beta, alpha)
+        add(slots[1], slope.sum(0), beta, alpha)
         return slope
 
     return Layer(2, forward, backward)

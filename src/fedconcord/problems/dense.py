@@ -32,6 +32,14 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return delta.scatter_add_(-1, labels[..., None], delta.new_full((1, 1, 1), -1.0).expand(*labels.shape, 1))
 
 
+def add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
+    """slot <- beta slot + alpha g; with beta 0 the slot may hold anything."""
+    if beta == 0.0:
+        torch.mul(g, alpha, out=slot)
+    else:
+        slot.mul_(beta).add_(g, alpha=alpha)
+
+
 def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
     """The gradient of a Sequential of Flatten, then Linear layers with ReLU between; None for other models."""
     if not isinstance(model, nn.Sequential):
@@ -59,12 +67,11 @@ def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Ke
             activations.append(z if k == len(weights) - 1 else z.relu_())
         slope = delta(activations.pop(), targets)
         slope *= 1.0 / slope.shape[1] if weight is None else weight[..., None]
-        ones = slope.new_ones(1, 1, 1).expand(len(x), 1, slope.shape[1])
         for k in reversed(range(len(weights))):
             a = activations.pop()
             before = torch.bmm(slope, weights[k]).mul_(a > 0) if k else slope  # first: the next line may change W
             slots[2 * k].baddbmm_(slope.mT, a, beta=beta, alpha=alpha)
-            slots[2 * k + 1][:, None].baddbmm_(ones, slope, beta=beta, alpha=alpha)
+            add(slots[2 * k + 1], slope.sum(1), beta, alpha)
             slope = before
 
     return accumulate
