@@ -191,6 +191,8 @@ def started(job: Job, args: argparse.Namespace) -> State:
         n = len(job.problem.offsets) - 1
         for ids in np.array_split(np.arange(n), -(-n // 1000)):
             state.store.scatter(ids, state.store.gather(ids))
+        if args.store == "disk":
+            state.store.export()  # flushes, as the run that made so many rows would have done long ago
     return state
 
 
