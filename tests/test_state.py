@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedconcord import checkpoint, cli, results
+from fedconcord import checkpoint, cli, files, results
 from fedconcord.cli import progress
 from fedconcord.core import tree_leaves
 from fedconcord.engines import Engine, Serial, Stacked
@@ -328,7 +328,11 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
         assert not (tmp_path / "run").exists()
 
     monkeypatch.setattr(results.os, "sysconf", lambda name: 10)
-    refused(Storage(), "this machine has 100 B", "set engine.store=disk, set engine.rows=bfloat16, use a smaller model")
+    refused(
+        Storage(),
+        "twice that in a checkpoint, and this machine has 100 B",
+        "set engine.store=disk, set engine.rows=bfloat16, use a smaller model",
+    )
     refused(Storage(rows="float16"), "has 100 B; set engine.store=disk, use a smaller model")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage._replace(free=50))
@@ -336,6 +340,20 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
     refused(Storage("disk", "bfloat16"), "has 50 B; use a smaller model, fewer clients or rounds, or a method without")
     monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage)
     assert execute(job("fedadmm", Storage("disk")), tmp_path / "run", rounds=2, info={}) == "complete"
+
+
+def test_a_checkpoint_is_a_safetensors_file_of_any_number_type(tmp_path: Path) -> None:
+    """Written piece by piece, with two names for one tensor, a scalar, nothing, and what is not contiguous."""
+    row = torch.randn(3, 4)
+    tensors = {"a": row, "b": row, "t": row.T, "half": row.bfloat16()[:, :3], "scalar": torch.tensor(2.5).double()}
+    tensors |= {"none": torch.zeros(0, 5), "odd": torch.tensor([True, False, True]), "ids": torch.arange(3)}
+    tensors |= {"f16": row.half(), "i8": torch.arange(5, dtype=torch.int8)}
+    files.write_bytes(tmp_path / "c", *checkpoint._safetensors(tensors, {"state": "{}"}))
+    found = load_file(tmp_path / "c")
+    assert found.keys() == tensors.keys()
+    for name, leaf in tensors.items():
+        assert found[name].dtype == leaf.dtype
+        assert torch.equal(found[name], leaf), name
 
 
 def test_half_rows_take_half_the_bytes() -> None:

@@ -7,11 +7,12 @@ Randomness is keyed, so there is no generator state to keep: the server's state,
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from fedconcord import files
 from fedconcord.core import tree_leaves, tree_unflatten
@@ -20,6 +21,18 @@ from fedconcord.errors import UserError
 from fedconcord.training import Job, State, blank
 
 FORMAT = 1
+NAMES = {  # of number types in the file
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def write(path: Path, state: State, team: Team = ALONE) -> None:
@@ -27,8 +40,7 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
     rows = team.collect(state.store.export())
     if team.rank != 0:
         return
-    # copies: a method may keep one tensor under two names, which the format refuses
-    tensors = {f"server.{name}": leaf.detach().cpu().clone() for name, leaf in tree_leaves(state.server).items()}
+    tensors = {f"server.{name}": leaf.detach().cpu() for name, leaf in tree_leaves(state.server).items()}
     tensors |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
         "format": FORMAT,
@@ -37,10 +49,7 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
         "bytes_down": state.bytes_down,
         "gradient_steps": state.gradient_steps,
     }
-    # one metadata entry: several are written in an order that changes from file to file
-    files.write_bytes(
-        path, save({k: v.contiguous() for k, v in tensors.items()}, metadata={"state": json.dumps(counters)})
-    )
+    files.write_bytes(path, *_safetensors(tensors, {"state": json.dumps(counters)}))
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
@@ -83,6 +92,23 @@ def read(path: Path, job: Job) -> State:
         bytes_down=counters["bytes_down"],
         gradient_steps=counters["gradient_steps"],
     )
+
+
+def _safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """A safetensors file by its pieces, the tensors' own memory: `save` holds everything twice more.
+
+    The widest numbers come first, so that all are aligned.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    pieces, end = list[memoryview](), 0
+    for name, leaf in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        piece = leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        begin, end = end, end + len(piece)
+        header[name] = {"dtype": NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
+        pieces.append(piece)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def _to(tensor: torch.Tensor, job: Job) -> torch.Tensor:

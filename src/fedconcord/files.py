@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file's content in one step; it survives a crash of the machine just after."""
+def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
+    """Replace the file's content in one step, by pieces one after the other; it survives a crash of the machine."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

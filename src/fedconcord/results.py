@@ -173,12 +173,14 @@ def placed(job: Job, folder: Path) -> Job:
 def refuse_too_much(job: Job, rounds: int) -> int:
     """The bytes that the clients' rows may grow to; what cannot fit is refused before round 0, not at round 300."""
     need, (have, where) = state_bytes(job, rounds), room(job)
-    if need > have:
-        disk, half = job.storage.kind == "disk", job.storage.rows != "full"
+    disk, half = job.storage.kind == "disk", job.storage.rows != "full"
+    again = not disk and job.problem.device.type == "cpu"  # a checkpoint sorts a copy of the rows
+    if need * (1 + again) > have:
         ways = ("" if disk else "set engine.store=disk, ") + ("" if half else "set engine.rows=bfloat16, ")
         raise UserError(
-            f"the clients' state may grow to {size(need)} ({size(row_bytes(job))} a client) and {where} has "
-            f"{size(have)}; {ways}use a smaller model, fewer clients or rounds, or a method without client state"
+            f"the clients' state may grow to {size(need)} ({size(row_bytes(job))} a client)"
+            f"{', twice that in a checkpoint,' if again else ''} and {where} has {size(have)}; {ways}"
+            "use a smaller model, fewer clients or rounds, or a method without client state"
         )
     return need
 
