@@ -16,8 +16,9 @@ class LostError(RuntimeError):
 
 def closest(given: str, known: Iterable[str]) -> str:
     """' (did you mean 'x'?)' for the known name closest to the given one, or '' if none is close."""
-    match = difflib.get_close_matches(given.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.5)
-    return f" (did you mean {match[0]!r}?)" if match else ""
+    lowered = {k.lower(): k for k in known}
+    match = difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
+    return f" (did you mean {lowered[match[0]]!r}?)" if match else ""
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:

@@ -22,7 +22,7 @@ from fedconcord.errors import UserError, unknown
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work", "oracles", "server", "upload"),
-    *("tasks", "labels", "regularisers", "personalise", "recipes", "settings"),
+    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -90,6 +90,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.oracles import ORACLES
     from fedconcord.personalise import PERSONALISE
     from fedconcord.problems import PROBLEMS
+    from fedconcord.problems.losses import LOSSES, MEANING, METRICS
     from fedconcord.recipes import RECIPES
     from fedconcord.regularisers import REGULARISERS
     from fedconcord.server import OPTIMIZERS
@@ -110,9 +111,14 @@ def _make_listing() -> dict[str, Any]:
         "tasks": config.TASKS,
         "labels": LABELS,
         "personalise": PERSONALISE,
+        "losses": LOSSES,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]
+    entries["metrics"] = [
+        (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
+        for name, m in METRICS.items()
+    ]
     entries["recipes"] = [
         (name, recipe.claim, f"{recipe.source}. Minutes on two cores, full and quick: {recipe.minutes}.", [])
         for name, recipe in RECIPES.items()
