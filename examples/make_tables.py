@@ -1,7 +1,7 @@
 """Writes the tables of docs/own-data.md from data that ship with scikit-learn.
 
-The measurements are real; the sites are not: the data sets name none, so a rule divides the patients, so that
-sites differ. cancer.csv: quartiles of the mean texture of the cells. diabetes.csv: the patient's age in bands. The
+The measurements are real; the sites are not: the data sets name none, so a rule divides the patients, which makes
+the sites differ. cancer.csv: quartiles of the mean texture of the cells. diabetes.csv: the patient's age in bands. The
 labels of diabetes_labels.csv are thresholds: progression above its median 140.5, mean blood pressure from 100 on,
 blood sugar (s6) from 100 on; the columns that they are made from are left out.
 """
