@@ -26,7 +26,7 @@ ORACLES = ROOT.parent / "shared" / "oracles"
 FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
-RANKS = ("tests/test_distributed.py", "-k", "serial_engine")
+RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
 
 
 class Edit(NamedTuple):
