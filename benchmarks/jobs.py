@@ -26,19 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from settings import QUICK, SETTINGS, Federation, Setting
-from torch import Tensor, nn
+from problems import problem_of
+from settings import QUICK, SETTINGS, Setting
 from turns import Turns, peak_rss, spread
 
 import fedconcord
 from fedconcord import (
-    DATASETS,
     METHODS,
-    MODELS,
-    PARTITIONS,
     WORK,
     Algorithm,
-    Dataset,
     Engine,
     Job,
     Problem,
@@ -47,7 +43,6 @@ from fedconcord import (
     Solver,
     Stacked,
     State,
-    Supervised,
     UserError,
     advance,
     checkpoint,
@@ -55,111 +50,15 @@ from fedconcord import (
     start,
 )
 from fedconcord.core import Population
-from fedconcord.data import data_folder
-from fedconcord.rng import Purpose, generator
 from fedconcord.state import Storage
 from fedconcord.training import resolved, row_bytes
 
-POOL_FEATURES, POOL_CLIENTS = 60, 100
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
     "losac": {"block_scale": "mean"},
     "fedvra": {"a": 1.0, "d": 1.0},
     "mfl": {"momentum": 0.5},
 }
 PER_METHOD = ("fedsgd",)  # methods whose round is another amount of work by definition, left out of D
-
-
-def pfl_cnn() -> nn.Sequential:
-    """The CNN of pfl-research's CIFAR-10 job without its two dropout layers; 1,626,442 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(12_544, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
-
-
-# -- problems ------------------------------------------------------------------------------------------------------
-
-
-def dataset(setting: Setting, seed: int, quick: bool) -> tuple[Dataset, list[np.ndarray]]:
-    """The data of a job and the samples of each client."""
-    data = DATASETS[setting.data](data_folder(None), seed)
-    if quick:
-        data = data._replace(test_x=data.test_x[:1000], test_y=data.test_y[:1000])
-    parts = PARTITIONS["iid"](data.train_y, setting.clients, generator(seed, Purpose.PARTITION))
-    return data, [part[: setting.samples] for part in parts]
-
-
-def federation(setting: Setting, seed: int, quick: bool) -> Federation:
-    """The same as arrays, for contestants that know nothing of the library."""
-    data, parts = dataset(setting, seed, quick)
-    order = np.concatenate(parts)
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    return Federation(data.train_x[order], data.train_y[order], offsets, data.test_x, data.test_y)
-
-
-def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
-    """The clients' objectives of a job."""
-    dtype, device = getattr(torch, args.dtype), torch.device(args.device)
-    if setting.data == "pool":
-        return Pool(setting, args.seed, dtype, device)
-    data, parts = dataset(setting, args.seed, args.quick)
-    build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
-    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000)
-
-
-class Pool:
-    """N clients of n samples each that share a pool of 1,000 samples: 16 bytes a client, whatever N.
-
-    Client i's j-th sample is the pool's (i n + j) mod 1000. Labels are those of a random linear teacher.
-    """
-
-    regulariser = None
-
-    def __init__(self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        draw = generator(seed, Purpose.DATA)
-        x = draw.standard_normal((POOL_CLIENTS * 10 + 500, POOL_FEATURES)).astype(np.float32)
-        y = (x @ draw.standard_normal((POOL_FEATURES, 10))).argmax(1).astype(np.int64)
-        cut = POOL_CLIENTS * 10
-        data = Dataset("pool", x[:cut], y[:cut], x[cut:], y[cut:], 10)
-        parts = np.split(np.arange(cut), POOL_CLIENTS)
-        self.pool = Supervised(lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device)
-        self.dim, self.dtype, self.device, self.size = self.pool.dim, dtype, device, cut
-        self.offsets = np.arange(setting.clients + 1, dtype=np.int64) * setting.samples
-        self.sizes = np.full(setting.clients, float(setting.samples))
-
-    def init(self, seed: int) -> Tensor:
-        return self.pool.init(seed)
-
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.pool.gradient(x, samples % self.size)
-
-    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.pool.loss(x, samples % self.size)
-
-    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        return self.pool.gradients(x, samples % self.size, weight)
-
-    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.pool.hessian(x, samples % self.size)
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.pool.evaluate(x)
-
-    def export(self, x: Tensor) -> Mapping[str, Tensor]:
-        return self.pool.export(x)
-
-    def label_counts(self) -> None:
-        return None
-
-
-# -- jobs ----------------------------------------------------------------------------------------------------------
 
 
 def engine_of(args: argparse.Namespace) -> Engine:
@@ -275,11 +174,12 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     jobs = {name: (kind, resolved(job)) for name, (kind, job) in jobs.items()}
     states = {name: started(job, args) for name, (_, job) in jobs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(args.warmup + args.rounds):
-        for name, (_, job) in jobs.items():
+    for k in range(args.warmup + args.rounds):
+        names = list(jobs)
+        for name in names[k % len(names) :] + names[: k % len(names)]:  # nobody is always first, or after the same one
             clock = Turns(1)
             clock.begin()
-            states[name] = after(job, states[name])
+            states[name] = after(jobs[name][1], states[name])
             clock.lap()
             seconds[name] += clock.seconds
     found = {}
@@ -303,6 +203,21 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         "refused": refused,
         **common("D", setting, args),
     }
+
+
+def table(record: dict[str, Any]) -> str:
+    """Job D in Markdown, least ratio first."""
+    out = [
+        "| method | s a round, median | times FedAvg | gradients, times FedAvg's | FedAvg on |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in sorted(record["methods"].items(), key=lambda pair: pair[1]["ratio"]):
+        kind = found["baseline"].removeprefix("fedavg, ")
+        if name != found["baseline"]:
+            median, ratio, gradients = found["seconds_per_round"]["median"], found["ratio"], found["gradient_ratio"]
+            out.append(f"| {name} | {median:.3f} | {ratio:.2f} | {gradients:.2f} | {kind} |")
+    out += [f"| {name} | refused: {why} | | | |" for name, why in record["refused"].items()]
+    return "\n".join(out)
 
 
 def rss() -> int:
@@ -376,6 +291,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--checkpoint", action="store_true", help="write a checkpoint after the last round, and time it")
     out.add_argument("--device", default="cpu", help="cpu or cuda")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    out.add_argument("--table", action="store_true", help="of D: Markdown too, on the error stream")
     out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
     return out
 
@@ -386,7 +302,10 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     setting = chosen(args)
     if args.job == "D":
-        print(json.dumps(compared(setting, args)))
+        record = compared(setting, args)
+        print(json.dumps(record))
+        if args.table:
+            print(table(record), file=sys.stderr)
     else:
         one(setting, args)
 

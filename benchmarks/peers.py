@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jobs
+from problems import federation as federation_of
 from settings import QUICK, SETTINGS, Setting, save
 from turns import Contestant, interleave
 
@@ -200,7 +201,7 @@ def main() -> None:
     for job in args.jobs.split(","):
         setting = (QUICK if args.quick else SETTINGS)[job]
         federation = args.envs / f"{job}{'-quick' if args.quick else ''}.npz"
-        save(federation, jobs.federation(setting, args.seed, args.quick))
+        save(federation, federation_of(setting, args.seed, args.quick))
         taking = contestants(job, args, federation, missing)
         records = interleave(taking, args.warmup + args.rounds, args.timeout, sys.stderr)
         result["jobs"][job] = records

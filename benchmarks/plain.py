@@ -154,9 +154,9 @@ def main() -> None:
     if args.federation:
         federation = load(Path(args.federation))
     else:
-        import jobs
+        import problems
 
-        federation = jobs.federation(setting, args.seed, args.quick)
+        federation = problems.federation(setting, args.seed, args.quick)
     run(setting, federation, args)
 
 

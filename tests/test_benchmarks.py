@@ -42,7 +42,7 @@ def test_a_job_says_what_it_measured(data_dir: Path, arguments: str) -> None:
 
 
 def test_ratios_to_fedavg(data_dir: Path) -> None:
-    found = measured(data_dir, "D", "--method", "losac")
+    found = measured(data_dir, "D", "--method", "losac", "--table")
     assert set(found) >= FIELDS
     assert found["refused"] == {}
     methods = found["methods"]
