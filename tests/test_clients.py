@@ -203,6 +203,8 @@ def test_clients_csv_says_what_run_json_says(tmp_path: Path) -> None:
     assert [row["round"] for row in table(tmp_path / "a" / "fairness.csv")] == ["2"]
     fedconcord.run("fedavg", out=tmp_path / "b", settings={**JOB, "validation": "none", "rounds": 1})
     assert {row["split"] for row in table(tmp_path / "b" / "clients.csv")} == {"train"}
+    fedconcord.run("fedavg", out=tmp_path / "c", settings={**JOB, "eval.clients": False, "rounds": 1})
+    assert not (tmp_path / "c" / "clients.csv").exists()
 
 
 def test_patience_knows_which_way_a_metric_goes(tmp_path: Path) -> None:

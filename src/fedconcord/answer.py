@@ -20,6 +20,7 @@ class Wanted(NamedTuple):
     """What a run does besides training to its last round."""
 
     patience: Patience | None = None  # stop early
+    clients: bool = True  # look at every client after the last round
     clients_every: int | None = None  # rounds between looks at every client, besides that after the last round
     finetune: Finetune | None = None  # personalise the final model
     card: Mapping[str, Any] | None = None  # what model.json says
@@ -96,7 +97,7 @@ class Answer:
     def judge(self, state: State) -> None:
         """The answer on every client, at the end of a run."""
         inner = fairness.supervised(self.job.problem)
-        if inner is None:
+        if inner is None or not (self.wanted.clients or self.wanted.finetune):
             return
         x, round = _model(self.job, state), state.round
         if self.best is not None:

@@ -262,7 +262,7 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     finetune = None if chosen.personalise is None else part("eval.personalise", chosen.personalise)
     inner = supervised(problem)
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
-    return Wanted(patience, chosen.clients_every, finetune, about)
+    return Wanted(patience, chosen.clients, chosen.clients_every, finetune, about)
 
 
 def ranking(problem: Problem) -> list[dict[str, object]]:

@@ -96,6 +96,7 @@ class EvalSettings(BaseModel):
         Field(description="test accuracy, or other first metric, whose first round is reported"),
     ] = None
     train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
+    clients: Annotated[bool, Field(description="look at every client after the last round")] = True
     clients_every: Annotated[
         Count | None, Field(description="rounds between looks at every client; after the last round alone if none")
     ] = None
