@@ -10,7 +10,7 @@ LAYERS = [
     {"errors", "files", "imports"},
     {"core", "rng", "flat", "spec"},
     {"problems", "data", "models", "regularisers"},
-    {"algorithms", "solvers", "server", "uploads", "oracles"},
+    {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late"},
     {"heterogeneity"},
     {"state"},
     {"engines"},

@@ -42,11 +42,11 @@ def test_draws_by_size_are_those_of_choice() -> None:
     p = SIZES / SIZES.sum()
     for round in range(3):
         wanted = rng.generator(7, rng.Purpose.SAMPLE, round).choice(len(SIZES), 40, p=p)
-        drawn = by_size()(7, round, 40, SIZES)
+        drawn = by_size().draw(7, round, 40, SIZES, np.zeros_like)
         ids, times = np.unique(wanted, return_counts=True)
         assert drawn.ids.tolist() == ids.tolist()
         assert drawn.times.tolist() == times.tolist()
-        assert drawn.inclusion.tolist() == (40 * p[ids]).tolist()
+        assert drawn.expected.tolist() == (40 * p[ids]).tolist()
 
 
 def test_bernoulli_has_the_law_of_coins() -> None:
@@ -54,7 +54,7 @@ def test_bernoulli_has_the_law_of_coins() -> None:
     n, q, rounds = 6, 0.25, 20_000
     seen = np.zeros((rounds, n))
     for round in range(rounds):
-        drawn = bernoulli(q)(1, round, 1, np.ones(n))
+        drawn = bernoulli(q).draw(1, round, 1, np.ones(n), np.zeros_like)
         seen[round, drawn.ids] = drawn.times
     coins = (np.random.default_rng(0).random((rounds, n)) < q).astype(float)
     empty = ~coins.any(1)

@@ -347,6 +347,7 @@ class _OtherNoise:
     def __init__(self, schedule: Schedule, seed: int) -> None:
         self.schedule, self.own = schedule, seed
         self.seed, self.cohort, self.members = schedule.seed, schedule.cohort, schedule.members
+        self.refuse = schedule.refuse
 
     def plan(self, *arguments):
         return self.schedule.plan(*arguments)._replace(seed=self.own)

@@ -48,6 +48,7 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
         "bytes_up": state.bytes_up,
         "bytes_down": state.bytes_down,
         "gradient_steps": state.gradient_steps,
+        "simulated_seconds": state.simulated_seconds,
     }
     files.write_bytes(path, *_safetensors(tensors, {"state": json.dumps(counters)}))
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
@@ -91,6 +92,7 @@ def read(path: Path, job: Job) -> State:
         bytes_up=counters["bytes_up"],
         bytes_down=counters["bytes_down"],
         gradient_steps=counters["gradient_steps"],
+        simulated_seconds=counters.get("simulated_seconds", 0.0),
     )
 
 

@@ -58,15 +58,16 @@ class Client(NamedTuple):
     w: Tensor  # [] weight of this client's move in the server's step
     p: Tensor  # [] weight of this client in the objective
     steps: Tensor  # [] local steps K_i of this round
-    inclusion: Tensor  # [] expected number of times that the sampling draws this client
+    inclusion: Tensor  # [] probability that this client takes part in the round; NaN where nobody knows it
     lr: float  # local step size eta of this round
     noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`full_gradient`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
+    late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `late.with_late_replies`
 
 
 class Cohort(NamedTuple):
-    """Scalars of a round that the server knows before the messages arrive."""
+    """Scalars of a round that the server knows before the messages arrive. The cohort are those whose replies do."""
 
     round: int  # t, from 0
     n: int  # clients in the population N
@@ -163,6 +164,8 @@ class Algorithm:
     prologue: Prologue | None = None
     communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
     served: bool = False  # has a server optimiser
+    inclusion: bool = False  # uses client.inclusion, so only samplings with known probabilities will do
+    keeps_late: bool = False  # late replies are kept for the round they come in
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
 
 
@@ -266,6 +269,14 @@ def n_clients(problem: Problem) -> int:
     return len(problem.offsets) - 1
 
 
+class Aside(NamedTuple):
+    """What a round costs besides its plan: clients that were asked only, and those that were lost."""
+
+    down: int = 0  # clients that got the model
+    bytes_up: int = 0
+    gradient_steps: int = 0
+
+
 class Plan(NamedTuple):
     """Everything drawn for one round, the same on every engine. Arrays follow `ids`, which is sorted."""
 
@@ -274,13 +285,17 @@ class Plan(NamedTuple):
     steps: np.ndarray  # [S] int64 local steps
     w: np.ndarray  # [S] float64 aggregation weights
     p: np.ndarray  # [S] float64 objective weights
-    inclusion: np.ndarray  # [S] float64 expected number of times that the sampling draws the client
+    inclusion: np.ndarray  # [S] float64 probability that the client takes part; NaN where nobody knows it
     batches: list[np.ndarray] | None  # S arrays [K_i, B] of sample positions inside the client, -1 pads; None: all
     lr: float  # local step size
     seed: int  # of the keys of noise
     coin: float = 0.0  # the round's coin
     full_cost: np.ndarray | None = None  # [S] mini-batches in a full gradient of the client; None: 1 each
     blocks: list[np.ndarray] | None = None  # S arrays [K_i] of block indices, for table methods
+    late: np.ndarray | None = None  # [S] bool, its reply comes in a later round; None: none does
+    waited: np.ndarray | None = None  # [S] int64 steps behind a late reply that comes now (`steps` is 0); None: all 0
+    aside: Aside = Aside()
+    seconds: float = 0.0  # simulated length of the round
 
 
 # -- trees of NamedTuples ------------------------------------------------------------------------------------------

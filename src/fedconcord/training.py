@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,8 +26,12 @@ from fedconcord.core import (
     tree_map,
 )
 from fedconcord.engines import Engine, Stacked
+from fedconcord.engines.base import Outcome, everything, oracle_of, wants_full_gradient
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity import sampling, weights
+from fedconcord.heterogeneity.clock import Cost
+from fedconcord.heterogeneity.turnout import View
+from fedconcord.messages import forms
 from fedconcord.solvers import Solver
 from fedconcord.state import First, Storage, Store
 
@@ -42,7 +47,11 @@ class Planner(Protocol):
 
     def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]: ...
 
-    def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan: ...
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None: ...
+
+    def plan(
+        self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray, view: View | None = None
+    ) -> Plan: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,22 @@ class Job:
     engine: Engine = Stacked()
     storage: Storage = Storage()
 
+    @cached_property
+    def cost(self) -> Cost:
+        """What a round asks of one client: bytes, and mini-batch gradients."""
+        oracle = oracle_of(self.algorithm, self.solver)
+        found = forms(self.algorithm, self.problem.init(self.schedule.seed))
+        each = 1 + (oracle.kind == "sam") + (found.snapshot or oracle.kind == "svrg")
+        whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
+        return Cost(
+            down=found.bytes_down,
+            up=found.bytes_up,
+            exchanges=1 if self.algorithm.prelude is None else 2,
+            per_step=0 if whole else each,
+            full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
+            full=int(wants_full_gradient(self.algorithm, oracle)),
+        )
+
 
 class State(NamedTuple):
     """Everything that a run carries from round to round."""
@@ -66,6 +91,7 @@ class State(NamedTuple):
     bytes_up: int  # cumulative
     bytes_down: int  # cumulative
     gradient_steps: int  # cumulative
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
 
 
 def start(job: Job) -> State:
@@ -90,8 +116,11 @@ def blank(job: Job) -> tuple[State, Population]:
     sampling.check(cohort, n)
     p = weights.objective(job.algorithm.weights, job.problem.sizes)
     population = Population(n, torch.as_tensor(p, device=job.problem.device))
-    reason = job.algorithm.refuse(population, cohort) or solvers.refuse(
-        job.solver, job.algorithm, job.problem.regulariser is not None
+    reason = (
+        job.algorithm.refuse(population, cohort)
+        or solvers.refuse(job.solver, job.algorithm, job.problem.regulariser is not None)
+        or job.schedule.refuse(job.algorithm, n)
+        or ("late replies cannot be kept where clients have private blocks" if _private_and_late(job) else None)
     )
     if reason is not None:
         raise UserError(reason)
@@ -138,6 +167,10 @@ def _block_gradients(job: Job, client: int, x: torch.Tensor) -> torch.Tensor:
     return job.problem.gradients(x.expand(len(members), -1), samples, shares)
 
 
+def _private_and_late(job: Job) -> bool:
+    return isinstance(job.problem, TwoBlock) and job.algorithm.keeps_late
+
+
 def _prologue(job: Job, prologue: Prologue, state: State, population: Population) -> State:
     """Every client's block gradients at x^0, and what the server makes of them: the one pass over all clients."""
     total, sent, x = None, 0, state.server.x
@@ -167,21 +200,44 @@ def row_bytes(job: Job) -> int:
 
 def resolved(job: Job) -> Job:
     """The same job with the engine's own choices made, so that they can be written down."""
-    plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
-    return replace(job, engine=job.engine.resolve(job.problem, plan))
+    x = job.problem.init(job.schedule.seed)
+    plan = plan_of(job, 0, x)
+    later = 0
+    while len(plan.ids) == 0 and later < 100:  # a first round may find nobody
+        later += 1
+        plan = plan_of(job, later, x)
+    return replace(job, engine=job.engine.resolve(job.problem, plan)) if len(plan.ids) else job
+
+
+def plan_of(job: Job, round: int, x: torch.Tensor) -> Plan:
+    """The plan of a round that the server begins at x [d]; most schedules do not look at x."""
+    problem = job.problem
+
+    def losses(ids: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return np.array([float(problem.loss(x, everything(problem, int(i)))) for i in ids])
+
+    view = View(lambda: job.cost, losses, problem.dim)
+    return job.schedule.plan(round, job.algorithm, problem.offsets, problem.sizes, view)
 
 
 def advance(job: Job, state: State) -> State:
-    """One round."""
-    plan = job.schedule.plan(state.round, job.algorithm, job.problem.offsets, job.problem.sizes)
-    done = job.engine.round(job.problem, job.algorithm, job.solver, state.server, state.store, plan)
-    return State(
+    """One round. Where nobody takes part the server keeps its state."""
+    plan = plan_of(job, state.round, state.server.x)
+    done = Outcome(state.server, 0, 0, 0)
+    if len(plan.ids):
+        done = job.engine.round(job.problem, job.algorithm, job.solver, state.server, state.store, plan)
+    working = len(plan.ids) if plan.waited is None else int((plan.waited == 0).sum())
+    size = max(len(plan.ids), 1)  # messages of one kind have one size; those that come late were counted when sent
+    return state._replace(
         round=state.round + 1,
         server=done.server,
-        store=state.store,
-        bytes_up=state.bytes_up + done.bytes_up,
-        bytes_down=state.bytes_down + done.bytes_down,
-        gradient_steps=state.gradient_steps + done.gradient_steps,
+        bytes_up=state.bytes_up + done.bytes_up // size * working + plan.aside.bytes_up,
+        bytes_down=state.bytes_down
+        + done.bytes_down // size * working
+        + (plan.aside.down and job.cost.down * plan.aside.down),
+        gradient_steps=state.gradient_steps + done.gradient_steps + plan.aside.gradient_steps,
+        simulated_seconds=state.simulated_seconds + plan.seconds,
     )
 
 
@@ -203,6 +259,7 @@ class Row(NamedTuple):
     bytes_down: int
     gradient_steps: int
     seconds: float  # this round's training alone; 0 for round 0
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
 
 
 def train(
@@ -236,4 +293,6 @@ def train(
 
 
 def _row(state: State, metrics: dict[str, float] | None, seconds: float) -> Row:
-    return Row(state.round, metrics, state.bytes_up, state.bytes_down, state.gradient_steps, seconds)
+    return Row(
+        state.round, metrics, state.bytes_up, state.bytes_down, state.gradient_steps, seconds, state.simulated_seconds
+    )

@@ -54,7 +54,9 @@ def fedvra(
     a: Annotated[float, Field(ge=0, description="dual step")] = 7.0,
     d: Annotated[
         Annotated[float, Field(gt=0)] | Literal["inverse_p", "fednova"],
-        Field(description="server step: a number, inverse_p (1 / P(client drawn)) or fednova (Q_eff / (Q_i sum_A p))"),
+        Field(
+            description="server step: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"
+        ),
     ] = 10.0,
     weights: Annotated[Literal["uniform", "size"], Field(description="omega_i, over all clients")] = "uniform",
 ) -> Algorithm:
@@ -100,5 +102,6 @@ def fedvra(
         contribute=contribute,
         update=update,
         weights=weights,
+        inclusion=d == "inverse_p",
         refuse=refuse,
     )

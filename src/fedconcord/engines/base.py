@@ -121,13 +121,15 @@ class Engine(Protocol):
 
 def cohort_of(problem: Problem, plan: Plan) -> Cohort:
     """The scalars of a round that the server knows beforehand."""
-    mass = float(plan.p.sum())
+    heard = np.ones(len(plan.ids), bool) if plan.late is None else ~plan.late
+    p, steps = plan.p[heard], _steps(plan)[heard]
+    mass = float(p.sum())
     return Cohort(
         round=plan.round,
         n=n_clients(problem),
-        size=len(plan.ids),
+        size=len(p),
         mass=mass,
-        mean_steps=float(plan.p @ plan.steps) / mass,
+        mean_steps=float(p @ steps) / mass if mass else 0.0,
         dim=problem.dim,
         coin=plan.coin,
         regulariser=problem.regulariser,
@@ -149,11 +151,17 @@ def clients_of(problem: Problem, plan: Plan, select: np.ndarray) -> Client:
         id=column(plan.ids, torch.int64),
         w=column(plan.w, problem.dtype),
         p=column(plan.p, problem.dtype),
-        steps=column(plan.steps, problem.dtype),
+        steps=column(_steps(plan), problem.dtype),
         inclusion=column(plan.inclusion, problem.dtype),
         lr=plan.lr,
         noise=noise,
+        late=None if plan.late is None else column(plan.late, problem.dtype),
     )
+
+
+def _steps(plan: Plan) -> np.ndarray:
+    """Local steps [S] behind each client's reply."""
+    return plan.steps if plan.waited is None else plan.steps + plan.waited
 
 
 def oracle_of(algorithm: Algorithm, solver: Solver) -> Oracle:

@@ -193,7 +193,8 @@ def _one(clients: Client) -> Client:
     id, w, p, steps, inclusion = (
         column[0, 0] for column in (clients.id, clients.w, clients.p, clients.steps, clients.inclusion)
     )
-    return Client(id, w, p, steps, inclusion, clients.lr, lambda n: clients.noise(n)[0])
+    late = None if clients.late is None else clients.late[0, 0]
+    return Client(id, w, p, steps, inclusion, clients.lr, lambda n: clients.noise(n)[0], late=late)
 
 
 def _sum(trees: list[Tree]) -> Tree:

@@ -25,7 +25,7 @@ def share(kind: Weights, sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return np.full(len(ids), 1.0 / len(sizes)) if kind == "uniform" else sizes[ids] / total(sizes)
 
 
-def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, inclusion: np.ndarray) -> np.ndarray:
+def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """w [S], each client's weight in the server's step.
 
     `uniform` and `size`: p_i renormalised over the cohort, so they sum to 1. `unbiased`: p_i / E[count_i], whose sum
@@ -35,7 +35,7 @@ def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, inclusion: np.ndarra
     Args:
         p: [S] weights in the objective.
         count: [S] how often the sampling drew the client.
-        inclusion: [S] E[count].
+        expected: [S] E[count].
     """
     held = p * count
-    return np.asarray(held / inclusion if kind == "unbiased" else held / held.sum())
+    return np.asarray(held / expected if kind == "unbiased" else held / held.sum())

@@ -11,8 +11,8 @@ from pydantic import Field
 from fedconcord import rng
 from fedconcord.errors import UserError
 
-Work = Callable[[int, int, int], int]
-"""(seed, round, client) -> units of work: epochs, or steps where the configuration counts steps."""
+Work = Callable[[int, int, int], float]
+"""(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
 
 
 def fixed(value: Annotated[int, Field(ge=1, description="the same every round")] = 1) -> Work:
@@ -50,7 +50,55 @@ def gaussian(
     )
 
 
-WORK: dict[str, Callable[..., Work]] = {"fixed": fixed, "uniform": uniform, "gaussian": gaussian}
+def by_client(
+    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
+    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+) -> Work:
+    """Uniform on {low, ..., high}, drawn once for each client, which keeps it in every round."""
+    if high < low:
+        raise UserError(f"by_client({low}, {high}) has no value between its ends; give low <= high")
+    return lambda seed, round, client: int(
+        rng.generator(seed, rng.Purpose.TRAIT, 0, client).integers(low, high, endpoint=True)
+    )
+
+
+def per_client(
+    amounts: Annotated[
+        list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="of each client, in the order of their ids")
+    ],
+) -> Work:
+    """The work given for each client, the same in every round."""
+
+    def amount(seed: int, round: int, client: int) -> int:
+        if client >= len(amounts):
+            raise UserError(f"per_client lists the work of {len(amounts)} clients, none for client {client}")
+        return amounts[client]
+
+    return amount
+
+
+def from_file(
+    path: Annotated[str, Field(description="text file with one whole number a line, a line a client")],
+) -> Work:
+    """The work of each client from a file, the same in every round."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            amounts = [int(line) for line in file if line.strip()]
+    except (OSError, ValueError) as broken:
+        raise UserError(f"cannot read the work in {path} ({broken}); give one whole number a line") from None
+    if not amounts or min(amounts) < 1:
+        raise UserError(f"{path} must hold one whole number >= 1 for each client")
+    return per_client(amounts)
+
+
+WORK: dict[str, Callable[..., Work]] = {
+    "fixed": fixed,
+    "uniform": uniform,
+    "gaussian": gaussian,
+    "by_client": by_client,
+    "per_client": per_client,
+    "from_file": from_file,
+}
 
 
 def epoch_steps(n: int, batch_size: int | None) -> int:

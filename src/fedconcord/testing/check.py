@@ -54,6 +54,7 @@ from fedconcord.engines.base import cohort_of
 from fedconcord.errors import unknown
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.heterogeneity.turnout import View
 from fedconcord.heterogeneity.work import Work, fixed, uniform
 from fedconcord.problems import Quadratic, Supervised, quadratics
 from fedconcord.solvers import Solver
@@ -491,8 +492,13 @@ class _Shuffled(NamedTuple):
     def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
         return self.inner.members(client, algorithm, offsets)
 
-    def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
-        plan = self.inner.plan(round, algorithm, offsets, sizes)
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        return self.inner.refuse(algorithm, n)
+
+    def plan(
+        self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray, view: View | None = None
+    ) -> Plan:
+        plan = self.inner.plan(round, algorithm, offsets, sizes, view)
         order = np.roll(np.arange(len(plan.ids))[::-1], round)
         return Plan(*(_reordered(value, order) for value in plan))
 

@@ -17,6 +17,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm, Plan
 from fedconcord.engines import Engine
 from fedconcord.heterogeneity import weights
+from fedconcord.heterogeneity.turnout import View
 from fedconcord.training import Job, State, advance, start
 
 Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
@@ -43,7 +44,12 @@ class Recorded:
     def cohort(self) -> int:
         return int(self.ids.shape[1])
 
-    def plan(self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray) -> Plan:
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        return None
+
+    def plan(
+        self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray, view: View | None = None
+    ) -> Plan:
         ids = self.ids[round]
         steps = self.steps[round, ids] if algorithm.steps is None else np.full(len(ids), algorithm.steps)
         p = weights.objective(algorithm.weights, sizes)[ids]
