@@ -47,8 +47,9 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         up, inner = algorithm.finish(down, row.inner, done, client)
         comes = row.away > 0  # its message of an earlier round; what it made now is void
         up = tree_map(lambda new, old: _either(comes, old, new), up, row.up)
-        inner = tree_map(lambda new, old: _either(comes, old, new), inner, row.inner)
-        return up, Row(inner, up, client.late.reshape(row.away.shape))
+        inner = tree_map(lambda new, old: _either(comes, old, new.expand_as(old)), inner, row.inner)
+        kept = tree_map(lambda new, old: new.reshape(old.shape), up, row.up)
+        return up, Row(inner, kept, client.late.reshape(row.away.shape))
 
     def contribute(up: Tree, client: Client, cohort: Cohort) -> Tree:
         assert client.late is not None

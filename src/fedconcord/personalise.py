@@ -99,4 +99,5 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
 
 
 def _only(ids: np.ndarray) -> Sampler:
-    return lambda seed, round, cohort, sizes: Drawn(ids, np.ones(len(ids)), np.ones(len(ids)))
+    ones = np.ones(len(ids))
+    return Sampler(lambda seed, round, cohort, sizes, losses: Drawn(ids, ones, ones, ones))
