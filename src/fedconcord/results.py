@@ -36,6 +36,7 @@ from fedconcord import checkpoint, files
 from fedconcord.answer import NOTHING, Answer, Wanted
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
+from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.training import Job, Row, State, resolved, row_bytes, state_bytes, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
@@ -101,6 +102,8 @@ def execute(
         if wanted.card is not None:
             files.write_json(folder / "model.json", wanted.card)
     latest = state
+    timed = isinstance(job.schedule, Schedule) and job.schedule.devices is not None
+    counters = (*COUNTERS, "simulated_seconds") if timed else COUNTERS
     status = "running"
     written = -math.inf
     checkpointed = time.monotonic()
@@ -131,7 +134,7 @@ def execute(
             if row.round > 0:
                 timing.append({"round": row.round, "seconds": row.seconds})
             if row.metrics is not None:
-                metrics.append({"round": row.round} | row.metrics | {name: getattr(row, name) for name in COUNTERS})
+                metrics.append({"round": row.round} | row.metrics | {name: getattr(row, name) for name in counters})
             if lead and on_row is not None:
                 on_row(row)
             diverged = row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values())

@@ -21,7 +21,8 @@ from fedconcord.cli.base import app, console, say
 from fedconcord.errors import UserError, unknown
 
 TOPICS = (
-    *("methods", "data", "models", "partitions", "skew", "sampling", "work", "oracles", "server", "upload"),
+    *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
+    *("availability", "dropout", "devices", "oracles", "server", "upload"),
     *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
@@ -81,6 +82,9 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord import catalogue, config, spec
     from fedconcord.algorithms import plugins
     from fedconcord.data import DATASETS
+    from fedconcord.heterogeneity.availability import AVAILABILITY
+    from fedconcord.heterogeneity.clock import DEVICES
+    from fedconcord.heterogeneity.dropout import DROPOUT
     from fedconcord.heterogeneity.features import FEATURES
     from fedconcord.heterogeneity.labels import LABELS
     from fedconcord.heterogeneity.partitions import PARTITIONS
@@ -104,6 +108,9 @@ def _make_listing() -> dict[str, Any]:
         "skew": FEATURES,
         "sampling": SAMPLERS,
         "work": WORK,
+        "availability": AVAILABILITY,
+        "dropout": DROPOUT,
+        "devices": DEVICES,
         "oracles": ORACLES,
         "server": OPTIMIZERS,
         "upload": COMPRESSORS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import WORK, epoch_steps
+from fedconcord.late import with_late_replies
 from fedconcord.models import MODELS, models
 from fedconcord.oracles import with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
@@ -205,7 +207,10 @@ def team_of(config: Config) -> Team:
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
     local = config.local
-    work = local.epochs if local.steps is None else local.steps
+    unit: Literal["epochs", "steps", "seconds"] = (
+        "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
+    )
+    work = getattr(local, unit)
     engine: Engine = Serial()
     if config.engine.name != "serial":
         engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
@@ -223,6 +228,8 @@ def build(config: Config) -> Job:
                 f"leave it out, or write {config.method}(server=none)"
             )
         algorithm = with_server(algorithm, part("server", config.server))
+    if config.late == "keep":
+        algorithm = with_late_replies(algorithm)
     problem: Problem = problem_of(config)
     if config.regulariser is not None:
         problem = Regularised(problem, part("regulariser", config.regulariser))
@@ -234,10 +241,15 @@ def build(config: Config) -> Job:
             cohort=config.cohort,
             lr=local.lr,
             work=work_of(1 if work is None else work),
-            unit="epochs" if local.steps is None else "steps",
+            unit=unit,
             batch_size=None if local.batch_size == "full" else local.batch_size,
             lr_decay=local.lr_decay,
             sampler=part("sampling", config.sampling),
+            availability=None if config.availability is None else part("availability", config.availability),
+            dropout=None if config.dropout is None else part("dropout", str(config.dropout)),
+            devices=None if config.devices is None else part("devices", config.devices),
+            deadline=config.deadline,
+            late=config.late,
         ),
         solver=Solver(
             momentum=local.momentum,
@@ -288,6 +300,8 @@ def advise(config: Config) -> None:
     if config.method != "fedvra" or not isinstance(given["d"], int | float):
         return
     local, problem = config.local, problem_of(config)
+    if local.seconds is not None:
+        return
     written = local.epochs if local.steps is None else local.steps
     amount = spec.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
     drawn = amount.resolved()
@@ -309,7 +323,13 @@ def refuse(job: Job, config: Config) -> None:
     """
     problem, algorithm = job.problem, job.algorithm
     n = n_clients(problem)
-    if config.sampling != "uniform" and n > 1:
+    local = config.local
+    for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
+        call = spec.parse(written, key) if isinstance(written, str) else None
+        listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
+        if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
+            raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")
+    if config.sampling not in ("uniform", "everyone") and n > 1:
         population = Population(n, torch.as_tensor(weights.objective(algorithm.weights, problem.sizes)))
         if algorithm.refuse(population, n) is None and algorithm.refuse(population, n - 1) is not None:
             raise UserError(

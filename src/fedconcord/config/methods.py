@@ -42,25 +42,24 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
 def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
     """The local settings of one method: the job's, with the method's own `local.*` over them."""
     plain = {k.removeprefix("local."): spec.plain(v) for k, v in overrides.items() if k.startswith("local.")}
-    if plain.get("epochs") is not None and plain.get("steps") is not None:
-        raise UserError(f"method {method}: local.epochs and local.steps exclude each other; give one of them")
+    units = [key for key in ("epochs", "steps", "seconds") if plain.get(key) is not None]
+    if len(units) > 1:
+        raise UserError(f"method {method}: local.{units[0]} and local.{units[1]} exclude each other; give one of them")
     for key in plain:
         if key not in LocalSettings.model_fields:
             known = [f"local.{name}" for name in LocalSettings.model_fields]
             near = closest(f"local.{key}", known)
             raise UserError(f"method {method}: unknown key 'local.{key}'{near}; known: {', '.join(known)}")
     values = base.model_dump()
-    if plain.get("steps") is not None:
-        values["epochs"] = None
-    if plain.get("epochs") is not None:
-        values["steps"] = None
+    if units:
+        values |= {"epochs": None, "steps": None, "seconds": None}
     values |= {k: prepare(f"local.{k}", v) for k, v in plain.items()}
     local: LocalSettings = validated(LocalSettings, values, f"method {method}: local.", {})
     return check_local(local)
 
 
 def check_local(local: LocalSettings) -> LocalSettings:
-    for work in (local.epochs, local.steps):
+    for work in (local.epochs, local.steps, local.seconds):
         if work is not None:
             work_of(work)
     return local.model_copy(update={"oracle": canonical("local.oracle", local.oracle)})

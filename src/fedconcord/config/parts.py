@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedconcord import spec
 from fedconcord.config.settings import Value
 from fedconcord.core import Problem
+from fedconcord.heterogeneity.availability import AVAILABILITY
+from fedconcord.heterogeneity.clock import DEVICES
+from fedconcord.heterogeneity.dropout import DROPOUT
 from fedconcord.heterogeneity.features import FEATURES
 from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.sampling import SAMPLERS
@@ -24,6 +29,9 @@ from fedconcord.uploads import COMPRESSORS
 TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
 PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
     "sampling": ("sampling", SAMPLERS),
+    "availability": ("availability", AVAILABILITY),
+    "dropout": ("dropout", DROPOUT),
+    "devices": ("model of devices", DEVICES),
     "server": ("server optimiser", OPTIMIZERS),
     "upload": ("compressor", COMPRESSORS),
     "regulariser": ("regulariser", REGULARISERS),
@@ -37,8 +45,10 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
 PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
 
 
-def work_of(work: int | str) -> Work:
+def work_of(work: float | str) -> Work:
     """Local work from its setting: a number, or a draw of the registry."""
+    if isinstance(work, float):
+        return lambda seed, round, client: work
     drawn: Work = spec.build(WORK, "local work", spec.Spec("fixed", (work,)) if isinstance(work, int) else work)
     return drawn
 
@@ -48,7 +58,11 @@ def canonical(key: str, value: Value) -> str | None:
     if value is None or value == "none":
         return None
     what, registry = PARTS[key]
+    if key == "dropout" and isinstance(value, int | float):
+        value = spec.Spec("fixed", (value,))
     call = spec.check(registry, what, value if isinstance(value, str | spec.Spec) else spec.text(value))
+    if "path" in call.given:  # a run that is resumed from elsewhere must find the same file
+        call = replace(call, given={**call.given, "path": str(Path(call.given["path"]).expanduser().absolute())})
     return None if call.name == "none" else str(call)
 
 

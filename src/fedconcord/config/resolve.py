@@ -103,7 +103,7 @@ def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
                     values.pop(rival, None)
         values |= given
         origin |= source.origin
-    if values.get("local.steps") is not None:
+    if values.get("local.steps") is not None or values.get("local.seconds") is not None:
         values["local.epochs"] = None
     return values, origin
 
@@ -129,6 +129,13 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
                 f"{config.cohort} ({origin['cohort']}); give one of them"
             )
         config = config.model_copy(update={"cohort": expected})
+    elif config.sampling == "everyone":
+        if "cohort" in values and config.cohort != config.clients:
+            raise UserError(
+                f"sampling everyone takes all who are there, given cohort {config.cohort} ({origin['cohort']}); "
+                "leave cohort out"
+            )
+        config = config.model_copy(update={"cohort": config.clients})
     elif "cohort" not in values:
         config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
     if config.cohort > config.clients:

@@ -30,6 +30,13 @@ class LocalSettings(BaseModel):
     steps: Annotated[
         Count | str | None, Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT)
     ] = None
+    seconds: Annotated[
+        Annotated[float, Field(gt=0)] | str | None,
+        Field(
+            description="simulated seconds of computing, instead of epochs; needs devices",
+            json_schema_extra={"wanted": "a number > 0 or a draw such as uniform(1,5)"},
+        ),
+    ] = None
     batch_size: Annotated[Count | Literal["full"], Field(description="samples a step, or full")] = 10
     lr: Annotated[float, Field(gt=0, description="local step size")] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
@@ -234,6 +241,33 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a sampling such as uniform or bernoulli(0.1)"},
         ),
     ] = "uniform"
+    availability: Annotated[
+        str | None,
+        Field(
+            description="which clients could take part in a round; all if none",
+            json_schema_extra={"wanted": "an availability such as coins(0.1,1) or markov(0.1,0.3)"},
+        ),
+    ] = None
+    dropout: Annotated[
+        float | str | None,
+        Field(
+            description="probability that a client is lost in the middle of a round",
+            json_schema_extra={"wanted": "a number such as 0.1 or a rule such as by_client(0,0.2)"},
+        ),
+    ] = None
+    devices: Annotated[
+        str | None,
+        Field(
+            description="how fast devices and links are; simulates the time of rounds",
+            json_schema_extra={"wanted": "a model of devices such as lognormal(0.5)"},
+        ),
+    ] = None
+    deadline: Annotated[
+        Annotated[float, Field(gt=0)] | None, Field(description="simulated seconds that a round lasts at most")
+    ] = None
+    late: Annotated[
+        Literal["discard", "keep"], Field(description="replies after the deadline: lost, or kept for their round")
+    ] = "discard"
     server: Annotated[
         str | None,
         Field(
@@ -282,7 +316,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "input": InputSettings,
     "checkpoint": CheckpointSettings,
 }
-RIVALS = (("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps"))
+RIVALS = (
+    *(("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps")),
+    *(("local.epochs", "local.seconds"), ("local.steps", "local.seconds")),
+)
 DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
 NATURAL = "natural"  # the partition of data that come in clients
 

@@ -38,7 +38,12 @@ PANEL = (4.4, 3.1)  # inches, one of two columns of the page
 WIDE = 8.9  # inches, both columns
 POINTS = 500  # of one line at most: more cannot be seen
 BAND_SEEDS = 5  # from so many seeds on the band is a t interval, below it is the range
-AXIS_TITLES = {"round": "round", "bytes": "bytes up and down", "gradient_steps": "gradient steps of all clients"}
+AXIS_TITLES = {
+    "round": "round",
+    "bytes": "bytes up and down",
+    "gradient_steps": "gradient steps of all clients",
+    "simulated_seconds": "simulated seconds",
+}
 STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -576,7 +581,7 @@ def _partition_words(run: Run) -> str:
 
 
 def drawings(s: Summary) -> dict[str, list[Drawing]]:
-    """Section -> its figures: 'ranking', 'round', 'bytes', 'gradient_steps', 'models', 'partition', 'more'."""
+    """Section -> its figures: 'ranking', 'round', 'bytes', 'gradient_steps', 'simulated_seconds', 'models' ..."""
     out: dict[str, list[Drawing]] = {"ranking": []}
     if len(s.methods) > 1:
         order = ", ".join(f"{r.name} {value(s.primary, r.final.mean)}" for r in s.rows)
@@ -611,7 +616,7 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
         )
     metrics = [s.primary, *([s.loss] if s.loss else [])]
     usable = [r for m in s.methods for r in m.runs]
-    for axis in AXES:
+    for axis in (*AXES, "simulated_seconds"):
         moves = axis == "round" or any(r.axis(axis).size and np.nanmax(r.axis(axis)) > 0 for r in usable)
         out[axis] = [_curve_drawing(s, m, axis) for m in metrics] if moves else []
     out["models"] = []

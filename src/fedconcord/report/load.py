@@ -60,6 +60,7 @@ class Run:
     metrics: dict[str, Array]  # evaluation column -> [T]; may hold NaN and inf
     bytes: Array  # [T] up and down together, cumulative
     gradient_steps: Array  # [T] cumulative over all clients
+    simulated_seconds: Array | None  # [T] cumulative; None without a model of devices
     seconds: Array  # [rounds trained] training time of each round, in seconds
     counts: Array | None  # [N, C] samples of each class that a client holds
     classes: tuple[str, ...]  # C names
@@ -71,7 +72,9 @@ class Run:
         return self.head.status == "diverged" or not bool(np.all(np.isfinite(last)))
 
     def axis(self, name: str) -> Array:
-        """[T] the cost so far: 'round', 'bytes' or 'gradient_steps'."""
+        """[T] the cost so far: 'round', 'bytes', 'gradient_steps' or 'simulated_seconds' (zeros if none are known)."""
+        if name == "simulated_seconds":
+            return np.zeros_like(self.round) if self.simulated_seconds is None else self.simulated_seconds
         return {"round": self.round, "bytes": self.bytes, "gradient_steps": self.gradient_steps}[name]
 
 
@@ -175,9 +178,10 @@ def _run(folder: Path) -> Run:
         name=head.label,
         head=head,
         round=table["round"],
-        metrics={k: v for k, v in table.items() if k != "round" and k not in COSTS},
+        metrics={k: v for k, v in table.items() if k not in ("round", *COSTS, "simulated_seconds")},
         bytes=table["bytes_up"] + table["bytes_down"],
         gradient_steps=table["gradient_steps"],
+        simulated_seconds=table.get("simulated_seconds"),
         seconds=seconds,
         counts=counts,
         classes=classes,

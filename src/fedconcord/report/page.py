@@ -356,6 +356,7 @@ TITLES = {
     "round": ("Progress by round", "What a method gains each time the server hears from a cohort."),
     "bytes": ("Progress by bytes sent", "The same runs against what they send, up and down together."),
     "gradient_steps": ("Progress by gradient steps", "The same runs against the clients' work."),
+    "simulated_seconds": ("Progress by simulated time", "The same runs against the time that devices and links take."),
     "clients": ("How evenly the clients are served", ""),
     "models": ("Other models of the methods", ""),
     "partition": ("Who holds what", ""),
@@ -388,7 +389,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         parts.append(f'<section class="warn"><h2>Note</h2><ul>{items}</ul></section>')
     main = tables.table(s, s.rows)
     parts.append("<h2>Results</h2>" + _table(main, [r.style for r in s.rows]) + section("ranking"))
-    for i, axis in enumerate(("round", "bytes", "gradient_steps")):
+    for i, axis in enumerate(("round", "bytes", "gradient_steps", "simulated_seconds")):
         if drawn[axis]:
             title, lead = TITLES[axis]
             band = f" {figures.band_words(s)}" if i == 0 else ""
