@@ -56,7 +56,7 @@ def write_arrow(folder: Path) -> Path:
 
 
 def saved(folder: Path, content: pa.Table, features: dict[str, Any]) -> Path:
-    """As `datasets.Dataset.save_to_disk` writes it (checked against version 4): two streams and two JSON files."""
+    """As `datasets.Dataset.save_to_disk` writes it (checked against version 5.2.0): two streams and two JSON files."""
     folder.mkdir(parents=True)
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     half = len(content) // 2

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedconcord.algorithms import METHODS
+from fedconcord.config import divided, from_nested, resolve_run
 from fedconcord.data import DATASETS
 from fedconcord.data.topics import SYMBOLS, encode, windows
 from fedconcord.engines import Serial, Stacked
@@ -64,6 +65,14 @@ def test_a_model_that_takes_no_symbols_is_one_sentence() -> None:
         Supervised(lambda: nn.Linear(8, 97), data, [np.arange(9)])
     with pytest.raises(UserError, match="model 'charlm' needs samples that are a row of symbols"):
         MODELS["charlm"]((1, 8, 8), 10)
+
+
+def test_symbols_have_no_feature_skew() -> None:
+    config = resolve_run(
+        from_nested({"data": "topics(smallest=20000)", "partition": "iid", "skew": "noise(0.5)"}, "here")
+    )
+    with pytest.raises(UserError, match=r"skew noise.* changes numbers, and the samples of data topics.* are symbols"):
+        divided(config)
 
 
 def test_the_size_that_the_model_says() -> None:

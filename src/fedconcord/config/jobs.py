@@ -165,6 +165,8 @@ def _divided(
     else:
         parts = dataset.natural
     if skew is not None:
+        if np.issubdtype(dataset.train_x.dtype, np.integer):
+            raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
         changed = skewed(dataset.train_x, parts, seed, spec.check(FEATURES, "feature skew", skew))
         dataset = dataset._replace(train_x=changed)
     return dataset, parts
