@@ -612,8 +612,7 @@ def test_methods_of_a_seed_share_the_problem() -> None:
 def test_natural_clients() -> None:
     job = build(resolve_run(options(data="synthetic", clients=5, model="logreg")))
     assert len(job.problem.sizes) == 5
-    config: Config = resolve_run(options(partition="natural"))
-    assert "does not come in clients" in sentence(lambda: build(config))
+    assert "does not come in clients" in sentence(lambda: resolve_run(options(partition="natural")))
 
 
 def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
