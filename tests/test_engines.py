@@ -481,7 +481,10 @@ def test_other_networks_have_no_kernel() -> None:
 
 def test_what_is_given_is_not_measured() -> None:
     assert chunk.candidates(10, None, "auto", 4) == [(10, 1)]
-    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2)]
+    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2), (5, 1)]
     assert chunk.candidates(10, 20, 3, 4) == [(10, 3)]
-    assert chunk.candidates(10, "auto", "auto", 2) == [(5, 2), (3, 2), (2, 2), (1, 2)]
+    assert chunk.candidates(10, "auto", "auto", 2) == [
+        *((5, 2), (3, 2), (2, 2), (1, 2)),
+        *((10, 1), (5, 1), (3, 1), (2, 1), (1, 1)),
+    ]
     assert chunk.candidates(3, "auto", "auto", 1) == [(3, 1), (2, 1), (1, 1)]
