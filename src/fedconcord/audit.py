@@ -42,7 +42,7 @@ from fedconcord.engines.base import cohort_of, everything, oracle_of, with_oracl
 from fedconcord.engines.serial import solve
 from fedconcord.errors import UserError
 from fedconcord.problems import Supervised
-from fedconcord.training import Job, advance, start
+from fedconcord.training import Job, advance, plan_of, start
 
 MOST_SAMPLES = 1024  # that one attack rebuilds; the matching costs their cube
 MATCHED_ALWAYS, MATCHED_EVERY = 128, 10  # with more samples the permutation is found anew every so many iterations
@@ -134,7 +134,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         raise UserError(f"the audited round counts from 1, given {round}")
     if client is not None and not 0 <= client < n:
         raise UserError(f"the audited client must be 0 to {n - 1}, given {client}")
-    plan = job.schedule.plan(round - 1, algorithm, problem.offsets, problem.sizes)
+    plan = plan_of(job, round - 1, problem.init(job.schedule.seed))
     if client is None:
         client = int(plan.ids[0])
     if client not in plan.ids:
