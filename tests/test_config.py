@@ -446,7 +446,8 @@ KEYS = "; `fedconcord list settings` shows all keys"
         ({"local__tolerance": 0}, "local.tolerance must be a number > 0 or none, given 0 (--tolerance)"),
         (
             {"sampling": "bernouli"},
-            "unknown sampling 'bernouli' (did you mean 'bernoulli'?); known: bernoulli, by_size, cyclic, everyone, power_of_choice, uniform, with_replacement",
+            "unknown sampling 'bernouli' (did you mean 'bernoulli'?); known: "
+            "bernoulli, by_size, cyclic, everyone, power_of_choice, uniform, with_replacement",
         ),
         (
             {"sampling": "bernoulli(0.1)", "cohort": 10},
