@@ -22,6 +22,7 @@ from fedconcord.core import Accumulates, Plan, Problem
 from fedconcord.engines import workers as side
 
 CLEARLY = 0.9  # a later choice must take less than this share of an earlier one's time
+ALONE = 1.4  # as much more counts one worker on several threads: how long these wait changes from run to run
 STEPS = 3  # timed at once
 
 Choice = tuple[int, int]
@@ -99,7 +100,13 @@ def candidates(
 def measure(problem: Problem, plan: Plan, width: int, options: Sequence[Choice]) -> Choice:
     """The first choice that no other beats clearly in the time that a step of the whole cohort takes."""
     size = len(plan.ids)
-    seconds = [_time(problem, plan, width, *choice) * -(-size // (choice[0] * choice[1])) for choice in options]
+    together = torch.get_num_threads() > 1 and any(workers > 1 for _, workers in options)
+    seconds = [
+        _time(problem, plan, width, chunk, workers)
+        * -(-size // (chunk * workers))
+        * (ALONE if together and workers == 1 else 1.0)
+        for chunk, workers in options
+    ]
     return next(choice for choice, s in zip(options, seconds, strict=True) if s * CLEARLY <= min(seconds))
 
 
