@@ -19,8 +19,10 @@ demo: $(VENV)/ready
 	$(BIN)/fedconcord compare --config examples/demo.toml --jobs 2 --out $(DEMO) $(if $(QUICK),--rounds 5 --seeds 0$(,)1)
 , := ,
 
+# The suite on two cores; JOBS=0 runs it in one process, as a debugger wants it.
+JOBS ?= 2
 test: $(VENV)/ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

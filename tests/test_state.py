@@ -370,4 +370,4 @@ def test_the_command_keeps_rows_on_disk_and_says_how_many_bytes(
 
 def drawn() -> list[int]:
     """The clients of that run's two rounds."""
-    return [i for round in range(2) for i in sampling.uniform()(0, round, 2, np.ones(6)).ids]
+    return [i for round in range(2) for i in sampling.uniform().draw(0, round, 2, np.ones(6), np.zeros_like).ids]
