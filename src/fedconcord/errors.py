@@ -21,6 +21,11 @@ def closest(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {lowered[match[0]]!r}?)" if match else ""
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without the path and number that the system adds: the sentence has said which."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     """The sentence for a name that is not in a list of names."""
     names = sorted(known)

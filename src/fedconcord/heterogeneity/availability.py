@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord import rng
-from fedconcord.errors import UserError
+from fedconcord.errors import UserError, reason
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 Low = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available least")]
@@ -125,7 +125,9 @@ def trace(
             for row in csv.DictReader(file):
                 found.setdefault(int(row["round"]), set()).add(int(row["client"]))
     except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"cannot read the trace {path} ({broken}); give a CSV file with columns round,client") from None
+        raise UserError(
+            f"cannot read the trace {path} ({reason(broken)}); give a CSV file with columns round,client"
+        ) from None
     except (KeyError, TypeError, ValueError):
         raise UserError(
             f"{path} is no trace of availability; write a line round,client and below it such whole numbers"

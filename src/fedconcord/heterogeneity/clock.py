@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord import rng
-from fedconcord.errors import UserError
+from fedconcord.errors import UserError, reason
 
 
 class Device(NamedTuple):
@@ -147,7 +147,7 @@ def from_file(
             for row in csv.DictReader(file):
                 known[int(row["client"])] = Device(*(float(row[name]) for name in Device._fields))
     except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"cannot read the devices {path} ({broken}); give a CSV file") from None
+        raise UserError(f"cannot read the devices {path} ({reason(broken)}); give a CSV file") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} must have the columns client,step,up,down,latency with numbers") from None
     for client, device in known.items():

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord import rng
-from fedconcord.errors import UserError
+from fedconcord.errors import UserError, reason
 
 Work = Callable[[int, int, int], float]
 """(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
@@ -85,7 +85,7 @@ def from_file(
         with open(path, encoding="utf-8") as file:
             amounts = [int(line) for line in file if line.strip()]
     except (OSError, ValueError) as broken:
-        raise UserError(f"cannot read the work in {path} ({broken}); give one whole number a line") from None
+        raise UserError(f"cannot read the work in {path} ({reason(broken)}); give one whole number a line") from None
     if not amounts or min(amounts) < 1:
         raise UserError(f"{path} must hold one whole number >= 1 for each client")
     return per_client(amounts)
