@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 LAYERS = [
     {"errors", "files", "imports"},
-    {"core", "rng", "flat", "spec"},
+    {"core", "rng", "flat", "spec", "identity"},
     {"problems", "data", "models", "regularisers"},
     {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late"},
     {"heterogeneity"},
@@ -45,7 +45,15 @@ def violations(source: Path) -> list[str]:
             continue
         assert own in LEVEL, f"{path} belongs to no layer: give it one in {__file__}"
         found += [f"{path} imports {name}" for name in imported(path) if LEVEL[name] > LEVEL[own]]
-        if own == "algorithms" and imported(path) - {"algorithms", "core", "solvers", "server", "uploads", "errors"}:
+        if own == "algorithms" and imported(path) - {
+            "algorithms",
+            "core",
+            "solvers",
+            "server",
+            "uploads",
+            "errors",
+            "identity",
+        }:
             found.append(f"{path} knows more than the contract")
         if own == "engines" and "algorithms" in imported(path):
             found.append(f"{path} names an algorithm")

@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.identity import UNNAMED, Identity
+
 Tree = Any
 """A tensor, a NamedTuple of trees, or () for nothing."""
 
@@ -167,6 +169,7 @@ class Algorithm:
     inclusion: bool = False  # uses client.inclusion, so only samplings with known probabilities will do
     keeps_late: bool = False  # late replies are kept for the round they come in
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
+    identity: Identity = UNNAMED  # which method with which parameters; see `identity`
 
 
 class Problem(Protocol):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Tree, tree_map
+from fedconcord.identity import definition
 from fedconcord.messages import forms
 
 
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     away: Tensor  # [] 1 while it is on its way
 
 
+@definition()
 def with_late_replies(algorithm: Algorithm) -> Algorithm:
     """The same method with late replies kept; for a schedule with late = "keep".
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Tree
 from fedconcord.errors import UserError
+from fedconcord.identity import definition
 
 
 def minibatch() -> Oracle:
@@ -56,6 +57,7 @@ class Tabled(NamedTuple):
     table: Tensor  # [M, d] last gradient of each block
 
 
+@definition()
 def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
     """The same method with SAGA's gradient in its local steps, a block a step.
 

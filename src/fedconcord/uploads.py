@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Tree, tree_leaves, tree_map
+from fedconcord.identity import UNNAMED, Identity, definition
 
 
 class Compressor(NamedTuple):
@@ -33,6 +34,7 @@ class Compressor(NamedTuple):
     decode: Callable[[Any, int], Tensor]  # (what travels, d) -> [..., d]
     random: bool = False  # encode needs the draws
     feedback: bool = False  # the client keeps what a message lost and adds it to the next
+    identity: Identity = UNNAMED
 
 
 class Levels(NamedTuple):
@@ -64,7 +66,7 @@ class Row(NamedTuple):
 
 # -- compressors ---------------------------------------------------------------------------------------------------
 
-NONE = Compressor(lambda v, draws: v, lambda content, d: content)
+NONE = Compressor(lambda v, draws: v, lambda content, d: content, identity=Identity("none"))
 
 
 def none() -> Compressor:
@@ -80,6 +82,7 @@ def variance(levels: int, d: int) -> float:
     return min(d / 4, levels * math.sqrt(d)) / levels**2
 
 
+@definition()
 def quantise(
     levels: Annotated[
         int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")
@@ -108,6 +111,7 @@ def quantise(
     return Compressor(encode, decode, random=True, feedback=feedback)
 
 
+@definition()
 def topk(
     fraction: Annotated[float, Field(gt=0, le=1, description="share of the entries that is sent, at least one")] = 0.1,
     feedback: Annotated[bool, Field(description="keep what was not sent for the next message")] = True,
@@ -134,6 +138,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {"none": none, "quantise": q
 # -- the wrapper ---------------------------------------------------------------------------------------------------
 
 
+@definition()
 def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The same method with the vectors of its messages compressed.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+from fedconcord.identity import definition
 
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")]
 Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]
@@ -31,6 +32,7 @@ class Row(NamedTuple):
     s: Tensor  # [d] own part of the dual, in model units
 
 
+@definition()
 def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """A-FedPD: aligned duals, so that returning clients do not bring stale ones.
 
@@ -62,6 +64,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     )
 
 
+@definition()
 def afedpdsam(rho: Rho = 0.1, radius: Radius = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """A-FedPDSAM: A-FedPD with sharpness-aware local gradients.
 

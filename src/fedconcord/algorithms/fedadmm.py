@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.identity import definition
 
 Step = Annotated[float, Field(gt=0)]
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Step]], Field(min_length=1)]
@@ -27,6 +28,7 @@ class Row(NamedTuple):
     y: Tensor  # [d] its dual variable
 
 
+@definition()
 def fedadmm(
     rho: Annotated[float, Field(gt=0, description="penalty; its inverse is the step of the consensus")] = 0.01,
     server_lr: Annotated[

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.identity import definition
 
 
 class Server(NamedTuple):
@@ -31,6 +32,7 @@ class Row(NamedTuple):
     dual: Tensor  # [d] pi_i
 
 
+@definition()
 def fedadmm_inexact(
     rho: Annotated[float, Field(gt=0, description="penalty")] = 1.0,
     objective: Annotated[

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Local, Oracle, Weights
+from fedconcord.identity import definition
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
 Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM")]
@@ -26,6 +27,7 @@ class Server(NamedTuple):
     x: Tensor  # [d]
 
 
+@definition()
 def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """FedAvg: average the clients' moves.
 
@@ -41,6 +43,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
     )
 
 
+@definition()
 def fedsgd(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """FedSGD: one full local gradient a client and round.
 
@@ -49,6 +52,7 @@ def fedsgd(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
     return replace(fedavg(server_lr, weights), oracle=Oracle("full"), steps=1)
 
 
+@definition()
 def fedsam(
     radius: Radius = 0.1,
     server_lr: ServerLR = 1.0,
@@ -61,6 +65,7 @@ def fedsam(
     return replace(fedavg(server_lr, weights), oracle=Oracle("sam", radius))
 
 
+@definition()
 def fedprox(
     mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.1,
     server_lr: ServerLR = 1.0,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.core import Algorithm, Client, Cohort, Local
+from fedconcord.identity import definition
 
 
 class Server(NamedTuple):
@@ -21,6 +22,7 @@ class Server(NamedTuple):
     direction: Tensor  # [d] D, the last round's mean direction
 
 
+@definition()
 def fedcm(
     alpha: Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient")] = 0.1,
     server_lr: ServerLR = 1.0,

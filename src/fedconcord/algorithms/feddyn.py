@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+from fedconcord.identity import definition
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
 
@@ -34,6 +35,7 @@ class Sums(NamedTuple):
     h: Tensor  # [d] sum p_i (x_i - x)
 
 
+@definition()
 def feddyn(alpha: Alpha = 0.1) -> Algorithm:
     """FedDyn: a linear term and a pull that align clients' and server's stationary points.
 
@@ -59,6 +61,7 @@ def feddyn(alpha: Alpha = 0.1) -> Algorithm:
     )
 
 
+@definition()
 def fedspeed(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
     """FedSpeed: FedDyn with sharpness-aware local gradients.
 

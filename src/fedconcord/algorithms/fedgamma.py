@@ -10,8 +10,10 @@ from dataclasses import replace
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import scaffold
 from fedconcord.core import Algorithm, Oracle
+from fedconcord.identity import definition
 
 
+@definition()
 def fedgamma(radius: Radius = 0.01, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """FedGamma: SCAFFOLD with sharpness-aware local gradients.
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Population
+from fedconcord.identity import definition
 
 
 class Server(NamedTuple):
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     dual: Tensor  # [d] lambda_i
 
 
+@definition()
 def fedhybrid(
     rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 1.0,
     newton_share: Annotated[float, Field(ge=0, le=1, description="share of the clients with Newton steps")] = 0.5,

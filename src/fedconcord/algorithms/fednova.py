@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.identity import definition
 
 
 class Message(NamedTuple):
@@ -24,6 +25,7 @@ class Message(NamedTuple):
     tau: Tensor  # [] local steps
 
 
+@definition()
 def fednova(
     mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.0,
     tau_eff: Annotated[Literal["a", "tau"], Field(description="effective steps: mean ||a_i||_1 or mean steps")] = "a",

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.identity import definition
 
 
 class Message(NamedTuple):
@@ -25,6 +26,7 @@ class Message(NamedTuple):
     tau: Tensor  # [] local steps
 
 
+@definition()
 def fednova_vr(
     mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.0,
     tau_eff: Annotated[Literal["a", "tau"], Field(description="effective steps: mean ||a_i||_1 or mean steps")] = "a",

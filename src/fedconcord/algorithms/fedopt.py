@@ -11,10 +11,12 @@ from pydantic import Field
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.core import Algorithm
+from fedconcord.identity import definition
 from fedconcord.server import adagrad, adam, momentum, with_server, yogi
 from fedconcord.server.optimizers import LR, Beta1, Beta2, Tau
 
 
+@definition()
 def fedavgm(
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of the server")] = 0.9,
     server_lr: LR = 1.0,
@@ -27,6 +29,7 @@ def fedavgm(
     return with_server(fedavg(weights=weights), momentum(server_momentum, server_lr))
 
 
+@definition()
 def fedadam(
     server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
 ) -> Algorithm:
@@ -37,6 +40,7 @@ def fedadam(
     return with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau))
 
 
+@definition()
 def fedyogi(
     server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
 ) -> Algorithm:
@@ -47,6 +51,7 @@ def fedyogi(
     return with_server(fedavg(weights=weights), yogi(server_lr, beta1, beta2, tau))
 
 
+@definition()
 def fedadagrad(
     server_lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
 ) -> Algorithm:

@@ -12,9 +12,11 @@ from pydantic import Field
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
 from fedconcord.core import Algorithm
+from fedconcord.identity import definition
 from fedconcord.uploads import quantise, with_uploads
 
 
+@definition()
 def fedpaq(
     levels: Annotated[
         int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.core import Algorithm, Client, Done, Local, Population
+from fedconcord.identity import definition
 
 
 class Row(NamedTuple):
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     anchor: Tensor  # [d] x_0i, the client's own copy of the global model
 
 
+@definition()
 def fedpd(
     eta: Annotated[float, Field(gt=0, description="inverse penalty of the augmented Lagrangian")] = 1.0,
     p_skip: Annotated[float, Field(ge=0, lt=1, description="probability that a round is not communicated")] = 0.0,

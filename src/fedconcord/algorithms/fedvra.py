@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.identity import definition
 
 NonNegative = Annotated[float, Field(ge=0)]
 Rule = Callable[[Client, Cohort], Tensor]  # d_i [] from what the server knows
@@ -49,6 +50,7 @@ RULES: dict[str, Rule] = {
 }
 
 
+@definition()
 def fedvra(
     gamma: Annotated[NonNegative | list[NonNegative], Field(description="penalty, one or one a client")] = 0.1,
     a: Annotated[float, Field(ge=0, description="dual step")] = 7.0,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Prologue
+from fedconcord.identity import definition
 
 Blocks = Annotated[int, Field(ge=1, description="blocks M that a client's samples are cut in")]
 
@@ -41,6 +42,7 @@ def _table(done: Done) -> Row:
     return Row(done.table)
 
 
+@definition()
 def fedsaga(
     blocks: Blocks = 5,
     xscale: Annotated[Literal["S", "N"], Field(description="mean over the cohort, or divided by all clients")] = "S",
@@ -64,6 +66,7 @@ def fedsaga(
     )
 
 
+@definition()
 def losac(
     blocks: Blocks = 5,
     block_scale: Annotated[

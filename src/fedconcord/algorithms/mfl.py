@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Tree, tree_map
+from fedconcord.identity import definition
 
 
 class Server(NamedTuple):
@@ -21,6 +22,7 @@ class Server(NamedTuple):
     buffer: Tensor  # [d] momentum
 
 
+@definition()
 def mfl(
     momentum: Annotated[float, Field(ge=0, lt=1, description="momentum, kept across rounds and averaged")] = 0.9,
     server_lr: ServerLR = 1.0,

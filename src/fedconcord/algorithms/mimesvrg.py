@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
 from fedconcord.core import Algorithm, Client, Cohort, Local, Prelude
+from fedconcord.identity import definition
 
 
 class Down(NamedTuple):
@@ -20,6 +21,7 @@ class Down(NamedTuple):
     c: Tensor  # [d] the cohort's full gradient, after the prelude
 
 
+@definition()
 def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """MimeSVRG: every local step is corrected to the cohort's full gradient.
 

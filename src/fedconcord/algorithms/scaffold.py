@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.identity import definition
 
 
 class Server(NamedTuple):
@@ -31,6 +32,7 @@ class Message(NamedTuple):
     c: Tensor  # [d] change of its control variate
 
 
+@definition()
 def scaffold(
     option: Annotated[
         Literal[1, 2], Field(description="control variate: 1 the full gradient at x, 2 the mean local direction")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.core import Algorithm, Client, Done, Local, Population
+from fedconcord.identity import definition
 
 
 class Row(NamedTuple):
@@ -21,6 +22,7 @@ class Row(NamedTuple):
     rate: Tensor  # [] 1 / (k eta) of the last round
 
 
+@definition()
 def vrlsgd() -> Algorithm:
     """VRL-SGD: local SGD corrected by each client's deviation from the mean.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedconcord.core import Algorithm, Cohort, Population, Tree
 from fedconcord.errors import UserError
+from fedconcord.identity import UNNAMED, Identity, definition
 
 LR = Annotated[float, Field(gt=0, description="server step size")]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
@@ -28,6 +29,7 @@ class Optimizer(NamedTuple):
 
     init: Callable[[Tensor], Tree]
     step: Callable[[Tree, Tensor], tuple[Tensor, Tree]]
+    identity: Identity = UNNAMED
 
 
 class Moments(NamedTuple):
@@ -35,11 +37,13 @@ class Moments(NamedTuple):
     v: Tensor  # [d]
 
 
+@definition()
 def sgd(lr: LR = 1.0) -> Optimizer:
     """The method's step, scaled."""
     return Optimizer(lambda x: (), lambda state, delta: (lr * delta, state))
 
 
+@definition()
 def momentum(beta: Annotated[float, Field(ge=0, lt=1, description="momentum")] = 0.9, lr: LR = 1.0) -> Optimizer:
     """Heavy ball on the method's steps: b <- beta b + Delta, x <- x + lr b (FedAvgM; FedNova's server momentum)."""
 
@@ -58,16 +62,19 @@ def _adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: floa
     return Optimizer(lambda x: Moments(torch.zeros_like(x), torch.full_like(x, tau**2)), step)
 
 
+@definition()
 def adam(lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> Optimizer:
     """FedAdam's server step."""
     return _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, lr, beta1, tau)
 
 
+@definition()
 def yogi(lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> Optimizer:
     """FedYogi's server step."""
     return _adaptive(lambda v, square: v - (1 - beta2) * square * torch.sign(v - square), lr, beta1, tau)
 
 
+@definition()
 def adagrad(lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3) -> Optimizer:
     """FedAdagrad's server step."""
     return _adaptive(lambda v, square: v + square, lr, beta1, tau)
@@ -86,6 +93,7 @@ class Served(NamedTuple):
         return x
 
 
+@definition()
 def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     """The same method with its server step passed through an optimiser.
 

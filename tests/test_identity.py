@@ -1,0 +1,68 @@
+"""Every method says which it is, and can be rebuilt from that text."""
+
+import inspect
+
+import pytest
+
+from fedconcord import identity
+from fedconcord.algorithms import METHODS
+from fedconcord.core import Algorithm
+from fedconcord.errors import UserError
+from fedconcord.identity import UNNAMED, Identity, definition, from_text
+from fedconcord.late import with_late_replies
+from fedconcord.oracles import with_table
+from fedconcord.server import OPTIMIZERS, with_server
+from fedconcord.uploads import COMPRESSORS, NONE, with_uploads
+
+WRAPPERS = (with_late_replies, with_server, with_table, with_uploads)
+FACTORIES = {**METHODS, **COMPRESSORS, **OPTIMIZERS, **{w.__name__: w for w in WRAPPERS}}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_which_it_is_and_is_rebuilt_from_the_text(name: str) -> None:
+    made = METHODS[name]().identity
+    assert made.name == name
+    assert {key for key, _ in made.parameters} == set(inspect.signature(METHODS[name]).parameters)
+    assert identity.rebuild(from_text(str(made)), FACTORIES).identity == made
+
+
+def test_parameters_parts_and_their_order_make_it() -> None:
+    scaffold, fedavg = METHODS["scaffold"], METHODS["fedavg"]
+    coarse, adam = COMPRESSORS["quantise"](7), OPTIMIZERS["adam"]()
+    kinds = [
+        scaffold(),
+        scaffold(option=1),
+        fedavg(),
+        with_server(fedavg(), adam),
+        with_server(with_uploads(fedavg(), coarse), adam),
+        with_uploads(with_server(fedavg(), adam), coarse),
+        with_late_replies(fedavg()),
+        with_table(fedavg(), 3),
+        with_table(fedavg(), 4),
+        METHODS["fedvra"](gamma=[0.1, 0.2]),
+    ]
+    texts = {str(kind.identity) for kind in kinds}
+    assert len(texts) == len(kinds)
+    for text in texts:
+        assert str(identity.rebuild(from_text(text), FACTORIES).identity) == text
+    assert scaffold(2).identity == scaffold(option=2).identity == scaffold().identity
+
+
+def test_no_compression_changes_nothing() -> None:
+    plain = METHODS["fedavg"]()
+    assert with_uploads(plain, NONE) is plain
+
+
+def test_what_this_installation_lacks_or_defines_otherwise_is_refused() -> None:
+    @definition(version=2)
+    def fedavg() -> Algorithm:
+        return METHODS["fedavg"]()
+
+    with pytest.raises(UserError, match="no such definition"):
+        identity.rebuild(Identity("fednone"), METHODS)
+    with pytest.raises(UserError, match="no such definition"):
+        identity.rebuild(UNNAMED, METHODS)
+    with pytest.raises(UserError, match="version 2 here and version 1"):
+        identity.rebuild(Identity("fedavg"), {"fedavg": fedavg})
+    with pytest.raises(ValueError, match="no identity"):
+        from_text("3")
