@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "semi-supervised": {"method": "fedvra", "task": "semi", "labels": "labelled(0.2)", "rounds": 3},
     "clustering": {"method": "fedavg", "task": "clustering(k=4)", "rounds": 3, "lr": 0.01},
 }
+COUNTS = ("round", "bytes_up", "bytes_down", "gradient_steps")
 TOP = ("dropout", "late", "devices", "deadline", "availability", "task", "labels", "regulariser")
 
 
@@ -69,11 +70,13 @@ def result(case: str, folder: Path, engine: str) -> dict[str, Any]:
     done = fedconcord.run(out=folder, settings=settings, **given | {"engine": engine})
     with open(done.folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    counts = [[row[name] for name in ("round", "bytes_up", "bytes_down", "gradient_steps")] for row in rows]
     partition = done.folder / "partition.csv"
-    text = json.dumps(counts) + (partition.read_text() if partition.exists() else "")
-    floats = {n: [float(row[n]) for row in rows] for n in rows[0] if n not in ("bytes_up", "bytes_down")}
-    return {"counts": hashlib.sha256(text.encode()).hexdigest(), "metrics": floats}
+    text = partition.read_text() if partition.exists() else ""
+    return {
+        "partition": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "counts": {name: [int(row[name]) for row in rows] for name in COUNTS},
+        "metrics": {name: [float(row[name]) for row in rows] for name in rows[0] if name not in COUNTS},
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,6 +86,7 @@ def test_results_are_those_that_were_recorded(case: str, tmp_path: Path) -> None
     engines = ("serial", "stacked") if case in list(CASES)[::5] else ("stacked",)
     for engine in engines:
         found = result(case, tmp_path / engine, engine)
+        assert found["partition"] == recorded["partition"]
         assert found["counts"] == recorded["counts"], engine
         assert found["metrics"].keys() == recorded["metrics"].keys()
         for name, values in recorded["metrics"].items():
