@@ -10,11 +10,12 @@ LAYERS = [
     {"errors", "files", "imports"},
     {"core", "rng", "flat", "spec", "identity"},
     {"problems", "data", "models", "regularisers"},
-    {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late"},
+    {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late", "transforms"},
     {"heterogeneity"},
     {"state"},
+    {"local"},
     {"engines"},
-    {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"}
+    {"run", "training", "refusals", "evaluate", "diagnose", "audit", "checkpoint", "results"}
     | {"answer", "fairness", "personalise", "stopping"},
     {"config", "api", "cli", "report", "catalogue", "recipes", "__main__"} | {"deploy", "inference"},
     {"testing"},

@@ -87,7 +87,7 @@ class Answer:
         if self.model is not None:
             named = {
                 name: leaf.detach().cpu().contiguous().clone()
-                for name, leaf in self.job.problem.export(self.model).items()
+                for name, leaf in self.job.problem.evaluator.export(self.model).items()
             }
             files.write_bytes(self.folder / "model.safetensors", safetensors.torch.save(named))
         self.model = None

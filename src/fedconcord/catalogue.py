@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord import spec
 from fedconcord.algorithms import plugins
-from fedconcord.core import Algorithm, Client, Cohort, Population, Tree, tree_leaves
+from fedconcord.core import Algorithm, Cohort, Sender, Tree, tree_leaves
 from fedconcord.engines import Serial
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
@@ -85,9 +85,8 @@ def measure(name: str, algorithm: Algorithm) -> Facts:
     whole = (few.gradients - few.steps * step) / (SAMPLES / BATCH)
     row, state = (_units(tree) for tree in (few.row, few.server))
     up, down = _units(few.up), _units(few.down)
-    refused = algorithm.refuse(_population(), CLIENTS - 1) is not None
     hessian = algorithm.hessian_at is not None
-    return Facts(name, row[0], state[0], *up, *down, step - 1, whole, hessian, refused)
+    return Facts(name, row[0], state[0], *up, *down, step - 1, whole, hessian, algorithm.needs_everyone)
 
 
 class _Round(NamedTuple):
@@ -106,9 +105,9 @@ def _round(algorithm: Algorithm, steps: int) -> _Round:
     up: list[Tree] = []
     down: list[Tree] = []
 
-    def contribute(message: Tree, client: Client, cohort: Cohort) -> Tree:
+    def contribute(message: Tree, sender: Sender, cohort: Cohort) -> Tree:
         up.append(message)
-        return algorithm.contribute(message, client, cohort)
+        return algorithm.contribute(message, sender, cohort)
 
     def broadcast(server: Tree) -> Tree:
         down.append(algorithm.broadcast(server))
@@ -119,7 +118,14 @@ def _round(algorithm: Algorithm, steps: int) -> _Round:
         down.append(total)
         return algorithm.prelude.absorb(held, total)
 
+    def settled(held: Tree, server: Tree) -> Tree:
+        assert algorithm.settle is not None
+        down.append(algorithm.settle.send(held, server))
+        return down[-1]
+
     watched = replace(algorithm, contribute=contribute, broadcast=broadcast)
+    if algorithm.settle is not None:
+        watched = replace(watched, settle=algorithm.settle._replace(send=settled))
     if algorithm.prelude is not None:
         watched = replace(watched, prelude=algorithm.prelude._replace(absorb=absorb))
     problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
@@ -133,13 +139,9 @@ def _round(algorithm: Algorithm, steps: int) -> _Round:
         server=after.server,
         up=(*gradient, *up[:1]),
         down=tuple(down),
-        steps=int(job.schedule.plan(0, watched, problem.offsets, problem.sizes).steps[0]),
+        steps=int(job.schedule.plan(0, watched, problem.roster).steps[0]),
         gradients=(after.gradient_steps - before.gradient_steps) / CLIENTS,
     )
-
-
-def _population() -> Population:
-    return Population(CLIENTS, torch.full((CLIENTS,), 1 / CLIENTS))
 
 
 def _units(tree: Tree) -> tuple[float, int]:

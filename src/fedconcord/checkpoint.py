@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedconcord import files
 from fedconcord.core import tree_leaves, tree_unflatten
-from fedconcord.engines.base import ALONE, Team
+from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.training import Job, State, blank
 
@@ -114,4 +114,4 @@ def _safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str
 
 
 def _to(tensor: torch.Tensor, job: Job) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.int64 else tensor.to(job.problem.device)
+    return tensor if tensor.dtype == torch.int64 else tensor.to(job.problem.objective.device)

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Tree, tree_map
+from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_map
 from fedconcord.identity import definition
 from fedconcord.messages import forms
+from fedconcord.transforms.lift import lift_row
 
 
 class Row(NamedTuple):
@@ -37,12 +38,11 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
     It refuses methods with a message before the local steps and those that leave messages out.
     """
 
-    def init_client(x: Tensor) -> Row:
-        blank = tree_map(lambda leaf: torch.zeros(leaf.shape[1:], dtype=leaf.dtype, device=x.device), _up(algorithm, x))
-        return Row(algorithm.init_client(x), blank, x.new_zeros(()))
-
-    def start(down: Tree, row: Row, client: Client) -> Local:
-        return algorithm.start(down, row.inner, client)
+    def around(inner: Tree, x: Tensor) -> Row:
+        blank = tree_map(
+            lambda leaf: torch.zeros(leaf.shape[1:], dtype=leaf.dtype, device=x.device), forms(algorithm, x).up
+        )
+        return Row(inner, blank, x.new_zeros(()))
 
     def finish(down: Tree, row: Row, done: Done, client: Client) -> tuple[Tree, Row]:
         assert client.late is not None
@@ -53,20 +53,20 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         kept = tree_map(lambda new, old: new.reshape(old.shape), up, row.up)
         return up, Row(inner, kept, client.late.reshape(row.away.shape))
 
-    def contribute(up: Tree, client: Client, cohort: Cohort) -> Tree:
-        assert client.late is not None
-        late = client.late > 0
+    def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
+        assert sender.late is not None
+        late = sender.late > 0
         return tree_map(
-            lambda leaf: _either(late, torch.zeros_like(leaf), leaf), algorithm.contribute(up, client, cohort)
+            lambda leaf: _either(late, torch.zeros_like(leaf), leaf), algorithm.contribute(up, sender, cohort)
         )
 
     def update(server: Tree, total: Tree, cohort: Cohort) -> Tree:
         return server if cohort.size == 0 else algorithm.update(server, total, cohort)
 
-    def settle(down: Tree, server: Tree, row: Row) -> Row:
+    def settled(sent: Tree, row: Row) -> Row:
         assert algorithm.settle is not None
-        settled = algorithm.settle(down, server, row.inner)
-        return row._replace(inner=tree_map(lambda new, old: _either(row.away > 0, old, new), settled, row.inner))
+        inner = algorithm.settle.row(sent, row.inner)
+        return row._replace(inner=tree_map(lambda new, old: _either(row.away > 0, old, new), inner, row.inner))
 
     def refuse(population: Population, cohort: int) -> str | None:
         if algorithm.prelude is not None:
@@ -75,26 +75,16 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
             return "the method leaves messages out, and a late one could meet such a round; use late discard"
         return algorithm.refuse(population, cohort)
 
-    hessian_at, prologue = algorithm.hessian_at, algorithm.prologue
+    lifted = lift_row(algorithm, around)
     return replace(
-        algorithm,
-        init_client=init_client,
-        start=start,
+        lifted,
         finish=finish,
         contribute=contribute,
         update=update,
-        settle=None if algorithm.settle is None else settle,
-        hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner),
-        prologue=None
-        if prologue is None
-        else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),
+        settle=None if lifted.settle is None else lifted.settle._replace(row=settled),
         refuse=refuse,
         keeps_late=True,
     )
-
-
-def _up(algorithm: Algorithm, x: Tensor) -> Tree:
-    return forms(algorithm, x).up
 
 
 def _either(flag: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Tree, tree_bytes, tree_map
+from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_bytes, tree_map
 
 
 class Forms(NamedTuple):
@@ -17,10 +17,12 @@ class Forms(NamedTuple):
     up: Tree
     asked: Tree  # from it before the local steps (Mime), or ()
     answer: Tree  # to it in return
+    settled: Tree  # to it after the server's step, or ()
     snapshot: bool  # whether a local step evaluates a second gradient, at a snapshot
 
     @property
     def bytes_down(self) -> int:
+        """Before the local steps: what the server sends after them is `settled`."""
         return tree_bytes(self.down) + tree_bytes(self.answer)
 
     @property
@@ -37,10 +39,8 @@ def forms(algorithm: Algorithm, x: Tensor) -> Forms:
     d, one, many = len(x), bare.new_empty(1, 1), bare.new_empty(1, len(x))
     client = Client(
         id=one.to(torch.int64),
-        w=one,
         p=one,
         steps=one,
-        inclusion=one,
         lr=1.0,
         noise=lambda n: bare.new_empty(1, n),
         gradient=many,
@@ -50,7 +50,8 @@ def forms(algorithm: Algorithm, x: Tensor) -> Forms:
     asked, answer = (), ()
     if algorithm.prelude is not None:
         cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=d, coin=0.0, lr=1.0)
-        asked, share = many, algorithm.prelude.contribute(client, cohort)
+        sender = Sender(client.id, one, one, one, one, 1.0)
+        asked, share = many, algorithm.prelude.contribute(many, sender, cohort)
         answer = tree_map(lambda leaf: leaf.sum(0), share)
         down = algorithm.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
@@ -58,7 +59,10 @@ def forms(algorithm: Algorithm, x: Tensor) -> Forms:
     buffer = many if local.buffer is None else local.buffer.expand(1, d)
     sent, _ = algorithm.finish(down, row, Done(local.x.expand(1, d), one, one, linear, local.table, buffer), client)
     broadcast = tree_map(_bare, algorithm.broadcast(server))
-    return Forms(broadcast, sent, asked, answer, local.snapshot is not None)
+    settled = (
+        () if algorithm.settle is None else tree_map(_bare, algorithm.settle.send(algorithm.broadcast(server), server))
+    )
+    return Forms(broadcast, sent, asked, answer, settled, local.snapshot is not None)
 
 
 def _bare(leaf: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Tree
 from fedconcord.errors import UserError
 from fedconcord.identity import definition
+from fedconcord.transforms.lift import lift_row
 
 
 def minibatch() -> Oracle:
@@ -80,17 +81,8 @@ def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
         up, inner = algorithm.finish(down, row.inner, done, client)
         return up, Tabled(inner, done.table)
 
-    settle = algorithm.settle
-    return replace(
-        algorithm,
-        init_client=lambda x: Tabled(algorithm.init_client(x), x.new_zeros(blocks, len(x))),
-        start=start,
-        finish=finish,
-        settle=None
-        if settle is None
-        else lambda down, server, row: row._replace(inner=settle(down, server, row.inner)),
-        blocks=blocks,
-    )
+    lifted = lift_row(algorithm, lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
+    return replace(lifted, start=start, finish=finish, blocks=blocks)
 
 
 ORACLES: dict[str, Callable[..., Oracle]] = {

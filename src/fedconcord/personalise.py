@@ -13,13 +13,14 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Local, n_clients
+from fedconcord.core import Algorithm, Local
 from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
 from fedconcord.fairness import supervised
 from fedconcord.heterogeneity.sampling import Drawn, Sampler
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import fixed
+from fedconcord.local.duty import Duty
 from fedconcord.problems.per_client import Scores
 from fedconcord.solvers import Solver
 from fedconcord.state import MemoryStore
@@ -74,7 +75,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         raise UserError("personalisation is judged on samples that clients set apart; set validation, as in 0.1")
     _, inputs, targets, offsets = problem.judged
     engine = Stacked(job.engine.chunk) if isinstance(job.engine, Stacked) else Serial()
-    n, found = n_clients(problem), []
+    n, found = problem.roster.n, []
     group = max(1, ENTRIES // problem.dim)
     for first in range(0, n, group):
         ids = np.arange(first, min(first + group, n))
@@ -87,9 +88,9 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
             batch_size=schedule.batch_size,
             sampler=_only(ids),
         )
-        plan = own.plan(round, ALONE, problem.offsets, problem.sizes)
+        plan = own.plan(round, ALONE, problem.roster)
         store = MemoryStore(_Model(x))
-        engine.round(job.problem, ALONE, Solver(), _Model(x), store, plan)
+        engine.round(job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
             mine = slice(int(offsets[i]), int(offsets[i + 1]))
             scores = problem.scores(model, inputs[mine], targets[mine])

@@ -177,7 +177,7 @@ def refuse_too_much(job: Job, rounds: int) -> int:
     """The bytes that the clients' rows may grow to; what cannot fit is refused before round 0, not at round 300."""
     need, (have, where) = state_bytes(job, rounds), room(job)
     disk, half = job.storage.kind == "disk", job.storage.rows != "full"
-    again = not disk and job.problem.device.type == "cpu"  # a checkpoint sorts a copy of the rows
+    again = not disk and job.problem.objective.device.type == "cpu"  # a checkpoint sorts a copy of the rows
     if need * (1 + again) > have:
         ways = ("" if disk else "set engine.store=disk, ") + ("" if half else "set engine.rows=bfloat16, ")
         raise UserError(
@@ -194,8 +194,8 @@ def room(job: Job) -> tuple[float, str]:
         path = job.storage.path or Path(tempfile.gettempdir()) / "rows.bin"
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         return shutil.disk_usage(folder).free + (path.stat().st_size if path.exists() else 0), f"the disk of {folder}"
-    if job.problem.device.type == "cuda":
-        return torch.cuda.mem_get_info(job.problem.device)[1], "the GPU"
+    if job.problem.objective.device.type == "cuda":
+        return torch.cuda.mem_get_info(job.problem.objective.device)[1], "the GPU"
     if not hasattr(os, "sysconf"):  # not POSIX: nobody knows
         return math.inf, "this machine"
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
@@ -216,7 +216,7 @@ def _description(
         "status": status,
         "rounds": rounds,
         "rounds_done": done,
-        "dim": job.problem.dim,
+        "dim": job.problem.objective.dim,
         "state_bytes": grows_to,
         **({"chunk": job.engine.chunk, "workers": job.engine.workers} if isinstance(job.engine, Stacked) else {}),
         "versions": versions(),
@@ -263,7 +263,7 @@ def _write_tables(folder: Path, metrics: list[dict[str, Any]], timing: list[dict
 
 
 def _write_partition(path: Path, job: Job) -> None:
-    counts = job.problem.label_counts()
+    counts = job.problem.roster.label_counts()
     if counts is not None:
         rows = ([i, *row] for i, row in enumerate(counts.tolist()))
         files.write_csv(path, ["client", *map(str, range(counts.shape[1]))], rows)

@@ -23,8 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Tree, tree_leaves, tree_map
+from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.identity import UNNAMED, Identity, definition
+from fedconcord.transforms.lift import lift_row
 
 
 class Compressor(NamedTuple):
@@ -151,9 +152,9 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     def own(row: Tree) -> Tree:
         return row.inner if feedback else row
 
-    def init_client(x: Tensor) -> Row:
+    def around(inner: Tree, x: Tensor) -> Row:
         vectors = _vectors(_unmoved(algorithm, x), min(len(x), 2))
-        return Row(algorithm.init_client(x), tuple(torch.zeros_like(x) for _ in vectors))
+        return Row(inner, tuple(torch.zeros_like(x) for _ in vectors))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         up, inner = algorithm.finish(down, own(row), done, client)
@@ -175,8 +176,8 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         draws = client.noise(len(vectors) * d)
         return [draws[..., k * d : (k + 1) * d] for k in range(len(vectors))]
 
-    def contribute(up: Tree, client: Client, cohort: Cohort) -> Tree:
-        return algorithm.contribute(_unpack(up, compressor, cohort.dim), client, cohort)
+    def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
+        return algorithm.contribute(_unpack(up, compressor, cohort.dim), sender, cohort)
 
     def refuse(population: Population, cohort: int) -> str | None:
         reason = algorithm.refuse(population, cohort)
@@ -197,22 +198,8 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
             )
         return None
 
-    wrapped = replace(algorithm, finish=finish, contribute=contribute, refuse=refuse)
-    if not feedback:
-        return wrapped
-    settle, hessian_at, prologue = algorithm.settle, algorithm.hessian_at, algorithm.prologue
-    return replace(
-        wrapped,
-        init_client=init_client,
-        start=lambda down, row, client: algorithm.start(down, row.inner, client),
-        settle=None
-        if settle is None
-        else lambda down, server, row: row._replace(inner=settle(down, server, row.inner)),
-        hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner),
-        prologue=None
-        if prologue is None
-        else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),
-    )
+    lifted = lift_row(algorithm, around) if feedback else algorithm
+    return replace(lifted, finish=finish, contribute=contribute, refuse=refuse)
 
 
 def _is_vector(leaf: Any, d: int) -> bool:
@@ -244,11 +231,12 @@ def _unmoved(algorithm: Algorithm, x: Tensor) -> Tree:
     changes. It runs the method's own functions once, on two numbers, because no bundle declares its message."""
     x = torch.ones_like(x[:2])
     one, zero = x.new_ones(()), torch.zeros_like(x)
-    client = Client(torch.zeros_like(one, dtype=torch.int64), one, one, one, one, 1.0, x.new_zeros, zero, torch.diag(x))
+    client = Client(torch.zeros_like(one, dtype=torch.int64), one, one, 1.0, x.new_zeros, zero, torch.diag(x))
     down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
     if algorithm.prelude is not None:
         cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=len(x), coin=0.0, regulariser=None, lr=1.0)
-        down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(client, cohort))
+        sender = Sender(client.id, one, one, one, one, 1.0)
+        down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(zero, sender, cohort))
     local = algorithm.start(down, row, client)
     buffer = zero if local.buffer is None else local.buffer
     up, _ = algorithm.finish(down, row, Done(local.x, one, one, local.linear, local.table, buffer), client)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Settle
 from fedconcord.identity import definition
 
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")]
@@ -56,9 +56,12 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         broadcast=lambda server: server,
         start=start,
         finish=finish,
-        contribute=lambda move, client, cohort: client.w * move,
+        contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
-        settle=lambda down, server, row: Row(row.s - (server.mean - down.x)),
+        settle=Settle(
+            send=lambda down, server: server.mean - down.x,
+            row=lambda shift, row: Row(row.s - shift),
+        ),
         models=lambda server: {"mean": server.mean, "server": server.x},
         weights=weights,
     )

@@ -62,6 +62,7 @@ def fedadmm(
         init_client=lambda x: Row(x, torch.zeros_like(x)),
         start=lambda x, row, client: Local(row.w if start == "own" else x, linear=row.y, prox=rho, anchor=x),
         finish=finish,
-        contribute=lambda change, client, cohort: client.w * change,
+        needs_x0=True,
+        contribute=lambda change, sender, cohort: sender.w * change,
         update=lambda server, change, cohort: Server(server.x + step(cohort) * change),
     )

@@ -89,9 +89,11 @@ def fedadmm_inexact(
         init_client=lambda x: Row(x, torch.zeros_like(x)),
         start=start,
         finish=finish,
-        contribute=lambda change, client, cohort: client.p * change,
+        contribute=lambda change, sender, cohort: sender.p * change,
         update=update,
         regularise="server",
         refuse=refuse,
         stepwise=True,
+        needs_p=objective == "mean",
+        needs_x0=True,
     )

@@ -37,7 +37,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
         init=lambda x, population: Server(x),
         start=lambda x, row, client: Local(x),
         finish=lambda x, row, done, client: (done.x - x, row),
-        contribute=lambda move, client, cohort: client.w * move,
+        contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
     )

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Client, Cohort, Local
+from fedconcord.core import Algorithm, Cohort, Local, Sender
 from fedconcord.identity import definition
 
 
@@ -33,8 +33,8 @@ def fedcm(
     Xu et al., 2021.
     """
 
-    def contribute(move: Tensor, client: Client, cohort: Cohort) -> Server:
-        return Server(client.w * move, -client.w * move / (client.steps * client.lr))
+    def contribute(move: Tensor, sender: Sender, cohort: Cohort) -> Server:
+        return Server(sender.w * move, -sender.w * move / (sender.steps * sender.lr))
 
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),

@@ -55,7 +55,7 @@ def feddyn(alpha: Alpha = 0.1) -> Algorithm:
         init_client=lambda x: Row(torch.zeros_like(x)),
         start=lambda x, row, client: Local(x, linear=alpha * row.h, prox=alpha, anchor=x),
         finish=finish,
-        contribute=lambda move, client, cohort: Sums(client.w * move, client.p * move),
+        contribute=lambda move, sender, cohort: Sums(sender.w * move, sender.p * move),
         update=update,
         models=lambda server: {"server": server.x, "mean": server.mean},
     )

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Done, Local, Oracle, Population
+from fedconcord.core import Algorithm, Client, Done, Local, Oracle
 from fedconcord.identity import definition
 
 
@@ -61,21 +61,17 @@ def fedhybrid(
         dual = row.dual + dual_lr * (newton * (B @ gap[..., None])[..., 0] + (1 - newton) * rho * gap)
         return done.x - row.x + (dual - row.dual) / rho, Row(done.x, dual)
 
-    def refuse(population: Population, cohort: int) -> str | None:
-        if cohort < population.n:
-            return f"FedHybrid updates all {population.n} clients every round, given a cohort of {cohort}"
-        return None
-
     return Algorithm(
         init=lambda x, population: Server(x, torch.tensor(newton_share * population.n, dtype=x.dtype, device=x.device)),
         init_client=lambda x: Row(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=start,
         finish=finish,
-        contribute=lambda change, client, cohort: client.p * change,
+        contribute=lambda change, sender, cohort: sender.p * change,
         update=lambda server, change, cohort: server._replace(x=server.x + change),
         hessian_at=lambda down, row: row.x,
         oracle=Oracle("full"),
         steps=1,
-        refuse=refuse,
+        needs_everyone=True,
+        needs_x0=True,
     )

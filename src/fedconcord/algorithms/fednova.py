@@ -48,8 +48,8 @@ def fednova(
         init=lambda x, population: Server(x),
         start=lambda x, row, client: Local(x, prox=mu, anchor=x),
         finish=finish,
-        contribute=lambda up, client, cohort: Message(client.w / up.a * up.move, client.w * up.a, client.w * up.tau),
+        contribute=lambda up, sender, cohort: Message(sender.w / up.a * up.move, sender.w * up.a, sender.w * up.tau),
         update=update,
         weights=weights,
-        normalised=True,
+        needs_normaliser=True,
     )

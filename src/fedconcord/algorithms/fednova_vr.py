@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Sender
 from fedconcord.identity import definition
 
 
@@ -42,8 +42,8 @@ def fednova_vr(
         change = (down.x - done.x) / (done.normaliser * client.lr) - down.c
         return Message(done.x - down.x, change, done.normaliser, done.steps), Row(row.c + change)
 
-    def contribute(up: Message, client: Client, cohort: Cohort) -> Message:
-        return Message(client.w / up.a * up.move, client.p * up.c, client.w * up.a, client.w * up.tau)
+    def contribute(up: Message, sender: Sender, cohort: Cohort) -> Message:
+        return Message(sender.w / up.a * up.move, sender.p * up.c, sender.w * up.a, sender.w * up.tau)
 
     def update(server: Server, total: Message, cohort: Cohort) -> Server:
         effective = total.a if tau_eff == "a" else total.tau
@@ -58,5 +58,5 @@ def fednova_vr(
         contribute=contribute,
         update=update,
         weights=weights,
-        normalised=True,
+        needs_normaliser=True,
     )

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Local, Population
+from fedconcord.core import Algorithm, Client, Done, Local, Settle
 from fedconcord.identity import definition
 
 
@@ -39,22 +39,18 @@ def fedpd(
         own = done.x + eta * dual
         return own, Row(done.x, dual, own)
 
-    def refuse(population: Population, cohort: int) -> str | None:
-        if cohort < population.n:
-            return (
-                f"FedPD updates all {population.n} clients every round, given a cohort of {cohort}; give cohort "
-                f"{population.n}, or use afedpd, which is made for partial participation"
-            )
-        return None
-
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: Row(x, torch.zeros_like(x), x),
         start=lambda x, row, client: Local(row.x, linear=row.dual, prox=1.0 / eta, anchor=row.anchor),
         finish=finish,
-        contribute=lambda own, client, cohort: client.w * own,
+        contribute=lambda own, sender, cohort: sender.w * own,
         update=lambda server, mean, cohort: Server(mean),
-        settle=lambda x, server, row: row._replace(anchor=server.x.expand_as(row.anchor)),
+        settle=Settle(
+            send=lambda x, server: server.x,
+            row=lambda mean, row: row._replace(anchor=mean.expand_as(row.anchor)),
+        ),
         communicates=lambda cohort: cohort.coin >= p_skip,
-        refuse=refuse,
+        needs_everyone=True,
+        needs_x0=True,
     )

@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
 from fedconcord.identity import definition
 
 NonNegative = Annotated[float, Field(ge=0)]
-Rule = Callable[[Client, Cohort], Tensor]  # d_i [] from what the server knows
+Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
 
 
 class Server(NamedTuple):
@@ -45,8 +45,8 @@ class Sums(NamedTuple):
 
 
 RULES: dict[str, Rule] = {
-    "inverse_p": lambda client, cohort: 1.0 / client.inclusion,
-    "fednova": lambda client, cohort: cohort.mean_steps / (client.steps * cohort.mass),
+    "inverse_p": lambda sender, cohort: 1.0 / sender.inclusion,
+    "fednova": lambda sender, cohort: cohort.mean_steps / (sender.steps * cohort.mass),
 }
 
 
@@ -66,7 +66,7 @@ def fedvra(
 
     Wang et al., AAAI 2023, Algorithm 1.
     """
-    rule: Rule = RULES[d] if isinstance(d, str) else lambda client, cohort: torch.full_like(client.p, d)
+    rule: Rule = RULES[d] if isinstance(d, str) else lambda sender, cohort: torch.full_like(sender.p, d)
 
     def of(client: Client, x: Tensor) -> float | Tensor:
         return torch.as_tensor(gamma, dtype=x.dtype, device=x.device)[client.id] if isinstance(gamma, list) else gamma
@@ -80,8 +80,8 @@ def fedvra(
         c = torch.where(down.beta > 0, down.beta * penalty, torch.ones_like(down.beta))
         return c * move, Row(row.dual - a * penalty * move)
 
-    def contribute(up: Tensor, client: Client, cohort: Cohort) -> Sums:
-        return Sums(client.p * rule(client, cohort) * up, client.p * a * up)
+    def contribute(up: Tensor, sender: Sender, cohort: Cohort) -> Sums:
+        return Sums(sender.p * rule(sender, cohort) * up, sender.p * a * up)
 
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         dual = server.dual - total.dual
@@ -104,6 +104,6 @@ def fedvra(
         contribute=contribute,
         update=update,
         weights=weights,
-        inclusion=d == "inverse_p",
+        needs_inclusion=d == "inverse_p",
         refuse=refuse,
     )

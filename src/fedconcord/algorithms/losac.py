@@ -60,7 +60,7 @@ def fedsaga(
         init_client=lambda x: _empty(x, blocks),
         start=lambda x, row, client: Local(x, linear=row.table.mean(-2), table=row.table, table_rate=1 / blocks),
         finish=lambda x, row, done, client: (done.x - x, _table(done)),
-        contribute=lambda move, client, cohort: client.w * move,
+        contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         blocks=blocks,
     )
@@ -98,7 +98,7 @@ def losac(
 
     prologue = Prologue(
         row=lambda row, gradients: Row(gradients),
-        contribute=lambda gradients, p: scale * p * gradients.sum(0),
+        send=lambda gradients, p: scale * p * gradients.sum(0),
         update=lambda server, phi: server._replace(phi=phi),
     )
     return Algorithm(
@@ -107,8 +107,9 @@ def losac(
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, linear=down.phi, table=row.table, table_rate=scale * client.p),
         finish=finish,
-        contribute=lambda up, client, cohort: Corrected(client.w * up.x, up.phi),
+        contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, up.phi),
         update=update,
         blocks=blocks,
         prologue=prologue if init == "gradient" else None,
+        needs_p=True,
     )

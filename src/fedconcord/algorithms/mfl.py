@@ -45,7 +45,7 @@ def mfl(
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, momentum=momentum, buffer=down.buffer),
         finish=finish,
-        contribute=lambda up, client, cohort: tree_map(lambda leaf: client.w * leaf, up),
+        contribute=lambda up, sender, cohort: tree_map(lambda leaf: sender.w * leaf, up),
         update=update,
         weights=weights,
         stepwise=True,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Client, Cohort, Local, Prelude
+from fedconcord.core import Algorithm, Local, Prelude
 from fedconcord.identity import definition
 
 
@@ -28,16 +28,15 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
     Karimireddy et al., 2020, with SVRG and plain SGD.
     """
 
-    def contribute(client: Client, cohort: Cohort) -> Tensor:
-        assert client.gradient is not None
-        return client.w * client.gradient
-
     return Algorithm(
         init=lambda x, population: Server(x),
-        prelude=Prelude(contribute=contribute, absorb=lambda x, c: Down(x, c)),
+        prelude=Prelude(
+            contribute=lambda gradient, sender, cohort: sender.w * gradient,
+            absorb=lambda x, c: Down(x, c),
+        ),
         start=lambda down, row, client: Local(down.x, linear=down.c, snapshot=down.x),
         finish=lambda down, row, done, client: (done.x - down.x, row),
-        contribute=lambda move, client, cohort: client.w * move,
+        contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
     )

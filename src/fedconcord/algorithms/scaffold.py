@@ -62,9 +62,9 @@ def scaffold(
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, linear=down.c - row.c),
         finish=finish,
-        contribute=lambda up, client, cohort: Message(client.w * up.x, client.p * up.c),
+        contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
-        full_gradient=option == 1,
-        normalised=option == 2,
+        needs_full_gradient=option == 1,
+        needs_normaliser=option == 2,
     )

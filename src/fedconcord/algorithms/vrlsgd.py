@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Local, Population
+from fedconcord.core import Algorithm, Client, Done, Local, Settle
 from fedconcord.identity import definition
 
 
@@ -33,22 +33,17 @@ def vrlsgd() -> Algorithm:
         rate = 1.0 / (done.normaliser * client.lr)
         return done.x - x, Row(row.delta - rate * (done.x - x), rate)
 
-    def refuse(population: Population, cohort: int) -> str | None:
-        if cohort < population.n:
-            return (
-                f"VRL-SGD needs all {population.n} clients every round, given a cohort of {cohort}: an absent client's "
-                "deviation from the mean is undefined; use scaffold, which it equals at full participation"
-            )
-        return None
-
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: Row(torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)),
         start=lambda x, row, client: Local(x, linear=-row.delta),
         finish=finish,
-        contribute=lambda move, client, cohort: client.w * move,
+        contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + move),
-        settle=lambda x, server, row: Row(row.delta + row.rate * (server.x - x), row.rate),
-        normalised=True,
-        refuse=refuse,
+        settle=Settle(
+            send=lambda x, server: server.x - x,
+            row=lambda move, row: Row(row.delta + row.rate * move, row.rate),
+        ),
+        needs_normaliser=True,
+        needs_everyone=True,
     )

@@ -11,21 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord import rng, spec
+from fedconcord import refusals, rng, spec
 from fedconcord.algorithms import family, plugins
 from fedconcord.answer import Wanted
 from fedconcord.config.own import dataset_of
 from fedconcord.config.parts import TASKS, part, work_of
 from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
-from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
+from fedconcord.core import Algorithm, Oracle, Problem
 from fedconcord.data import Dataset
 from fedconcord.data.holdout import hold_out
 from fedconcord.deploy import card
 from fedconcord.engines import Engine, Serial, Stacked, distributed
-from fedconcord.engines.base import ALONE, Team
+from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.fairness import supervised
-from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.features import FEATURES, skewed
 from fedconcord.heterogeneity.labels import LABELS
 from fedconcord.heterogeneity.partitions import PARTITIONS
@@ -309,7 +308,7 @@ def advise(config: Config) -> None:
     drawn = amount.resolved()
     most: int = drawn.get("high") or drawn.get("value") or 1
     if local.steps is None:
-        largest = int((problem.offsets[1:] - problem.offsets[:-1]).max())
+        largest = int(problem.roster.samples.max())
         most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
     gamma = max(given["gamma"]) if isinstance(given["gamma"], list) else given["gamma"]
     share = config.cohort / config.clients
@@ -320,26 +319,12 @@ def refuse(job: Job, config: Config) -> None:
     """What a round would refuse, said before the first one.
 
     Raises:
-        UserError: rounds may lack clients that the method needs, a client is smaller than its blocks, or a Hessian is
-            too large.
+        UserError: the job cannot run (`refusals`), or lists of settings do not fit its clients.
     """
-    problem, algorithm = job.problem, job.algorithm
-    n = n_clients(problem)
-    local = config.local
+    n, local = job.problem.roster.n, config.local
     for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
         call = spec.parse(written, key) if isinstance(written, str) else None
         listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
         if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
             raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")
-    if config.sampling not in ("uniform", "everyone") and n > 1:
-        population = Population(n, torch.as_tensor(weights.objective(algorithm.weights, problem.sizes)))
-        if algorithm.refuse(population, n) is None and algorithm.refuse(population, n - 1) is not None:
-            raise UserError(
-                f"the method needs all {n} clients every round, and sampling {config.sampling} may leave some out; "
-                f"use sampling uniform with cohort {n}"
-            )
-    if algorithm.blocks is not None:
-        smallest = int((problem.offsets[1:] - problem.offsets[:-1]).argmin())
-        job.schedule.members(smallest, algorithm, problem.offsets)
-    if algorithm.hessian_at is not None:
-        problem.hessian(problem.init(job.schedule.seed), torch.tensor([0], device=problem.device))
+    refusals.check(job)

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import rng
 from fedconcord.core import (
     Algorithm,
-    Client,
     Cohort,
-    Local,
-    Oracle,
+    Objective,
     Plan,
+    Population,
     Problem,
-    Regulariser,
+    Sender,
     Tree,
-    TwoBlock,
     TwoBlockRow,
-    n_clients,
+    tree_bytes,
+    tree_map,
 )
-from fedconcord.errors import UserError
-from fedconcord.solvers import Solver
-from fedconcord.state import Store
+from fedconcord.engines.team import ALONE, Team
+from fedconcord.local.duty import Duty, behind, block_gradients, column_of
+from fedconcord.state import First, Storage, Store
 
 
 class Outcome(NamedTuple):
@@ -38,68 +36,6 @@ class Outcome(NamedTuple):
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
 
 
-class Team(Protocol):
-    """The processes that compute a job together. Each owns some clients: it trains them and keeps their rows.
-
-    All of them draw the same plans and hold the same server state; what they exchange is below.
-    """
-
-    @property
-    def rank(self) -> int:
-        """Which of the processes this is, from 0; only 0 evaluates, writes and speaks."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        ...
-
-    def owns(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these clients [S] are this process's, [S] bool; the same in every round."""
-        ...
-
-    def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
-        """The sums of trees of one form and of counts >= 0 over the processes, to the same bits on all of them."""
-        ...
-
-    def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag whether it is set on any process: what all of them do next."""
-        ...
-
-    def tell(self, text: Callable[[], str]) -> str:
-        """What rank 0 makes of this, on all of them; its UserError too."""
-        ...
-
-    def collect(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """On rank 0 what `Store.export` gives of all clients, from what it gives here; elsewhere nothing of use."""
-        ...
-
-
-class Alone(NamedTuple):
-    """A team of this process alone."""
-
-    rank: int = 0
-    size: int = 1
-
-    def owns(self, ids: np.ndarray) -> np.ndarray:
-        return np.ones(len(ids), bool)
-
-    def total(self, tree: Tree, counts: tuple[int, ...]) -> tuple[Tree, tuple[int, ...]]:
-        return tree, counts
-
-    def any(self, *flags: bool) -> tuple[bool, ...]:
-        return flags
-
-    def tell(self, text: Callable[[], str]) -> str:
-        return text()
-
-    def collect(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        return rows
-
-
-ALONE = Alone()
-
-
 class Engine(Protocol):
     """Runs rounds. Engines differ in speed, not in results (1e-12 relative in float64)."""
 
@@ -108,127 +44,106 @@ class Engine(Protocol):
         """The processes that share every round."""
         ...
 
-    def resolve(self, problem: Problem, plan: Plan) -> Engine:
-        """This engine with every choice made that it would otherwise make by measurement."""
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Engine:
+        """This engine with every choice made that it would otherwise make in each round."""
         ...
 
-    def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
-    ) -> Outcome:
+    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+        """An empty store of clients' rows."""
+        ...
+
+    def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
+        """All clients once before round 0, for methods that ask for it."""
+        ...
+
+    def losses(self, problem: Problem, x: Tensor, store: Store, ids: np.ndarray) -> np.ndarray:
+        """The loss [S] of each of these clients over all its samples at x [d]."""
+        ...
+
+    def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round: returns the new server state and writes the cohort's rows to the store."""
         ...
 
 
 def cohort_of(problem: Problem, plan: Plan) -> Cohort:
     """The scalars of a round that the server knows beforehand."""
-    heard = np.ones(len(plan.ids), bool) if plan.late is None else ~plan.late
-    p, steps = plan.p[heard], _steps(plan)[heard]
+    p, steps = plan.p[plan.heard], behind(plan)[plan.heard]
     mass = float(p.sum())
     return Cohort(
         round=plan.round,
-        n=n_clients(problem),
+        n=problem.roster.n,
         size=len(p),
         mass=mass,
         mean_steps=float(p @ steps) / mass if mass else 0.0,
-        dim=problem.dim,
+        dim=problem.objective.dim,
         coin=plan.coin,
-        regulariser=problem.regulariser,
+        regulariser=problem.objective.regulariser,
         lr=plan.lr,
     )
 
 
-def clients_of(problem: Problem, plan: Plan, select: np.ndarray) -> Client:
-    """The clients at these positions of the plan, scalars stacked as [S, 1]."""
-
-    def column(values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(values[select]).to(dtype=dtype, device=problem.device)[:, None]
-
-    def noise(n: int) -> Tensor:
-        draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
-        return torch.as_tensor(np.stack(draws)).to(dtype=problem.dtype, device=problem.device)
-
-    return Client(
+def senders_of(objective: Objective, plan: Plan, select: np.ndarray) -> Sender:
+    """What the server knows of the clients at these positions of the plan, scalars stacked as [S, 1]."""
+    column = partial(column_of, objective, select)
+    return Sender(
         id=column(plan.ids, torch.int64),
-        w=column(plan.w, problem.dtype),
-        p=column(plan.p, problem.dtype),
-        steps=column(_steps(plan), problem.dtype),
-        inclusion=column(plan.inclusion, problem.dtype),
+        w=column(plan.w),
+        p=column(plan.p),
+        steps=column(behind(plan)),
+        inclusion=column(plan.inclusion),
         lr=plan.lr,
-        noise=noise,
-        late=None if plan.late is None else column(plan.late, problem.dtype),
+        late=None if plan.late is None else column(plan.late),
     )
 
 
-def _steps(plan: Plan) -> np.ndarray:
-    """Local steps [S] behind each client's reply."""
-    return plan.steps if plan.waited is None else plan.steps + plan.waited
+# -- what simulations do alike: all clients are at hand --------------------------------------------------------
 
 
-def oracle_of(algorithm: Algorithm, solver: Solver) -> Oracle:
-    """The gradient oracle in force: the method's own if it names one."""
-    return algorithm.oracle or solver.oracle
+def joining(algorithm: Algorithm, store: Store, plan: Plan, ids: np.ndarray, talks: bool) -> int:
+    """How many of these clients take part for the first time and must be sent x^0, which round 0 broadcasts anyway."""
+    sent = not algorithm.needs_x0 or (plan.round == 0 and talks)
+    return 0 if sent else int((~store.known(ids)).sum())
 
 
-def local_regulariser(problem: Problem, algorithm: Algorithm) -> Regulariser | None:
-    """The regulariser whose proximal steps are the clients'."""
-    return problem.regulariser if algorithm.regularise == "local" else None
+def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:
+    """The loss [S] of each of these clients over all its samples at x [d]."""
+    objective = problem.objective
+    with torch.no_grad():
+        return np.array([float(objective.loss(x, objective.samples(int(i)))) for i in ids])
 
 
-def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:
-    """The local problem whose mini-batch gradients are SVRG-corrected around the server's model x, if asked."""
-    if oracle.kind != "svrg":
-        return local
-    assert gradient is not None
-    corrected = local.scale * gradient if local.linear is None else local.linear + local.scale * gradient
-    return local._replace(snapshot=x, linear=corrected)
+def prologue(problem: Problem, duty: Duty, server: Tree, population: Population, team: Team = ALONE) -> Outcome:
+    """Every client's block gradients at x^0, and what the server makes of them: the one pass over all clients.
 
-
-def wants_full_gradient(algorithm: Algorithm, oracle: Oracle) -> bool:
-    """Whether every client of a round evaluates its full gradient at the server's model."""
-    return algorithm.full_gradient or algorithm.prelude is not None or oracle.kind == "svrg"
-
-
-def open_rows(problem: Problem, x: Tensor, held: Tree, ids: np.ndarray) -> tuple[Problem, Tree, Tensor | None]:
-    """Stored rows [S, ...] as (the problem in x, the method's rows, the new private blocks if there are any)."""
-    if not isinstance(problem, TwoBlock):
-        return problem, held, None
-    private = problem.private_step(x, held.private, ids)
-    return problem.given(private, ids), held.row, private
-
-
-def close_rows(rows: Tree, private: Tensor | None) -> Tree:
-    """The inverse: what is stored."""
-    return rows if private is None else TwoBlockRow(rows, private)
-
-
-def settled(settle: Callable[[Tree, Tree, Tree], Tree], down: Tree, server: Tree, held: Tree) -> Tree:
-    """Stored rows after the method's `settle`."""
-    if isinstance(held, TwoBlockRow):
-        return held._replace(row=settle(down, server, held.row))
-    return settle(down, server, held)
-
-
-def curvature(problem: Problem, x: Tensor, client: int) -> Tensor:
-    """The Hessian [d, d] of a client at x.
-
-    Raises:
-        UserError: it has a negative eigenvalue, so a Newton step would climb.
+    Rows are not written: what a client holds after it is made when it first takes part (`first_rows`).
     """
-    square = problem.hessian(x, everything(problem, client))
-    eigenvalues = torch.linalg.eigvalsh(square)
-    if eigenvalues[0] < -1e-6 * eigenvalues[-1].abs():
-        raise UserError(
-            f"client {client}'s Hessian has the negative eigenvalue {float(eigenvalues[0]):.3g}: Newton steps need a "
-            "convex problem; use a convex model such as logreg, or a method without Newton steps"
-        )
-    return square
+    ask = duty.algorithm.prologue
+    assert ask is not None
+    total, sent, evaluations = None, 0, 0
+    for i in np.flatnonzero(team.owns(np.arange(population.n))):
+        gradients = block_gradients(problem.objective, duty, int(i), int(i), server.x)
+        share = ask.send(gradients, population.p[i].to(gradients))
+        total = share if total is None else tree_map(torch.add, total, share)
+        sent, evaluations = sent + tree_bytes(share), evaluations + len(gradients)
+    total, (sent, evaluations) = team.total(total, (sent, evaluations))
+    return Outcome(ask.update(server, total), population.n * tree_bytes(server.x), sent, evaluations)
 
 
-def everything(problem: Problem, client: int) -> Tensor:
-    """All samples [n_i] of a client."""
-    return torch.arange(problem.offsets[client], problem.offsets[client + 1], device=problem.device)
+def first_rows(problem: Problem, duty: Duty, x: Tensor, template: Tree) -> First | None:
+    """What a client holds after the prologue, computed when it first takes part: one that never does costs nothing.
 
+    It depends on x^0 [d] and the client alone, so it has the same bits whenever it is asked for.
+    """
+    prologue = duty.algorithm.prologue
+    if prologue is None:
+        return None
+    empty = template.row if isinstance(template, TwoBlockRow) else template
 
-def full_costs(plan: Plan) -> np.ndarray:
-    """Mini-batches [S] in a full gradient of each client of the cohort."""
-    return np.ones(len(plan.ids), np.int64) if plan.full_cost is None else plan.full_cost
+    def rows(ids: np.ndarray) -> Tree:
+        found = [prologue.row(empty, block_gradients(problem.objective, duty, int(i), int(i), x)) for i in ids]
+        stacked = tree_map(lambda *leaves: torch.stack(leaves), *found)
+        if not isinstance(template, TwoBlockRow):
+            return stacked
+        return TwoBlockRow(stacked, template.private.expand(len(ids), *template.private.shape).clone())
+
+    return rows

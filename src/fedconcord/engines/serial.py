@@ -1,4 +1,4 @@
-"""The reference engine: one client at a time, one step at a time, written to be read."""
+"""The reference engine: one client at a time, written to be read."""
 
 from __future__ import annotations
 
@@ -6,37 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import (
-    Algorithm,
-    Client,
-    Done,
-    Local,
-    Plan,
-    Problem,
-    Tree,
-    tree_bytes,
-    tree_map,
-)
-from fedconcord.engines import lbfgs
-from fedconcord.engines.base import (
-    ALONE,
-    Outcome,
-    Team,
-    clients_of,
-    close_rows,
-    cohort_of,
-    curvature,
-    everything,
-    full_costs,
-    local_regulariser,
-    open_rows,
-    oracle_of,
-    settled,
-    wants_full_gradient,
-    with_oracle,
-)
-from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
-from fedconcord.state import Store
+from fedconcord.core import Plan, Population, Problem, Sender, Tree, orders_of, tree_bytes, tree_map
+from fedconcord.engines import base
+from fedconcord.engines.base import Outcome, cohort_of, senders_of
+from fedconcord.engines.team import ALONE, Team
+from fedconcord.local.duty import Duty, settled
+from fedconcord.local.step import ask, client_step, passes
+from fedconcord.state import First, Storage, Store
 
 
 class Serial:
@@ -44,157 +20,69 @@ class Serial:
 
     team: Team = ALONE
 
-    def resolve(self, problem: Problem, plan: Plan) -> Serial:
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Serial:
         """Itself: there is nothing to choose."""
         return self
 
-    def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
-    ) -> Outcome:
-        """One round, as `core` states it."""
-        cohort = cohort_of(problem, plan)
-        oracle = oracle_of(algorithm, solver)
+    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+        """Rows as the storage keeps them."""
+        return storage.open(template, first)
+
+    def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
+        """All clients once before round 0."""
+        return base.prologue(problem, duty, server, population)
+
+    def losses(self, problem: Problem, x: Tensor, store: Store, ids: np.ndarray) -> np.ndarray:
+        """The loss [S] of each of these clients over all its samples at x [d]."""
+        return base.losses(problem, x, ids)
+
+    def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
+        """One round, as `core.contract` states it."""
+        algorithm, objective, cohort = duty.algorithm, problem.objective, cohort_of(problem, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
-        full = wants_full_gradient(algorithm, oracle)
-        held = [everything(problem, int(i)) for i in plan.ids]
-        clients = [_one(clients_of(problem, plan, np.array([k]))) for k in range(len(plan.ids))]
-        opened = [open_rows(problem, server.x, store.gather(i[None]), i[None]) for i in plan.ids]
-        if full:
-            clients = [
-                client._replace(gradient=own.gradient(server.x, samples))
-                for client, (own, _, _), samples in zip(clients, opened, held, strict=True)
-            ]
-        down = algorithm.broadcast(server)
-        bytes_down = len(clients) * tree_bytes(down) if talks else 0
-        bytes_up = 0
+        orders = [orders_of(plan, k, algorithm) for k in range(len(plan.ids))]
+        rows = [_first(store.gather(one)) for one in np.split(plan.ids, len(plan.ids))]
+        senders = [_one(senders_of(objective, plan, np.array([k]))) for k in range(len(plan.ids))]
+        working = int((~plan.answers).sum())
+        down = broadcast = algorithm.broadcast(server)
+        bytes_down = base.joining(algorithm, store, plan, plan.ids, talks) * tree_bytes(server.x)
+        bytes_down += working * tree_bytes(down) if talks else 0
+        bytes_up = evaluations = 0
+        asked: list[Tensor | None] = [None] * len(orders)
         if algorithm.prelude is not None:
-            total = _sum([algorithm.prelude.contribute(client, cohort) for client in clients])
-            bytes_up += sum(tree_bytes(client.gradient) for client in clients)
-            bytes_down += len(clients) * tree_bytes(total)
+            gradients = [ask(duty, objective, order.id, down, row) for order, row in zip(orders, rows, strict=True)]
+            pairs = zip(gradients, senders, strict=True)
+            total = _sum([algorithm.prelude.contribute(gradient, sender, cohort) for gradient, sender in pairs])
+            bytes_up += sum(tree_bytes(gradient) for gradient in gradients)
+            bytes_down += working * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
+            evaluations += sum(passes(duty, objective, order.id) for order in orders if not order.answers)
+            asked = list(gradients) if algorithm.needs_full_gradient else asked
 
         shares = []
-        evaluations = int(full_costs(plan).sum()) if full else 0
-        for k, client in enumerate(clients):
-            ids = plan.ids[k : k + 1]
-            own, rows, private = opened[k]
-            row = tree_map(lambda leaf: leaf[0], rows)
-            if algorithm.hessian_at is not None:
-                at = algorithm.hessian_at(down, row)
-                client = client._replace(hessian=curvature(own, at, int(plan.ids[k])))
-            local = with_oracle(algorithm.start(down, row, client), oracle, server.x, client.gradient)
-            batches = plan.batches[k] if plan.batches is not None and oracle.kind != "full" else None
-            steps = [
-                held[k]
-                if batches is None
-                else problem.offsets[plan.ids[k]]
-                + torch.as_tensor(batches[step][batches[step] >= 0], device=problem.device)
-                for step in range(plan.steps[k])
-            ]
-            blocks = plan.blocks[k] if plan.blocks is not None else None
-            passes = int(full_costs(plan)[k])
-            done, cost = solve(own, algorithm, solver, local, steps, blocks, held[k], plan.lr, passes)
-            evaluations += cost
-            up, row = algorithm.finish(down, row, done, client)
+        for order, row, sender, gradient in zip(orders, rows, senders, asked, strict=True):
+            done = client_step(duty, objective, order.id, down, row, order, gradient)
+            evaluations += done.gradient_steps
+            store.scatter(np.array([order.id]), tree_map(lambda leaf: leaf[None], done.row))
             if talks:
-                shares.append(algorithm.contribute(up, client, cohort))
-                bytes_up += tree_bytes(up)
-            store.scatter(ids, close_rows(tree_map(lambda leaf: leaf[None], row), private))
+                shares.append(algorithm.contribute(done.up, sender, cohort))
+                bytes_up += 0 if order.late else tree_bytes(done.up)
         if talks:
             server = algorithm.update(server, _sum(shares), cohort)
             if algorithm.settle is not None:
-                store.scatter(plan.ids, settled(algorithm.settle, down, server, store.gather(plan.ids)))
+                sent = algorithm.settle.send(broadcast, server)
+                bytes_down += cohort.size * tree_bytes(sent)
+                store.scatter(plan.ids, settled(algorithm.settle, sent, store.gather(plan.ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations)
 
 
-def solve(
-    problem: Problem,
-    algorithm: Algorithm,
-    solver: Solver,
-    local: Local,
-    steps: list[Tensor],
-    blocks: np.ndarray | None,
-    whole: Tensor,
-    lr: float,
-    full_cost: int = 1,
-) -> tuple[Done, int]:
-    """The local loop of one client, and the mini-batch gradients it evaluated.
-
-    Args:
-        steps: the samples of each step.
-        blocks: the block of each step, for tables.
-        whole: all samples of the client.
-        full_cost: mini-batches in a full gradient.
-    """
-    oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
-    x, linear, buffer = local.x, local.linear, local.buffer
-    table = None if local.table is None else local.table.clone()
-    momentum = momentum_of(solver, local)
-    taken = evaluations = 0
-    if solver.kind == "lbfgs":
-        x, taken, evaluations = lbfgs.minimise(problem, solver, local, whole, len(steps))
-        count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
-        return Done(x, count, count * torch.nan), evaluations * full_cost
-
-    each = full_cost if oracle.kind == "full" else 1
-
-    def oracle_gradient(samples: Tensor) -> Tensor:
-        nonlocal evaluations
-        evaluations += each
-        g = problem.gradient(x, samples)
-        if oracle.kind == "sam":
-            evaluations += each
-            g = problem.gradient(ascent(x, g, oracle.radius), samples)
-        if local.snapshot is not None:
-            evaluations += each
-            g = g - problem.gradient(local.snapshot, samples)
-        return clipped(g, solver.clip)
-
-    def pull() -> Tensor | float:
-        return 0.0 if local.anchor is None else local.prox * (x - local.anchor)
-
-    for k, samples in enumerate(steps):
-        g = oracle_gradient(samples)
-        if table is not None:
-            assert blocks is not None
-            g, table[blocks[k]] = g - table[blocks[k]], g
-        direction = local.scale * g + solver.weight_decay * x
-        if linear is not None:
-            direction = direction + linear
-        buffer = direction if buffer is None else momentum * buffer + direction
-        step = buffer + pull()
-        if local.metric is not None:
-            step = torch.linalg.solve(local.metric, step)
-        eta = lr * local.lr_scale * solver.step_decay**k
-        x = x - eta * step
-        if regulariser is not None:
-            x = regulariser.prox(x, eta)
-        if table is not None and linear is not None:
-            linear = linear + local.table_rate * g
-        if local.dual_rate and linear is not None and local.anchor is not None:
-            linear = linear + local.dual_rate * (x - local.anchor)
-        taken += 1
-        if solver.tolerance is not None:
-            evaluations += full_cost
-            residual = local.scale * problem.gradient(x, whole) + solver.weight_decay * x + pull()
-            residual = residual if linear is None else residual + linear
-            if float(residual.square().sum()) <= solver.tolerance:
-                break
-    count = torch.tensor(float(taken), dtype=problem.dtype, device=problem.device)
-    norm = count * torch.nan
-    if algorithm.normalised:
-        base = lr * local.lr_scale
-        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale)
-    return Done(x, count, norm, linear, table, buffer), evaluations
+def _one(senders: Sender) -> Sender:
+    """The only one of a stack of one, scalars as []."""
+    return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
 
 
-def _one(clients: Client) -> Client:
-    """The only client of a stack of one, scalars as []."""
-    id, w, p, steps, inclusion = (
-        column[0, 0] for column in (clients.id, clients.w, clients.p, clients.steps, clients.inclusion)
-    )
-    late = None if clients.late is None else clients.late[0, 0]
-    return Client(id, w, p, steps, inclusion, clients.lr, lambda n: clients.noise(n)[0], late=late)
+def _first(rows: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf[0], rows)
 
 
 def _sum(trees: list[Tree]) -> Tree:

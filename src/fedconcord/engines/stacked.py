@@ -9,32 +9,39 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedconcord.core import Algorithm, Cohort, Plan, Problem, Tree, tree_bytes, tree_map
-from fedconcord.engines import chunk, workers
-from fedconcord.engines.base import (
-    ALONE,
-    Outcome,
-    Team,
+from fedconcord.core import (
+    Cohort,
+    Objective,
+    Plan,
+    Population,
+    Problem,
+    Tree,
+    model_of,
+    orders_of,
+    tree_bytes,
+    tree_map,
+)
+from fedconcord.engines import base, chunk, workers
+from fedconcord.engines.base import Outcome, cohort_of, senders_of
+from fedconcord.engines.team import ALONE, Team
+from fedconcord.local.duty import (
+    Duty,
     clients_of,
     close_rows,
-    cohort_of,
     curvature,
-    full_costs,
     open_rows,
-    oracle_of,
     settled,
-    wants_full_gradient,
     with_oracle,
 )
-from fedconcord.engines.local import full_gradient, solve
-from fedconcord.solvers import Solver
-from fedconcord.state import MemoryStore, Store
+from fedconcord.local.stacked import full_gradient, solve
+from fedconcord.state import First, MemoryStore, Storage, Store
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """Trains `chunk` clients at a time, on `workers` threads; "auto" measures once what is fastest here.
+    """Trains `chunk` clients at a time, on `workers` threads; "auto" goes by the rule of `engines.chunk`.
 
     None takes the whole cohort as one chunk. A chunk's clients are sorted by their number of steps, most first, and
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
@@ -46,23 +53,32 @@ class Stacked:
     workers: int | Literal["auto"] = "auto"
     team: Team = ALONE
 
-    def resolve(self, problem: Problem, plan: Plan) -> Stacked:
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Stacked:
         """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team."""
 
         def choice() -> str:
-            return json.dumps(chunk.auto(problem, plan, self.chunk, self.workers))
+            return json.dumps(chunk.auto(problem.objective, duty, plan, self.chunk, self.workers))
 
         width, number = json.loads(self.team.tell(choice) if "auto" in (self.chunk, self.workers) else choice())
         return replace(self, chunk=width, workers=number)
 
-    def round(
-        self, problem: Problem, algorithm: Algorithm, solver: Solver, server: Tree, store: Store, plan: Plan
-    ) -> Outcome:
-        """One round, as `core` states it."""
-        cohort = cohort_of(problem, plan)
+    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+        """Rows as the storage keeps them."""
+        return storage.open(template, first)
+
+    def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
+        """All clients once before round 0."""
+        return base.prologue(problem, duty, server, population, self.team)
+
+    def losses(self, problem: Problem, x: Tensor, store: Store, ids: np.ndarray) -> np.ndarray:
+        """The loss [S] of each of these clients over all its samples at x [d]."""
+        return base.losses(problem, x, ids)
+
+    def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
+        """One round, as `core.contract` states it."""
+        algorithm, objective, cohort = duty.algorithm, problem.objective, cohort_of(problem, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
-        full = wants_full_gradient(algorithm, oracle_of(algorithm, solver))
-        now = self.resolve(problem, plan)
+        now = self.resolve(problem, duty, plan)
         assert isinstance(now.chunk, int)
         assert isinstance(now.workers, int)
         everyone = np.argsort(-plan.steps, kind="stable")
@@ -73,50 +89,61 @@ class Stacked:
             store = MemoryStore(store.template)
         number = -(-len(order) // now.chunk)
         chunks = [order[k::number] for k in range(number)]  # dealt out: about the same work in each
-        down = algorithm.broadcast(server)
-        bytes_down = len(everyone) * tree_bytes(down) if talks else 0
+        working = int((~plan.answers).sum())
+        down = broadcast = algorithm.broadcast(server)
+        joining = base.joining(algorithm, store, plan, plan.ids[order], talks)
+        bytes_down = working * tree_bytes(down) if talks else 0
         bytes_up = 0
+        evaluations = 0
+        gradients: list[Tensor | None] = [None] * number  # of the chunks, for methods that use them after a prelude too
         if algorithm.prelude is not None:
             total = None
-            for select in chunks:
+            for k, select in enumerate(chunks):
                 ids = plan.ids[select]
-                own, _, _ = open_rows(problem, server.x, store.gather(ids), ids)
-                client = clients_of(problem, plan, select)
-                client = client._replace(gradient=full_gradient(own, server.x.expand(len(ids), -1), ids))
-                total = _add(total, _reduce(algorithm.prelude.contribute(client, cohort)))
-                bytes_up += tree_bytes(client.gradient)
+                own, _, _ = open_rows(objective, server.x, store.gather(ids), ids)
+                gradient = full_gradient(own, server.x.expand(len(ids), -1), ids)
+                total = _add(
+                    total, _reduce(algorithm.prelude.contribute(gradient, senders_of(objective, plan, select), cohort))
+                )
+                bytes_up += tree_bytes(gradient)
+                evaluations += passes_of(objective, duty, plan, select)
+                gradients[k] = gradient if algorithm.needs_full_gradient else None
             total, _ = self.team.total(_zeros(total) if idle else total, ())
-            bytes_down += len(everyone) * tree_bytes(total)
+            bytes_down += working * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
 
         total = None
-        evaluations = int(full_costs(plan)[order].sum()) if full else 0
         held = threading.Lock()  # of the store
 
-        def work(select: np.ndarray) -> Trained:
+        def work(k: int) -> Trained:
+            select, heard = chunks[k], cohort if talks else None
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(problem, algorithm, solver, server, down, rows, plan, select, cohort if talks else None)
+            done = train(objective, duty, ids, down, rows, plan, select, heard, gradients[k])
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
 
-        for done in workers.ordered(work, chunks, now.workers if _threads_may(problem, algorithm, solver) else 1):
+        threads = now.workers if _threads_may(objective, duty) else 1
+        for done in workers.ordered(work, range(number), threads):
             evaluations += done.gradient_steps
             if talks:
                 total = _add(total, done.share)
                 bytes_up += done.bytes_up
         total = total if talks else ()
         if idle:
-            total, bytes_up, evaluations = _zeros(total), 0, 0
-        total, (bytes_up, evaluations) = self.team.total(total, (bytes_up, evaluations))
+            total, bytes_up, evaluations, joining = _zeros(total), 0, 0, 0
+        total, (bytes_up, evaluations, joining) = self.team.total(total, (bytes_up, evaluations, joining))
+        bytes_down += joining * tree_bytes(server.x)
         if talks:
             server = algorithm.update(server, total, cohort)
             if algorithm.settle is not None:
+                sent = algorithm.settle.send(broadcast, server)
+                bytes_down += cohort.size * tree_bytes(sent)
                 for select in chunks:
                     ids = plan.ids[select]
-                    store.scatter(ids, settled(algorithm.settle, down, server, store.gather(ids)))
+                    store.scatter(ids, settled(algorithm.settle, sent, store.gather(ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations)
 
 
@@ -130,41 +157,59 @@ class Trained(NamedTuple):
 
 
 def train(
-    problem: Problem,
-    algorithm: Algorithm,
-    solver: Solver,
-    server: Tree,
+    objective: Objective,
+    duty: Duty,
+    places: np.ndarray,
     down: Tree,
     rows: Tree,
     plan: Plan,
     select: np.ndarray,
     cohort: Cohort | None,
+    gradient: Tensor | None,
 ) -> Trained:
-    """The clients at the positions `select` of the plan, most steps first, from their stored rows to what they send.
+    """`local.step.client_step` of several clients at once, and the server's share of what they send.
 
     Args:
+        places: [S] of the clients in the objective.
         down: the broadcast, a prelude's total in it.
+        rows: their stored rows [S, ...].
+        select: [S] their positions in the plan, most steps first.
         cohort: None in a round without messages.
+        gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
     """
-    ids, oracle = plan.ids[select], oracle_of(algorithm, solver)
-    own, rows, private = open_rows(problem, server.x, rows, ids)
-    client = clients_of(problem, plan, select)
-    if wants_full_gradient(algorithm, oracle) and algorithm.prelude is None:
-        client = client._replace(gradient=full_gradient(own, server.x.expand(len(ids), -1), ids))
+    algorithm, oracle, x = duty.algorithm, duty.oracle, model_of(down)
+    own, rows, private = open_rows(objective, x, rows, places)
+    client = clients_of(objective, plan, select, algorithm.needs_p)
+    orders = [orders_of(plan, int(k), algorithm) for k in select]
+    evaluations = 0
+    if duty.uses_full_gradient:
+        if gradient is None:
+            gradient = full_gradient(own, x.expand(len(places), -1), places)
+            evaluations += passes_of(objective, duty, plan, select)
+        client = client._replace(gradient=gradient)
     if algorithm.hessian_at is not None:
-        points = algorithm.hessian_at(down, rows).expand(len(ids), -1)
-        squares = [curvature(own, x, int(i)) for x, i in zip(points, ids, strict=True)]
+        points = algorithm.hessian_at(down, rows).expand(len(places), -1)
+        triples = zip(points, places, orders, strict=True)
+        squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
         client = client._replace(hessian=torch.stack(squares))
-    local = with_oracle(algorithm.start(down, rows, client), oracle, server.x, client.gradient)
-    done, cost = solve(own, algorithm, solver, local, plan, select)
+    local = with_oracle(algorithm.start(down, rows, client), oracle, x, client.gradient)
+    done, cost = solve(own, duty, local, places, orders)
     up, rows = algorithm.finish(down, rows, done, client)
-    share = None if cohort is None else _reduce(algorithm.contribute(up, client, cohort))
-    return Trained(share, close_rows(rows, private), tree_bytes(up), cost)
+    share, heard = None, int(plan.heard[select].sum())
+    if cohort is not None:
+        share = _reduce(algorithm.contribute(up, senders_of(objective, plan, select), cohort))
+    return Trained(share, close_rows(rows, private), tree_bytes(up) // len(select) * heard, evaluations + cost)
 
 
-def _threads_may(problem: Problem, algorithm: Algorithm, solver: Solver) -> bool:
+def passes_of(objective: Objective, duty: Duty, plan: Plan, select: np.ndarray) -> int:
+    """Mini-batches in the full gradients of these clients; one that only answers evaluates none."""
+    passes = duty.draws.full_cost(duty.algorithm, objective.counts(plan.ids[select]))
+    return int(passes[~plan.answers[select]].sum())
+
+
+def _threads_may(objective: Objective, duty: Duty) -> bool:
     """Whether several threads may compute at once: kernels may, torch.nn modules and line searches may not."""
-    return chunk.has_kernel(problem) and algorithm.hessian_at is None and solver.kind != "lbfgs"
+    return chunk.has_kernel(objective) and duty.algorithm.hessian_at is None and duty.solver.kind != "lbfgs"
 
 
 def _reduce(shares: Tree) -> Tree:

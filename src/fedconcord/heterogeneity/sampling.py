@@ -7,7 +7,7 @@ A draw costs O(S) time and memory, O(S log N) by size: nothing here may run over
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
     times: np.ndarray  # [S] float64, how often each was drawn
     expected: np.ndarray  # [S] float64, E[times]; NaN where nobody knows it
     inclusion: np.ndarray  # [S] float64, P(drawn at least once); NaN where nobody knows it
-    asked: int = 0  # clients that got the model to choose by, and were not chosen
+    asked: int = 0  # clients that got the model to choose by
 
 
 Losses = Callable[[np.ndarray], np.ndarray]
@@ -39,6 +39,7 @@ class Sampler(NamedTuple):
     from_all: bool = False  # drawn from all clients, then limited to those available; else from those available
     known: bool = True  # its probabilities are known
     by_loss: bool = False  # asks for losses
+    takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
 
 
 def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
@@ -73,7 +74,7 @@ def with_replacement() -> Sampler:
         chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).integers(n, size=cohort)
         return _counted(chosen, cohort, lambda ids: np.full(len(ids), 1 / n))
 
-    return Sampler(draw)
+    return Sampler(draw, takes_all="never")
 
 
 def by_size() -> Sampler:
@@ -87,7 +88,7 @@ def by_size() -> Sampler:
         chosen = cumulative(sizes).searchsorted(points, side="right")
         return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
 
-    return Sampler(draw)
+    return Sampler(draw, takes_all="never")
 
 
 @once
@@ -110,12 +111,14 @@ def bernoulli(
         # an empty draw is replaced by one client: E[count] = q + (1 - q)^n / n
         return _once(ids, q + (1 - q) ** n / n)
 
-    return Sampler(draw, from_all=True)
+    return Sampler(draw, from_all=True, takes_all="never")
 
 
 def everyone() -> Sampler:
     """Everyone who is available; the cohort is not limited."""
-    return Sampler(lambda seed, round, cohort, sizes, losses: _once(np.arange(len(sizes)), 1.0), from_all=True)
+    return Sampler(
+        lambda seed, round, cohort, sizes, losses: _once(np.arange(len(sizes)), 1.0), from_all=True, takes_all="always"
+    )
 
 
 def cyclic() -> Sampler:
@@ -143,7 +146,7 @@ def power_of_choice(
         generator, some = rng.generator(seed, rng.Purpose.SAMPLE, round), min(max(candidates, cohort), len(sizes))
         asked = np.sort(generator.choice(len(sizes), some, replace=False, p=sizes / sizes.sum()))
         chosen = asked[np.argsort(-losses(asked), kind="stable")[:cohort]]
-        return _once(chosen, np.nan, some - len(chosen))
+        return _once(chosen, np.nan, len(asked))
 
     return Sampler(draw, known=False, by_loss=True)
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord.core import Aside
+from fedconcord.core import Algorithm, Aside
 from fedconcord.heterogeneity import clock, dropout
 from fedconcord.heterogeneity.availability import Availability
 from fedconcord.heterogeneity.clock import Cost, Devices
@@ -156,20 +156,14 @@ def turnout(
         steps=np.append(steps[stay], np.zeros(come, np.int64))[order],
         waited=np.append(np.zeros(len(who) - come, np.int64), np.array([r.steps for r in now], np.int64))[order],
         late=np.append(late[stay], np.zeros(come, bool))[order],
-        aside=Aside(asked + int(lost.sum()), 8 * asked, int((share * gradients)[lost].astype(np.int64).sum())),
+        aside=Aside(asked, int(lost.sum()), int((share * gradients)[lost].astype(np.int64).sum())),
         seconds=float(max(waits)) if waits else rules.deadline or 0.0,
         pending=tuple(kept),
     )
 
 
-def refusal(rules: Rules, keeps_late: bool, needs_inclusion: bool, needs_all: bool) -> str | None:
-    """Why these rules cannot be had together, or with such a method; None if they can.
-
-    Args:
-        keeps_late: the method is wrapped by `late.with_late_replies`.
-        needs_inclusion: it weighs clients by the probability that they take part.
-        needs_all: it needs all clients in every round.
-    """
+def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | None:
+    """Why these rules cannot be had together, or with such a method on N clients; None if they can."""
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
     given = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
@@ -182,10 +176,21 @@ def refusal(rules: Rules, keeps_late: bool, needs_inclusion: bool, needs_all: bo
             "clients are chosen by their loss, and a round with late replies must be known without the model of the "
             "rounds before; use another sampling, or late discard"
         )
-    if keep != keeps_late:
+    if keep != algorithm.keeps_late:
         return "late replies that are kept need the method wrapped by `with_late_replies`, and no other rule does"
-    if needs_all and given:
-        return f"the method needs all clients every round, and {given[0]} may leave some out; leave {given[0]} out"
+    if algorithm.needs_everyone and n > 1:
+        takes_all = rules.sampler.takes_all
+        if takes_all != "always" and cohort < n:
+            given = [f"a cohort of {cohort}", *given]
+        elif takes_all == "never":
+            given = ["the sampling", *given]
+        if given:
+            return (
+                f"{algorithm.identity.name or 'the method'} needs all {n} clients in every round, and {given[0]} may "
+                f"leave some out; use sampling uniform with cohort {n} and no {', '.join(limits)}, or a method that is "
+                "made for partial participation, such as scaffold or afedpd"
+            )
+    needs_inclusion = algorithm.needs_inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():
         cause = "sampling" if not rules.sampler.known else "deadline" if rules.deadline is not None else "availability"
         return (

@@ -8,6 +8,7 @@ another thing: it changes the local step alone, and no metric knows it.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,10 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedconcord import rng
-from fedconcord.core import Regulariser
+from fedconcord.core import Evaluator, Objective, Roster, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
 from fedconcord.errors import UserError
+from fedconcord.problems.alone import alone
 from fedconcord.problems.optimum import Optimum, optimum
 
 Kind = Literal["softmax", "logistic", "squared"]
@@ -42,8 +44,6 @@ class Convex:
     Raises:
         UserError: a client without samples, a feature or target that is not finite, or labels outside the range.
     """
-
-    regulariser: Regulariser | None = None
 
     def __init__(
         self,
@@ -94,10 +94,33 @@ class Convex:
             exact = self
             if self.dtype != torch.float64:
                 exact = object.__new__(Convex)
-                exact.__dict__ |= self.__dict__ | {"dtype": torch.float64, "a": self.a.double()}
+                exact.__dict__ |= {k: v for k, v in self.__dict__.items() if k not in ("objective", "roster")}
+                exact.__dict__ |= {"dtype": torch.float64, "a": self.a.double()}
                 exact.y = self.y if self.kind == "softmax" else self.y.double()
             self._optimum = optimum(exact)
         return self._optimum
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: alone(self, place, ("a", "y")).objective,
+            hessian=self.hessian,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
 
     def init(self, seed: int) -> Tensor:
         """Zero, for every seed."""

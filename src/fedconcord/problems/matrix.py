@@ -6,6 +6,7 @@ that section 5.5 prints: with a sum no step size of the paper is stable (one sam
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -14,8 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord import rng
-from fedconcord.core import Regulariser
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
 from fedconcord.errors import UserError
+from fedconcord.problems.alone import alone
 from fedconcord.regularisers import nuclear
 
 RANK_FLOOR = 1e-3  # singular values above it count as rank (section 5.5)
@@ -50,6 +52,29 @@ class Matrix:
         self.offsets = np.arange(n + 1, dtype=np.int64) * m
         self.sizes = np.full(n, float(m))
         self.x0 = torch.zeros_like(self.truth) if x0 is None else x0
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: alone(self, place, ("D", "y")).objective,
+            hessian=self.hessian,
+            regulariser=self.regulariser,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
 
     def init(self, seed: int) -> Tensor:
         return self.x0.clone()
@@ -87,9 +112,6 @@ class Matrix:
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return {"X": x.reshape(self.shape)}
-
-    def label_counts(self) -> None:
-        return None
 
 
 def low_rank(

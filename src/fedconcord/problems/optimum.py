@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Problem, TwoBlock, n_clients
+from fedconcord.core import Objective, Problem
 from fedconcord.errors import UserError
 
 DENSE = 1500  # to this dimension Newton's equations are solved by eigenvalues, above it by conjugate gradients
@@ -42,27 +42,28 @@ def optimum(problem: Problem, p: np.ndarray | None = None, tolerance: float = 1e
     `problem.init(0)` is.
 
     Args:
-        p: [N] client weights, sum 1; by `problem.sizes` if not given.
+        p: [N] client weights, sum 1; by the roster's sizes if not given.
         tolerance: on ||grad F|| and, relative to 1 + ||x||, on the last Newton step.
 
     Raises:
         UserError: the problem is not float64, smooth, convex and bounded below with a minimum, or Newton's method stops
             short of the tolerance.
     """
-    if problem.dtype != torch.float64:
-        raise UserError(f"a reference optimum needs float64, given a problem in {problem.dtype}; build it in float64")
-    if problem.regulariser is not None:
+    objective, sizes = problem.objective, problem.roster.sizes
+    if objective.dtype != torch.float64:
+        raise UserError(f"a reference optimum needs float64, given a problem in {objective.dtype}; build it in float64")
+    if objective.regulariser is not None:
         raise UserError(
-            f"the objective has the non-smooth term {problem.regulariser.name}, which Newton's method cannot take; "
+            f"the objective has the non-smooth term {objective.regulariser.name}, which Newton's method cannot take; "
             "leave the regulariser out or use l2"
         )
-    if isinstance(problem, TwoBlock):
+    if objective.private is not None:
         raise UserError("a two-block problem is not jointly convex; ask for the optimum of problem.given(y, ids)")
-    weights = problem.sizes / problem.sizes.sum() if p is None else np.asarray(p, np.float64)
-    if weights.shape != (n_clients(problem),) or not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
-        raise UserError(f"p needs {n_clients(problem)} weights >= 0 with sum 1, given {weights.shape} summing to "
+    weights = sizes / sizes.sum() if p is None else np.asarray(p, np.float64)
+    if weights.shape != (len(sizes),) or not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
+        raise UserError(f"p needs {len(sizes)} weights >= 0 with sum 1, given {weights.shape} summing to "
                         f"{weights.sum():.6g}")  # fmt: skip
-    F = _pooled(problem, weights)
+    F = _pooled(objective, weights)
     x = problem.init(0).detach()
     value, g = F.value(x), F.gradient(x)
     length = float("inf")
@@ -143,16 +144,19 @@ def _conjugate(product: Callable[[Tensor], Tensor], g: Tensor, tolerance: float)
     return step if bool(step.any()) else -g
 
 
-def _pooled(problem: Problem, weights: np.ndarray) -> _Pooled:
+def _pooled(objective: Objective, weights: np.ndarray) -> _Pooled:
     """sum_i p_i f_i; one call over all samples where p is in proportion to the clients' samples."""
-    held = np.diff(problem.offsets)
-    index = torch.arange(int(problem.offsets[-1]), device=problem.device)
+    hessian = objective.hessian
+    if hessian is None:
+        raise UserError("a reference optimum needs the problem's Hessian, and it has none")
+    held = np.diff(objective.offsets)
+    index = torch.arange(int(objective.offsets[-1]), device=objective.device)
     if np.allclose(weights, held / held.sum(), rtol=1e-13, atol=0):
         parts = [(1.0, index)]
     else:
         parts = [
             (float(w), index[a:b])
-            for w, a, b in zip(weights, problem.offsets[:-1], problem.offsets[1:], strict=True)
+            for w, a, b in zip(weights, objective.offsets[:-1], objective.offsets[1:], strict=True)
             if w > 0
         ]
 
@@ -165,7 +169,7 @@ def _pooled(problem: Problem, weights: np.ndarray) -> _Pooled:
     def product(x: Tensor) -> Callable[[Tensor], Tensor]:
         at = x.detach().requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(summed(problem.loss, at), at, create_graph=True)
+            (slope,) = torch.autograd.grad(summed(objective.loss, at), at, create_graph=True)
 
         def times(v: Tensor) -> Tensor:
             return torch.autograd.grad(slope, at, v, retain_graph=True)[0]
@@ -174,11 +178,11 @@ def _pooled(problem: Problem, weights: np.ndarray) -> _Pooled:
 
     @torch.no_grad()
     def value(x: Tensor) -> float:
-        return float(summed(problem.loss, x))
+        return float(summed(objective.loss, x))
 
     return _Pooled(
         value,
-        lambda x: summed(problem.gradient, x).detach(),
-        lambda x: summed(problem.hessian, x).detach(),
+        lambda x: summed(objective.gradient, x).detach(),
+        lambda x: summed(hessian, x).detach(),
         product,
     )

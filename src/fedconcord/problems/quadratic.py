@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -10,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord import rng
-from fedconcord.core import Regulariser
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
+from fedconcord.problems.alone import alone
 
 
 class Quadratic:
@@ -47,6 +49,29 @@ class Quadratic:
         minimiser: Tensor = torch.linalg.solve(H, weight @ self.b_mean)
         return minimiser
 
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective,
+            hessian=self.hessian,
+            regulariser=self.regulariser,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
+
     def init(self, seed: int) -> Tensor:
         return self.x0.clone()
 
@@ -72,9 +97,6 @@ class Quadratic:
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x}
-
-    def label_counts(self) -> None:
-        return None
 
 
 def quadratics(

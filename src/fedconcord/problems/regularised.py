@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Accumulates, Problem, Regulariser, TwoBlock
+from fedconcord.core import Evaluator, Objective, Problem, Regulariser
 from fedconcord.errors import UserError
 
 OF_THE_SMOOTH = {"gap", "distance"}  # metrics that compare with the minimiser of the smooth part alone
@@ -22,34 +22,21 @@ class Regularised:
     """
 
     def __init__(self, problem: Problem, regulariser: Regulariser) -> None:
-        if problem.regulariser is not None:
+        objective = problem.objective
+        if objective.regulariser is not None:
             raise UserError(
-                f"the problem already has {problem.regulariser.name}, so {regulariser.name} cannot be added; build it "
-                "with regularisers.combine of the two"
+                f"the problem already has {objective.regulariser.name}, so {regulariser.name} cannot be added; build "
+                "it with regularisers.combine of the two"
             )
-        if isinstance(problem, TwoBlock):
+        if objective.private is not None:
             raise UserError(f"{regulariser.name} cannot be added to a two-block problem; state it in the problem")
+        regulariser.value(torch.zeros(objective.dim, dtype=objective.dtype))
         self.smooth, self.regulariser = problem, regulariser
-        self.dim, self.offsets, self.sizes = problem.dim, problem.offsets, problem.sizes
-        self.dtype, self.device = problem.dtype, problem.device
-        self.accumulate = problem.accumulate if isinstance(problem, Accumulates) else None
-        regulariser.value(torch.zeros(self.dim, dtype=self.dtype))
+        self.objective, self.roster = _with(objective, regulariser), problem.roster
+        self.evaluator: Evaluator = self
 
     def init(self, seed: int) -> Tensor:
         return self.smooth.init(seed)
-
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        """Of the smooth part, as the next three."""
-        return self.smooth.gradient(x, samples)
-
-    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.smooth.loss(x, samples)
-
-    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        return self.smooth.gradients(x, samples, weight)
-
-    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.smooth.hessian(x, samples)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -57,14 +44,16 @@ class Regularised:
 
         Without those that compare with the minimiser of the smooth part.
         """
-        found = {name: value for name, value in self.smooth.evaluate(x).items() if name not in OF_THE_SMOOTH}
+        measured = self.smooth.evaluator.evaluate(x)
+        found = {name: value for name, value in measured.items() if name not in OF_THE_SMOOTH}
         loss = found.get("train_loss", found.get("loss"))
         if loss is not None:
             found["objective"] = loss + float(self.regulariser.value(x))
         return found | {"nonzero": float((x != 0).double().mean())}
 
     def export(self, x: Tensor) -> Mapping[str, Tensor]:
-        return self.smooth.export(x)
+        return self.smooth.evaluator.export(x)
 
-    def label_counts(self) -> np.ndarray | None:
-        return self.smooth.label_counts()
+
+def _with(objective: Objective, regulariser: Regulariser) -> Objective:
+    return replace(objective, regulariser=regulariser, alone=lambda place: _with(objective.alone(place), regulariser))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
@@ -24,9 +25,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord import rng
-from fedconcord.core import Regulariser
+from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
+from fedconcord.problems.alone import alone
 from fedconcord.problems.supervised import EVAL_BATCH, Supervised
 from fedconcord.problems.two_block import Held, Inputs, simplex
 
@@ -96,6 +98,37 @@ class SemiSupervised:
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(place))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
         self._fresh = Held(self, self.private)
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: self.alone(place).objective,
+            hessian=self.hessian,
+            private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
+            regulariser=self.regulariser,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def alone(self, place: int) -> SemiSupervised:
+        """One client's problem, with copies of its own samples alone."""
+        made = alone(self, place, ("owner", "place", "factor"), ("unlabelled",))
+        made.base, made.owner, made.probe = self.base.alone(place), torch.zeros_like(made.owner), self.probe[:0]
+        made._fresh = Held(made, made.private)
+        return made
 
     def init(self, seed: int) -> Tensor:
         return self.base.init(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedconcord import rng
-from fedconcord.core import Accumulate, Regulariser
+from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.errors import UserError
 from fedconcord.flat import Layout
 from fedconcord.problems import convolution, dense
+from fedconcord.problems.alone import alone
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
 
@@ -141,6 +143,41 @@ class Supervised:
             torch.as_tensor(x, dtype=torch.int64 if whole else self.dtype, device=self.device),
             torch.as_tensor(y, dtype=torch.int64 if self.target == "class" else self.dtype, device=self.device),
         )
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: self.alone(place).objective,
+            hessian=self.hessian,
+            accumulate=self.accumulate,
+            sample_size=self.x[0].numel(),
+            regulariser=self.regulariser,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def alone(self, place: int) -> Supervised:
+        """One client's objective, with its own samples and none to judge a model on."""
+        made = alone(self, place, ("x", "y"))
+        made.test_x, made.test_y, made.probe = self.test_x[:0], self.test_y[:0], self.probe[:0]
+        made.judged = Samples("train", made.x, made.y, made.offsets)
+        made.accumulate = None if made._kernel is None else made._accumulate
+        made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
+        made._gradients_plain = vmap(grad(made._mean_loss), in_dims=(0, 0, 0))
+        return made
 
     def init(self, seed: int) -> Tensor:
         # torch's layers initialise from the global generator only: fork it, so that nothing else notices

@@ -6,7 +6,9 @@ what every two-block problem here hands to the engines while a client takes its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedconcord.core import Problem, Regulariser
+from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, roster_of
 from fedconcord.errors import UserError
+from fedconcord.problems.alone import alone
 
 HESSIAN_LIMIT = 4096
 
@@ -38,6 +41,8 @@ def simplex(y: Tensor) -> Tensor:
 class Sampled(Problem, Protocol):
     """A problem whose per-sample losses f_ij(x, y_i) are known as one function."""
 
+    dim: int
+    device: torch.device
     private: Tensor  # [...] y_i before a client's first round
     owner: Tensor  # [n] int64 client of every sample
 
@@ -61,8 +66,7 @@ class Held:
 
     def __init__(self, parent: Sampled, private: Tensor, ids: np.ndarray | None = None) -> None:
         self.parent, self.private = parent, private
-        self.dim, self.offsets, self.sizes = parent.dim, parent.offsets, parent.sizes
-        self.dtype, self.device, self.regulariser = parent.dtype, parent.device, parent.regulariser
+        self.dim, self.device = parent.dim, parent.device
         if ids is not None:
             ordered, slots = torch.as_tensor(ids, device=self.device).sort()
             self._ids, self._slots = ordered, slots
@@ -112,14 +116,24 @@ class Held:
     def init(self, seed: int) -> Tensor:
         return self.parent.init(seed)
 
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.parent.evaluate(x)
+    @property
+    def objective(self) -> Objective:
+        return replace(
+            self.parent.objective,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            hessian=self.hessian,
+            private=None,
+        )
 
-    def export(self, x: Tensor) -> Mapping[str, Tensor]:
-        return self.parent.export(x)
+    @property
+    def roster(self) -> Roster:
+        return self.parent.roster
 
-    def label_counts(self) -> np.ndarray | None:
-        return self.parent.label_counts()
+    @property
+    def evaluator(self) -> Evaluator:
+        return self.parent.evaluator
 
 
 class Stated:
@@ -188,6 +202,39 @@ class Stated:
         self._y_steps, self._y_lr, self._per_sample = y_steps, y_lr, y_scale == "sample"
         self._fresh = Held(self, y0)
 
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=self.dtype,
+            device=self.device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=lambda place: self.alone(place).objective,
+            hessian=self.hessian,
+            private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
+            regulariser=self.regulariser,
+        )
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def alone(self, place: int) -> Stated:
+        """One client's problem, with copies of its own samples alone."""
+        made = alone(self, place, ("_position", "owner"))
+        first, last = self.offsets[place : place + 2].tolist()
+        made._data = tuple(tensor[first:last].clone() for tensor in self._data)
+        made.owner = torch.zeros_like(made.owner)
+        made._fresh = Held(made, made.private)
+        return made
+
     def init(self, seed: int) -> Tensor:
         return self._start(seed) if callable(self._start) else self._start.clone()
 
@@ -242,6 +289,3 @@ class Stated:
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x}
-
-    def label_counts(self) -> np.ndarray | None:
-        return None

@@ -14,9 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Cohort, Population, Tree
+from fedconcord.core import Algorithm, Cohort, Tree
 from fedconcord.errors import UserError
 from fedconcord.identity import UNNAMED, Identity, definition
+from fedconcord.transforms.lift import lift_server
 
 LR = Annotated[float, Field(gt=0, description="server step size")]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
@@ -107,26 +108,11 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     if algorithm.served:
         raise UserError("the method has a server optimiser of its own; set that one's options, or leave `server` out")
 
-    def init(x: Tensor, population: Population) -> Served:
-        return Served(algorithm.init(x, population), optimizer.init(x))
+    lifted = lift_server(algorithm, lambda inner, x: Served(inner, optimizer.init(x)))
 
     def update(server: Served, total: Tree, cohort: Cohort) -> Served:
         after = algorithm.update(server.inner, total, cohort)
         move, state = optimizer.step(server.optimizer, after.x - server.x)
         return Served(after._replace(x=server.x + move), state)
 
-    settle, prologue = algorithm.settle, algorithm.prologue
-    return replace(
-        algorithm,
-        served=True,
-        init=init,
-        update=update,
-        broadcast=lambda server: algorithm.broadcast(server.inner),
-        settle=None if settle is None else lambda down, server, row: settle(down, server.inner, row),
-        models=lambda server: algorithm.models(server.inner),
-        prologue=None
-        if prologue is None
-        else prologue._replace(
-            update=lambda server, total: Served(prologue.update(server.inner, total), server.optimizer)
-        ),
-    )
+    return replace(lifted, served=True, update=update)

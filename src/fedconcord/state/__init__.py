@@ -36,6 +36,10 @@ class Store(Protocol):
         """Write the rows of these clients (distinct ids); a field of another shape or type is refused."""
         ...
 
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these clients [S] have a row, [S] bool."""
+        ...
+
     def ids(self) -> np.ndarray:
         """Clients that have a row, sorted."""
         ...

@@ -93,6 +93,10 @@ class DiskStore:
         self._slot[ids], self._fresh[ids] = slots, 1
         self._stale.append(left)
 
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these clients [S] have a row, [S] bool."""
+        return np.asarray(self._slot[ids] >= 0)
+
     def ids(self) -> np.ndarray:
         """Clients that have a row, sorted."""
         return self._slot.ids()

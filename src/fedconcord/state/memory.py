@@ -65,6 +65,10 @@ class MemoryStore:
                 self._rows[name] = held = grown
             held[_index(slots, held)] = leaf
 
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these clients [S] have a row, [S] bool."""
+        return np.asarray(self._slot[ids] >= 0)
+
     def ids(self) -> np.ndarray:
         """Clients that have a row, sorted."""
         return self._slot.ids()

@@ -39,18 +39,19 @@ from torch import Tensor, nn
 from fedconcord import checkpoint, rng, solvers
 from fedconcord.core import (
     Algorithm,
+    Draws,
     Plan,
     Population,
     Problem,
+    Roster,
     Tree,
-    n_clients,
     tree_leaves,
     tree_map,
     tree_unflatten,
 )
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.engines.base import cohort_of
+from fedconcord.engines.base import cohort_of, joining
 from fedconcord.errors import unknown
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule
@@ -190,10 +191,10 @@ class Bench(NamedTuple):
         algorithm = self.algorithm()
         cohort = self.cohort
         if cohort is None:
-            p = weights.objective(algorithm.weights, problem.sizes)
-            population = Population(n_clients(problem), torch.as_tensor(p, device=self.device))
+            p = weights.objective(algorithm.weights, problem.roster.sizes)
+            population = Population(problem.roster.n, torch.as_tensor(p, device=self.device))
             cohort = min(3, self.clients)
-            if algorithm.refuse(population, cohort) is not None:
+            if algorithm.needs_everyone or algorithm.refuse(population, cohort) is not None:
                 cohort = self.clients
         schedule = Schedule(SEED, cohort, self.lr, work, "steps", batch_size)
         return Job(problem, algorithm, schedule, engine=engine or Serial())
@@ -207,11 +208,11 @@ def _rounds(job: Job, rounds: int, state: State | None = None) -> State:
 
 
 def _plan(job: Job, round: int) -> Plan:
-    return job.schedule.plan(round, job.algorithm, job.problem.offsets, job.problem.sizes)
+    return job.schedule.plan(round, job.algorithm, job.problem.roster)
 
 
 def _all_rows(job: Job, state: State) -> Tree:
-    return state.store.gather(np.arange(n_clients(job.problem)))
+    return state.store.gather(np.arange(job.problem.roster.n))
 
 
 def _models(job: Job, state: State) -> dict[str, Tensor]:
@@ -321,7 +322,7 @@ def _watch(job: Job, watch: Watch) -> Job:
 
 def _contract(bench: Bench) -> None:
     job = bench.job()
-    p = weights.objective(job.algorithm.weights, job.problem.sizes)
+    p = weights.objective(job.algorithm.weights, job.problem.roster.sizes)
     population = Population(bench.clients, torch.as_tensor(p, device=bench.device))
     for reason in (job.algorithm.refuse(population, job.schedule.cohort), solvers.refuse(Solver(), job.algorithm)):
         if reason is not None:
@@ -350,16 +351,16 @@ def _state(bench: Bench) -> None:
                 if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
                     _fail("finite numbers (a smaller lr?)", f"{path} with inf or nan")
             compare(owner, name, tree, like.setdefault(owner, _kinds(tree, owner)))
-        elif name == "settle":
-            compare("row", name, result, _kinds(args[2], "row"))
+        elif name == "settle.row":
+            compare("row", name, result, _kinds(args[1], "row"))
         return result
 
     watched = _watch(job, watch)
     state = start(watched)
     for _ in range(6):
         found = getattr(state.server, "x", None)
-        if not isinstance(found, Tensor) or found.shape != (DIM,) or found.dtype != job.problem.dtype:
-            _fail(f"server.x as {job.problem.dtype} [{DIM}]", _kind(found))
+        if not isinstance(found, Tensor) or found.shape != (DIM,) or found.dtype != job.problem.objective.dtype:
+            _fail(f"server.x as {job.problem.objective.dtype} [{DIM}]", _kind(found))
         models = job.algorithm.models(state.server)
         if not models or any(not isinstance(x, Tensor) or x.shape != (DIM,) for x in models.values()):
             _fail(f"models that are vectors [{DIM}], at least one", f"{ {k: _kind(x) for k, x in models.items()} }")
@@ -472,7 +473,9 @@ def _isolation(bench: Bench) -> None:
 def _fork(job: Job, state: State) -> State:
     """A copy of the state that a round may write to."""
     fresh, held = start(job), state.store.export()
-    fresh.store.restore({name: leaf if name == "ids" else leaf.to(job.problem.device) for name, leaf in held.items()})
+    fresh.store.restore(
+        {name: leaf if name == "ids" else leaf.to(job.problem.objective.device) for name, leaf in held.items()}
+    )
     return state._replace(server=_clone(state.server), store=fresh.store)
 
 
@@ -489,24 +492,20 @@ class _Shuffled(NamedTuple):
     def cohort(self) -> int:
         return self.inner.cohort
 
-    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
-        return self.inner.members(client, algorithm, offsets)
+    @property
+    def draws(self) -> Draws:
+        return self.inner.draws
 
     def refuse(self, algorithm: Algorithm, n: int) -> str | None:
         return self.inner.refuse(algorithm, n)
 
-    def plan(
-        self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray, view: View | None = None
-    ) -> Plan:
-        plan = self.inner.plan(round, algorithm, offsets, sizes, view)
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
+        plan = self.inner.plan(round, algorithm, roster, view)
         order = np.roll(np.arange(len(plan.ids))[::-1], round)
-        return Plan(*(_reordered(value, order) for value in plan))
-
-
-def _reordered(value: Any, order: np.ndarray) -> Any:
-    if isinstance(value, np.ndarray):
-        return value[order]
-    return [value[k] for k in order] if isinstance(value, list) else value
+        arrays: dict[str, Any] = {
+            name: value[order] for name, value in plan._asdict().items() if isinstance(value, np.ndarray)
+        }
+        return plan._replace(**arrays)
 
 
 def _order(bench: Bench) -> None:
@@ -601,9 +600,11 @@ def _messages(bench: Bench) -> None:
         elif name == "contribute":
             _round_trip("share", result)
         elif name == "prelude.contribute":
-            sent["up"] += args[0].gradient.nbytes
+            sent["up"] += args[0].nbytes
         elif name == "prelude.absorb":
             sent["down"] += job.schedule.cohort * counted("prelude", args[1])
+        elif name == "settle.send":
+            now["down"] = now.get("down", 0) + job.schedule.cohort * counted("settle", result)
         elif name in ("update", "init"):
             _round_trip("server", result)
         return result
@@ -612,10 +613,11 @@ def _messages(bench: Bench) -> None:
     state = start(watched)
     for _ in range(4):
         before, now = state, {}
-        sent |= {"up": 0, "down": 0}
+        plan = _plan(job, state.round)
+        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort_of(job.problem, plan))
+        x0 = joining(job.algorithm, state.store, plan, plan.ids, talks) * state.server.x.nbytes
+        sent |= {"up": 0, "down": x0}
         state = advance(watched, state)
-        cohort = cohort_of(job.problem, _plan(job, before.round))
-        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort)
         want = tuple(sent[way] + talks * now.get(way, 0) for way in ("up", "down"))
         got = (state.bytes_up - before.bytes_up, state.bytes_down - before.bytes_down)
         if got != want:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Plan
+from fedconcord.core import Algorithm, Drawn, Orders, Plan, Roster
 from fedconcord.engines import Engine
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.turnout import View
@@ -47,17 +47,15 @@ class Recorded:
     def refuse(self, algorithm: Algorithm, n: int) -> str | None:
         return None
 
-    def plan(
-        self, round: int, algorithm: Algorithm, offsets: np.ndarray, sizes: np.ndarray, view: View | None = None
-    ) -> Plan:
+    @property
+    def draws(self) -> RecordedDraws:
+        return RecordedDraws(self.blocks, self.cuts)
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
         ids = self.ids[round]
         steps = self.steps[round, ids] if algorithm.steps is None else np.full(len(ids), algorithm.steps)
-        p = weights.objective(algorithm.weights, sizes)[ids]
-        once, share = np.ones(len(ids)), np.full(len(ids), len(ids) / len(sizes))
-        blocks = batches = None
-        if self.blocks is not None:
-            blocks = [self.blocks[round, i, :k] for i, k in zip(ids, steps, strict=True)]
-            batches = [self._samples(int(i), offsets)[block] for i, block in zip(ids, blocks, strict=True)]
+        p = weights.objective(algorithm.weights, roster.sizes)[ids]
+        once, share = np.ones(len(ids)), np.full(len(ids), len(ids) / roster.n)
         return Plan(
             round=round,
             ids=ids,
@@ -65,25 +63,36 @@ class Recorded:
             w=weights.cohort(algorithm.weights, p, once, share),
             p=p,
             inclusion=share,
-            batches=batches,
             lr=self.lr,
             seed=self.seed,
             coin=float(self.coins[round]),
-            blocks=blocks,
         )
 
-    def members(self, client: int, algorithm: Algorithm, offsets: np.ndarray) -> list[np.ndarray]:
-        n = int(offsets[client + 1] - offsets[client])
+
+class RecordedDraws(NamedTuple):
+    """The blocks of every client and step as recorded."""
+
+    blocks: np.ndarray | None  # [R, N, K] or None for full gradients
+    cuts: int | None  # as in `Recorded`
+
+    def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
+        if self.blocks is None:
+            return Drawn(None)
+        members = self.members(algorithm, orders.id, n)
+        padded = np.full((len(members), max(map(len, members))), -1, np.int64)
+        for row, block in zip(padded, members, strict=True):
+            row[: len(block)] = block
+        drawn = self.blocks[orders.round, orders.id, : orders.steps]
+        return Drawn(padded[drawn], drawn)
+
+    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
         return np.array_split(np.arange(n), self.cuts or n)
 
-    def _samples(self, client: int, offsets: np.ndarray) -> np.ndarray:
-        """Positions [M, B] of the samples of each block, -1 pads."""
-        n = int(offsets[client + 1] - offsets[client])
-        blocks = np.array_split(np.arange(n), self.cuts or n)
-        padded = np.full((len(blocks), max(map(len, blocks))), -1, np.int64)
-        for row, block in zip(padded, blocks, strict=True):
-            row[: len(block)] = block
-        return padded
+    def width(self, algorithm: Algorithm, n: int) -> int:
+        return n
+
+    def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
+        return np.ones(len(n), np.int64)
 
 
 def named(case: str) -> Callable[..., Algorithm]:

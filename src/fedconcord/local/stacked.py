@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Accumulate, Accumulates, Algorithm, Done, Local, Oracle, Plan, Problem, Regulariser
-from fedconcord.engines import lbfgs
-from fedconcord.engines.base import everything, full_costs, local_regulariser, oracle_of
+from fedconcord.core import Accumulate, Done, Drawn, Local, Objective, Oracle, Orders, Regulariser
+from fedconcord.local import lbfgs
+from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
 
 SLICE = 512  # samples of a client in one pass of a full gradient
 
 
 def solve(
-    problem: Problem, algorithm: Algorithm, solver: Solver, local: Local, plan: Plan, select: np.ndarray
+    objective: Objective, duty: Duty, local: Local, places: np.ndarray, orders: Sequence[Orders]
 ) -> tuple[Done, int]:
-    """The local loop for the clients `select`, sorted by steps, most first; and the mini-batch gradients it took."""
-    oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
-    ids, steps = plan.ids[select], plan.steps[select]
+    """The local loop of clients, sorted by steps, most first; and the mini-batch gradients it took."""
+    algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
+    regulariser, lr = local_regulariser(objective, algorithm), orders[0].lr
+    counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
+    cost = duty.draws.full_cost(algorithm, counts)  # of a full gradient
     if solver.kind == "lbfgs":
-        return _lbfgs(problem, solver, local, ids, steps, full_costs(plan)[select])
-    x = local.x.expand(len(select), -1).clone()  # [S, d], updated in place
+        return _lbfgs(objective, solver, local, places, steps, cost)
+    mine = [duty.draws.draw(algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)]
+    x = local.x.expand(len(places), -1).clone()  # [S, d], updated in place
     momentum = momentum_of(solver, local)
-    full = plan.batches is None or oracle.kind == "full"
-    drawn = _everything(problem, ids) if full else _batches(problem, plan, select)
-    cost = full_costs(plan)[select]  # of a full gradient
+    full = mine[0].batches is None or oracle.kind == "full"
+    samples = _everything(objective, places) if full else _batches(objective, places, mine)
     each = (1 + (oracle.kind == "sam") + (local.snapshot is not None)) * (cost if oracle.kind == "full" else 1)
     linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
-    accumulate = _fused(problem, solver, local, momentum)
-    if accumulate is not None and drawn is not None:
-        linear, buffer = _short(accumulate, solver, oracle, regulariser, local, plan.lr, x, drawn, steps)
+    accumulate = _fused(objective, solver, local, momentum)
+    if accumulate is not None and samples is not None:
+        linear, buffer = _short(accumulate, solver, oracle, regulariser, local, lr, x, samples, steps)
         evaluations = int((each * steps).sum())
     else:
         each = each + (cost if solver.tolerance is not None else 0)
         x, linear, table, buffer, taken, evaluations = _general(
-            problem, solver, oracle, regulariser, local, plan, select, x, drawn, each
+            objective, solver, oracle, regulariser, local, places, mine, lr, x, samples, steps, each
         )
-    count = torch.as_tensor(taken, device=problem.device).to(problem.dtype)[:, None]
+    count = torch.as_tensor(taken, device=objective.device).to(objective.dtype)[:, None]
     norm = count * torch.nan
-    if algorithm.normalised:
-        step = plan.lr * local.lr_scale
+    if algorithm.needs_normaliser:
+        step = lr * local.lr_scale
         norm = normaliser(count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale)
     return Done(x, count, norm, linear, table, buffer), evaluations
 
 
-def _fused(problem: Problem, solver: Solver, local: Local, momentum: float) -> Accumulate | None:
+def _fused(objective: Objective, solver: Solver, local: Local, momentum: float) -> Accumulate | None:
     """The problem's kernel where a step only adds the gradient, times a number, to the model or the momentum buffer.
 
     That is where nothing acts on the gradient alone (clip, table) or solves against it (metric), no tolerance asks for
@@ -56,13 +59,12 @@ def _fused(problem: Problem, solver: Solver, local: Local, momentum: float) -> A
     """
     filtered = momentum or local.buffer is not None
     plain = (
-        isinstance(problem, Accumulates)
-        and not (solver.clip or solver.tolerance is not None or (local.dual_rate and filtered))
+        not (solver.clip or solver.tolerance is not None or (local.dual_rate and filtered))
         and local.table is None
         and local.metric is None
         and not any(isinstance(number, Tensor) for number in (local.prox, local.scale))
     )
-    return problem.accumulate if plain else None  # type: ignore[attr-defined]
+    return objective.accumulate if plain else None
 
 
 def _short(
@@ -73,7 +75,7 @@ def _short(
     local: Local,
     lr: float,
     x: Tensor,
-    drawn: Drawn,
+    drawn: Samples,
     steps: np.ndarray,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The steps where the gradient is only added: x [S, d] in place; linear and buffer as they ended.
@@ -128,22 +130,23 @@ def _short(
 
 
 def _general(
-    problem: Problem,
+    objective: Objective,
     solver: Solver,
     oracle: Oracle,
     regulariser: Regulariser | None,
     local: Local,
-    plan: Plan,
-    select: np.ndarray,
+    places: np.ndarray,
+    mine: Sequence[Drawn],
+    lr: float,
     x: Tensor,
-    drawn: Drawn | None,
+    drawn: Samples | None,
+    steps: np.ndarray,
     per_step: np.ndarray | int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, np.ndarray, int]:
     """The steps as `core.Local` and `solvers.Solver` state them; x, linear, table, buffer, steps taken, evaluations.
 
     The affine form: x <- (1 - eta rho) x - eta (filter(kappa g + wd x + linear) - rho anchor).
     """
-    ids, steps = plan.ids[select], plan.steps[select]
     linear = local.linear
     if linear is not None and (local.table is not None or local.dual_rate):
         linear = linear.expand(len(x), -1).clone()
@@ -154,7 +157,7 @@ def _general(
     if anchor is not None and (isinstance(local.prox, Tensor) or local.prox != 0.0):
         pulled = local.prox * anchor  # [S, d] or [d], once and not at every step
     snapshot = None if local.snapshot is None else local.snapshot.expand(len(x), -1)
-    blocks = None if plan.blocks is None else _blocks(problem, plan, select)
+    blocks = None if mine[0].blocks is None else _blocks(objective, mine)
     each = np.broadcast_to(per_step, len(x))
     taken = steps.copy()
     evaluations = 0
@@ -170,9 +173,9 @@ def _general(
 
         def gradient(at: Tensor, k: int = k, here: slice | Tensor = here, active: np.ndarray = active) -> Tensor:
             return (
-                full_gradient(problem, at, ids[active])
+                full_gradient(objective, at, places[active])
                 if drawn is None
-                else problem.gradients(at, *drawn.step(here, k))
+                else objective.gradients(at, *drawn.step(here, k))
             )
 
         g = gradient(xs)  # ours: changed in place from here on
@@ -201,7 +204,7 @@ def _general(
             if not isinstance(here, slice):
                 buffer[here] = kept
             direction = kept
-        eta = plan.lr * local.lr_scale * solver.step_decay**k
+        eta = lr * local.lr_scale * solver.step_decay**k
         if local.metric is not None:
             pull = _rows(local.prox, here) * (xs - _rows(anchor, here)) if anchor is not None else 0.0
             xs.sub_(torch.linalg.solve(_rows(local.metric, here), direction + pull), alpha=eta)
@@ -219,7 +222,9 @@ def _general(
             linear[here] += local.dual_rate * (xs - _rows(anchor, here))
         evaluations += int(each[active].sum())
         if solver.tolerance is not None:
-            residual = _rows(local.scale, here) * full_gradient(problem, xs, ids[active]) + solver.weight_decay * xs
+            residual = (
+                _rows(local.scale, here) * full_gradient(objective, xs, places[active]) + solver.weight_decay * xs
+            )
             if linear is not None:
                 residual = residual + _rows(linear, here)
             if anchor is not None:
@@ -230,23 +235,23 @@ def _general(
 
 
 def _lbfgs(
-    problem: Problem, solver: Solver, local: Local, ids: np.ndarray, steps: np.ndarray, costs: np.ndarray
+    objective: Objective, solver: Solver, local: Local, places: np.ndarray, steps: np.ndarray, costs: np.ndarray
 ) -> tuple[Done, int]:
     """Client by client: line searches do not batch."""
     found, taken, evaluations = [], [], 0
-    for k, i in enumerate(ids):
+    for k, i in enumerate(places):
         one = Local(
-            local.x.expand(len(ids), -1)[k],
-            None if local.linear is None else local.linear.expand(len(ids), -1)[k],
+            local.x.expand(len(places), -1)[k],
+            None if local.linear is None else local.linear.expand(len(places), -1)[k],
             local.prox[k] if isinstance(local.prox, Tensor) else local.prox,
-            None if local.anchor is None else local.anchor.expand(len(ids), -1)[k],
+            None if local.anchor is None else local.anchor.expand(len(places), -1)[k],
             local.scale[k] if isinstance(local.scale, Tensor) else local.scale,
         )
-        x, iterations, passes = lbfgs.minimise(problem, solver, one, everything(problem, int(i)), int(steps[k]))
+        x, iterations, passes = lbfgs.minimise(objective, solver, one, objective.samples(int(i)), int(steps[k]))
         found.append(x)
         taken.append(iterations)
         evaluations += passes * int(costs[k])
-    count = torch.tensor(taken, dtype=problem.dtype, device=problem.device)[:, None]
+    count = torch.tensor(taken, dtype=objective.dtype, device=objective.device)[:, None]
     return Done(torch.stack(found), count, count * torch.nan), evaluations
 
 
@@ -255,7 +260,7 @@ def _rows(value: float | Tensor | None, here: slice | Tensor) -> Tensor:
     return value[here] if isinstance(value, Tensor) and value.ndim >= 2 else value  # type: ignore[return-value]
 
 
-class Drawn(NamedTuple):
+class Samples(NamedTuple):
     """The samples of every step."""
 
     samples: Tensor  # [S, K, B], or [S, 1, B] where all steps use the same
@@ -267,10 +272,9 @@ class Drawn(NamedTuple):
         return self.samples[here, k], None if self.weight is None else self.weight[here, k]
 
 
-def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> Drawn:
+def _batches(objective: Objective, places: np.ndarray, mine: Sequence[Drawn]) -> Samples:
     """Mini-batches, moved over once."""
-    assert plan.batches is not None
-    drawn = [plan.batches[s] for s in select]
+    drawn = [one.batches for one in mine if one.batches is not None]
     longest, widest = len(drawn[0]), max(batch.shape[1] for batch in drawn)
     local = np.full((len(drawn), longest, widest), -1, np.int64)
     for row, batch in zip(local, drawn, strict=True):
@@ -278,50 +282,49 @@ def _batches(problem: Problem, plan: Plan, select: np.ndarray) -> Drawn:
     valid = local >= 0
     count = valid.sum(-1, keepdims=True)
     short = any(np.any(batch < 0) or batch.shape[1] < widest for batch in drawn)
-    index = np.where(valid, local, 0) + problem.offsets[plan.ids[select]][:, None, None]
-    weight = torch.as_tensor(valid / np.maximum(count, 1)).to(problem.dtype) if short else None
-    return Drawn(
-        torch.as_tensor(index).to(problem.device, non_blocking=True),
-        None if weight is None else weight.to(problem.device, non_blocking=True),
+    index = np.where(valid, local, 0) + objective.offsets[places][:, None, None]
+    weight = torch.as_tensor(valid / np.maximum(count, 1)).to(objective.dtype) if short else None
+    return Samples(
+        torch.as_tensor(index).to(objective.device, non_blocking=True),
+        None if weight is None else weight.to(objective.device, non_blocking=True),
     )
 
 
-def _everything(problem: Problem, ids: np.ndarray) -> Drawn | None:
+def _everything(objective: Objective, places: np.ndarray) -> Samples | None:
     """All samples of each client, the same at every step; None if they are too many for one pass."""
-    longest = int((problem.offsets[ids + 1] - problem.offsets[ids]).max())
+    longest = int(objective.counts(places).max())
     if longest > SLICE:
         return None
-    index, weight = _slice(problem, ids, 0, longest)
-    return Drawn(index[:, None], None if weight is None else weight[:, None])
+    index, weight = _slice(objective, places, 0, longest)
+    return Samples(index[:, None], None if weight is None else weight[:, None])
 
 
-def _slice(problem: Problem, ids: np.ndarray, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
+def _slice(objective: Objective, places: np.ndarray, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
     """Samples `begin` to `end` of each client [S, B] and their weights in its mean; None for 1/B each."""
-    first, counts = problem.offsets[ids], problem.offsets[ids + 1] - problem.offsets[ids]
+    first, counts = objective.offsets[places], objective.counts(places)
     position = np.arange(begin, end)[None, :]
     valid = position < counts[:, None]
-    index = torch.as_tensor(first[:, None] + np.where(valid, position, 0)).to(problem.device)
+    index = torch.as_tensor(first[:, None] + np.where(valid, position, 0)).to(objective.device)
     if begin == 0 and (counts == end).all():
         return index, None
-    return index, torch.as_tensor(valid / counts[:, None]).to(dtype=problem.dtype, device=problem.device)
+    return index, torch.as_tensor(valid / counts[:, None]).to(dtype=objective.dtype, device=objective.device)
 
 
-def _blocks(problem: Problem, plan: Plan, select: np.ndarray) -> Tensor:
+def _blocks(objective: Objective, mine: Sequence[Drawn]) -> Tensor:
     """The block [S, K] of every step."""
-    assert plan.blocks is not None
-    drawn = [plan.blocks[s] for s in select]
+    drawn = [one.blocks for one in mine if one.blocks is not None]
     out = np.zeros((len(drawn), len(drawn[0])), np.int64)
     for row, block in zip(out, drawn, strict=True):
         row[: len(block)] = block
-    return torch.as_tensor(out).to(problem.device)
+    return torch.as_tensor(out).to(objective.device)
 
 
-def full_gradient(problem: Problem, x: Tensor, ids: np.ndarray) -> Tensor:
+def full_gradient(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor:
     """Gradients [S, d] over all samples of each client, in slices of bounded memory."""
-    longest = int((problem.offsets[ids + 1] - problem.offsets[ids]).max())
+    longest = int(objective.counts(places).max())
     g = None
     for begin in range(0, longest, SLICE):
-        part = problem.gradients(x, *_slice(problem, ids, begin, min(begin + SLICE, longest)))
+        part = objective.gradients(x, *_slice(objective, places, begin, min(begin + SLICE, longest)))
         g = part if g is None else g.add_(part)
     assert g is not None
     return g

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedconcord.core import Local, Problem
+from fedconcord.core import Local, Objective
 from fedconcord.solvers import Solver
 
 
-def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:
+def minimise(
+    objective: Objective, solver: Solver, local: Local, samples: Tensor, steps: int
+) -> tuple[Tensor, int, int]:
     """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) + <linear, x> + prox/2 ||x - anchor||^2.
 
     Weight decay wd adds wd/2 ||x||^2. Stops early when ||grad L_i||^2 <= the solver's tolerance.
@@ -25,12 +27,12 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
     optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0)
     evaluations = taken = 0
 
-    def objective() -> Tensor:
+    def value_at() -> Tensor:
         nonlocal evaluations
         evaluations += 1
         optimiser.zero_grad()
         with torch.enable_grad():
-            value = local.scale * problem.loss(x, samples)
+            value = local.scale * objective.loss(x, samples)
             if local.linear is not None:
                 value = value + local.linear @ x
             if local.anchor is not None:
@@ -43,11 +45,11 @@ def minimise(problem: Problem, solver: Solver, local: Local, samples: Tensor, st
     for _ in range(steps):
         before = x.detach().clone()
         taken += 1
-        optimiser.step(objective)  # type: ignore[no-untyped-call]
+        optimiser.step(value_at)  # type: ignore[no-untyped-call]
         if torch.equal(before, x):  # rounding leaves nothing to gain
             break
         if solver.tolerance is not None:
-            objective()
+            value_at()
             assert x.grad is not None
             if float(x.grad.square().sum()) <= solver.tolerance:
                 break

@@ -1,0 +1,189 @@
+"""The contract between a method, the engines that run it and the problems it is run on.
+
+A method is an `Algorithm`: a bundle of pure functions over flat vectors. Shapes in comments are those of one client.
+An engine may hand the functions one client (vectors `[d]`, scalars `[]`) or a stacked cohort (vectors `[S, d]`, scalars
+`[S, 1]`, the server's own vectors `[d]`), so they are written with broadcasting arithmetic and reduce, where they must,
+over the last dimension with `keepdim=True`.
+
+A round, as every engine runs it:
+
+    down   = broadcast(server)
+    local  = start(down, row, client)            the local problem: where to start, what to add to the gradient
+    done   = <the engine's local loop>
+    up,row = finish(down, row, done, client)     the message up and the client's new state
+    total  = sum over the cohort of contribute(up, sender, cohort)
+    server = update(server, total, cohort)
+    row    = settle.row(settle.send(down, server), row)    only for methods whose client state depends on the aggregate
+
+`start` and `finish` run at the client and see its orders; `contribute` and `update` run at the server.
+
+Hooks for what does not fit: `prelude` (a message before the local steps, Mime), `prologue` (all clients once before
+round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from fedconcord.core.objective import Regulariser
+from fedconcord.core.trees import Tree
+from fedconcord.identity import UNNAMED, Identity
+
+Weights = Literal["uniform", "size", "unbiased"]
+"""How the server weighs the cohort; see `heterogeneity.weights`."""
+
+
+class Population(NamedTuple):
+    """What a method may know of all clients before round 0."""
+
+    n: int  # number of clients N
+    p: Tensor  # [N] weight of each client in the objective, sum 1
+
+
+class Client(NamedTuple):
+    """What a client knows in one round: its orders and what it computed. Scalars are [] or, stacked, [S, 1]."""
+
+    id: Tensor  # [] int64
+    p: Tensor  # [] its weight in the objective, only if the algorithm asks (`needs_p`); NaN otherwise
+    steps: Tensor  # [] local steps K_i of this round
+    lr: float  # local step size eta of this round
+    noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
+    gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs_full_gradient`)
+    hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
+    late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `late.with_late_replies`
+
+
+class Sender(NamedTuple):
+    """What the server knows of a client whose message it takes in. Scalars are [] or, stacked, [S, 1]."""
+
+    id: Tensor  # [] int64
+    w: Tensor  # [] weight of this client's move in the server's step
+    p: Tensor  # [] weight of this client in the objective
+    steps: Tensor  # [] local steps K_i that it was given
+    inclusion: Tensor  # [] probability that the client takes part in the round; NaN where nobody knows it
+    lr: float  # local step size eta of this round
+    late: Tensor | None = None  # [] 1 where the reply comes in a later round
+
+
+class Cohort(NamedTuple):
+    """Scalars of a round that the server knows before the messages arrive. The cohort are those whose replies do."""
+
+    round: int  # t, from 0
+    n: int  # clients in the population N
+    size: int  # clients in the cohort S
+    mass: float  # sum of p_i over the cohort
+    mean_steps: float  # sum of p_i K_i over the cohort / mass
+    dim: int  # d
+    coin: float  # uniform on [0, 1), keyed by (seed, round)
+    lr: float  # local step size eta of this round
+    regulariser: Regulariser | None = None  # of the objective
+
+
+class Local(NamedTuple):
+    """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)), followed by the
+    regulariser's proximal step of size eta unless the algorithm leaves that to the server.
+
+    `filter` is the local solver's momentum; clipping and weight decay act on g before it. The fields below `scale` are
+    for methods that need them: with a table, g is g - table[j] for the step's block j, then linear += table_rate * that
+    and table[j] = g; with a dual rate, linear += dual_rate * (x - anchor) after every step.
+    """
+
+    x: Tensor  # [d] starting point
+    linear: Tensor | None = None  # [d] constant part of the direction
+    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor; a tensor where it differs by client
+    anchor: Tensor | None = None  # [d] needed when prox is not 0
+    scale: float | Tensor = 1.0  # [] kappa, weight of the stochastic gradient
+    lr_scale: float = 1.0  # factor on eta
+    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples (SVRG, Mime)
+    table: Tensor | None = None  # [M, d] last gradient of each block (SAGA, LoSAC)
+    table_rate: float | Tensor = 0.0  # []
+    dual_rate: float = 0.0  # (ADMM with inexact steps)
+    momentum: float | None = None  # in place of the solver's (MFL)
+    buffer: Tensor | None = None  # [d] the momentum buffer at the start, in place of none (MFL)
+    metric: Tensor | None = None  # [d, d] the direction, pull included, is solved against it (Newton clients)
+
+
+class Done(NamedTuple):
+    """What the local solver reports."""
+
+    x: Tensor  # [d] the client's model after its local steps
+    steps: Tensor  # [] local steps taken
+    normaliser: Tensor  # [] ||a_i||_1: the response of (x_start - x) / eta to gradients that are all 1 (FedNova)
+    linear: Tensor | None = None  # [d] as it ended, where steps change it
+    table: Tensor | None = None  # [M, d] as it ended
+    buffer: Tensor | None = None  # [d] momentum buffer as it ended
+
+
+class Oracle(NamedTuple):
+    """Which gradient of f_i a local step uses."""
+
+    kind: Literal["minibatch", "full", "sam", "svrg", "saga"] = "minibatch"  # svrg: g(x) - g(x^t) + grad f_i(x^t)
+    radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
+    blocks: int = 0  # saga: M blocks a client; the engines do not see it, `oracles.with_table` makes it of a method
+
+
+class Prelude(NamedTuple):
+    """A message of every client before the local steps: its full gradient at x^t."""
+
+    contribute: Callable[[Tensor, Sender, Cohort], Tree]  # (gradient [d], ...), summed over the cohort
+    absorb: Callable[[Tree, Tree], Tree]  # (down, total) -> down; the total is sent to the cohort
+
+
+class Prologue(NamedTuple):
+    """All clients once before round 0, with their block gradients at x^0."""
+
+    row: Callable[[Tree, Tensor], Tree]  # (row, blocks [M, d]) -> row
+    send: Callable[[Tensor, Tensor], Tree]  # (blocks [M, d], p_i []) -> its message, summed over all clients
+    update: Callable[[Tree, Tree], Tree]  # (server, total) -> server
+
+
+class Settle(NamedTuple):
+    """A message to every client whose reply counted, after the server's step: its state depends on the aggregate."""
+
+    send: Callable[[Tree, Tree], Tree]  # (down as broadcast, server after the step) -> the message
+    row: Callable[[Tree, Tree], Tree]  # (message, row after `finish`) -> row
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from."""
+
+    init: Callable[[Tensor, Population], Tree]
+    start: Callable[[Tree, Tree, Client], Local]
+    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]
+    contribute: Callable[[Tree, Sender, Cohort], Tree]  # of an upload, which holds tensors only
+    update: Callable[[Tree, Tree, Cohort], Tree]
+    broadcast: Callable[[Tree], Tree] = lambda server: server.x  # the model x [d], or what has it as a field `x`
+    init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
+    settle: Settle | None = None
+    models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
+    weights: Weights = "uniform"
+    regularise: Literal["local", "server"] = "local"  # who takes proximal steps; the server's are in `update`
+    oracle: Oracle | None = None  # overrides the local solver's
+    steps: int | None = None  # overrides the local work (FedSGD: 1)
+    hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
+    blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
+    prelude: Prelude | None = None
+    prologue: Prologue | None = None
+    communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
+    needs_everyone: bool = False  # all clients in every round
+    needs_inclusion: bool = False  # sender.inclusion, so only samplings with known probabilities will do
+    needs_p: bool = False  # client.p: its weight in the objective is told to the client
+    needs_x0: bool = False  # `init_client` uses the values of x^0, which a client that joins late is sent
+    needs_full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
+    needs_normaliser: bool = False  # done.normaliser (NaN otherwise), so only local solvers that have one will do
+    stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
+    served: bool = False  # has a server optimiser
+    keeps_late: bool = False  # late replies are kept for the round they come in
+    refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
+    identity: Identity = UNNAMED  # which method with which parameters; see `identity`
+
+
+def model_of(down: Tree) -> Tensor:
+    """The server's model x^t [d] in what it broadcast."""
+    x: Tensor = down if isinstance(down, Tensor) else down.x
+    return x

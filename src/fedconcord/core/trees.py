@@ -1,0 +1,49 @@
+"""Trees of NamedTuples and tensors: what servers and clients keep and send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Tree = Any
+"""A tensor, a NamedTuple of trees, or () for nothing."""
+
+
+def tree_map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply f to corresponding tensors of trees of one structure."""
+    if isinstance(tree, tuple):
+        mapped = [tree_map(f, *leaves) for leaves in zip(tree, *rest, strict=True)]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
+    return f(tree, *rest)
+
+
+def tree_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted field name, in order: State(x, c) -> {'x': ..., 'c': ...}; a bare tensor has the name ''."""
+    if isinstance(tree, tuple):
+        names = getattr(tree, "_fields", None) or [str(k) for k in range(len(tree))]
+        found: dict[str, Any] = {}
+        for name, leaf in zip(names, tree, strict=True):
+            found |= tree_leaves(leaf, f"{prefix}.{name}" if prefix else name)
+        return found
+    return {prefix: tree}
+
+
+def tree_unflatten(like: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
+    """The inverse of `tree_leaves` for a tree of the same structure as `like`."""
+    if isinstance(like, tuple):
+        names = getattr(like, "_fields", None) or [str(k) for k in range(len(like))]
+        parts = [
+            tree_unflatten(leaf, leaves, f"{prefix}.{name}" if prefix else name)
+            for name, leaf in zip(names, like, strict=True)
+        ]
+        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return leaves[prefix]
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes of a message or state: every tensor counts numel * itemsize, a Python number (broadcasts only) 8."""
+    return sum(
+        leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for leaf in tree_leaves(tree).values()
+    )

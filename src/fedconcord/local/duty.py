@@ -1,0 +1,161 @@
+"""What every form of the local step shares: what a client is told before round 0, what it knows, and its row."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord import rng
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Draws,
+    Local,
+    Objective,
+    Oracle,
+    Orders,
+    Plan,
+    Regulariser,
+    Settle,
+    Tree,
+    TwoBlockRow,
+)
+from fedconcord.errors import UserError
+from fedconcord.solvers import Solver
+
+
+class Duty(NamedTuple):
+    """What every client of a job knows before round 0; the rest comes with its orders."""
+
+    algorithm: Algorithm
+    solver: Solver
+    draws: Draws
+
+    @property
+    def oracle(self) -> Oracle:
+        """The gradient oracle in force: the method's own if it names one."""
+        return self.algorithm.oracle or self.solver.oracle
+
+    @property
+    def uses_full_gradient(self) -> bool:
+        """Whether a client's local problem or its message is made with its full gradient at the server's model."""
+        return self.algorithm.needs_full_gradient or self.oracle.kind == "svrg"
+
+
+def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bool) -> Client:
+    """What the clients at these positions of the plan know, scalars stacked as [S, 1]."""
+    column = partial(column_of, objective, select)
+
+    def noise(n: int) -> Tensor:
+        draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
+        return torch.as_tensor(np.stack(draws)).to(dtype=objective.dtype, device=objective.device)
+
+    return Client(
+        id=column(plan.ids, torch.int64),
+        p=column(plan.p if needs_p else np.full(len(plan.ids), np.nan)),
+        steps=column(behind(plan)),
+        lr=plan.lr,
+        noise=noise,
+        late=None if plan.late is None else column(plan.late),
+    )
+
+
+def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
+    """What one client knows, scalars as []."""
+
+    def scalar(value: float, dtype: torch.dtype = objective.dtype) -> Tensor:
+        return torch.tensor(value, dtype=dtype, device=objective.device)
+
+    def noise(n: int) -> Tensor:
+        draws = rng.generator(orders.seed, rng.Purpose.NOISE, orders.round, orders.id).random(n)
+        return torch.as_tensor(draws).to(dtype=objective.dtype, device=objective.device)
+
+    late = scalar(float(orders.late)) if keeps_late else None
+    return Client(
+        scalar(orders.id, torch.int64),
+        scalar(orders.p),
+        scalar(orders.steps + orders.waited),
+        orders.lr,
+        noise,
+        late=late,
+    )
+
+
+def column_of(objective: Objective, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+    """Values [S] of a plan at these positions, as a column [S', 1] of the objective's number type unless given."""
+    chosen = torch.as_tensor(values[select]).to(dtype=dtype or objective.dtype, device=objective.device)
+    return chosen[:, None]
+
+
+def behind(plan: Plan) -> np.ndarray:
+    """Local steps [S] behind each client's reply."""
+    return plan.steps if plan.waited is None else plan.steps + plan.waited
+
+
+def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:
+    """The regulariser whose proximal steps are the clients'."""
+    return objective.regulariser if algorithm.regularise == "local" else None
+
+
+def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:
+    """The local problem whose mini-batch gradients are SVRG-corrected around the server's model x, if asked."""
+    if oracle.kind != "svrg":
+        return local
+    assert gradient is not None
+    corrected = local.scale * gradient if local.linear is None else local.linear + local.scale * gradient
+    return local._replace(snapshot=x, linear=corrected)
+
+
+def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -> tuple[Objective, Tree, Tensor | None]:
+    """Stored rows [S, ...] as (the objective in x, the method's rows, the new private blocks if there are any)."""
+    if objective.private is None:
+        return objective, held, None
+    private = objective.private.step(x, held.private, places)
+    return objective.private.given(private, places), held.row, private
+
+
+def close_rows(rows: Tree, private: Tensor | None) -> Tree:
+    """The inverse: what is stored."""
+    return rows if private is None else TwoBlockRow(rows, private)
+
+
+def settled(settle: Settle, sent: Tree, held: Tree) -> Tree:
+    """Stored rows after the server's message `sent`."""
+    if isinstance(held, TwoBlockRow):
+        return held._replace(row=settle.row(sent, held.row))
+    return settle.row(sent, held)
+
+
+def curvature(objective: Objective, x: Tensor, place: int, client: int) -> Tensor:
+    """The Hessian [d, d] of a client at x.
+
+    Raises:
+        UserError: it has a negative eigenvalue, so a Newton step would climb.
+    """
+    assert objective.hessian is not None
+    square = objective.hessian(x, objective.samples(place))
+    eigenvalues = torch.linalg.eigvalsh(square)
+    if eigenvalues[0] < -1e-6 * eigenvalues[-1].abs():
+        raise UserError(
+            f"client {client}'s Hessian has the negative eigenvalue {float(eigenvalues[0]):.3g}: Newton steps need a "
+            "convex problem; use a convex model such as logreg, or a method without Newton steps"
+        )
+    return square
+
+
+def block_gradients(objective: Objective, duty: Duty, place: int, client: int, x: Tensor) -> Tensor:
+    """Gradients [M, d] of a client's blocks at x [d]."""
+    n = int(objective.offsets[place + 1] - objective.offsets[place])
+    members = duty.draws.members(duty.algorithm, client, n)
+    index = np.zeros((len(members), max(map(len, members))), np.int64)
+    weight = np.zeros(index.shape)
+    for row, share, block in zip(index, weight, members, strict=True):
+        row[: len(block)], share[: len(block)] = block, 1 / len(block)
+    samples = torch.as_tensor(index + objective.offsets[place], device=objective.device)
+    short = len(members[0]) > len(members[-1])
+    shares = torch.as_tensor(weight).to(samples.device, objective.dtype) if short else None
+    return objective.gradients(x.expand(len(members), -1), samples, shares)
