@@ -14,6 +14,7 @@ LAYERS = [
     {"heterogeneity"},
     {"state"},
     {"local"},
+    {"remote"},
     {"engines"},
     {"run", "training", "refusals", "evaluate", "diagnose", "audit", "checkpoint", "results"}
     | {"answer", "fairness", "personalise", "stopping"},

@@ -39,9 +39,8 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
     """
 
     def around(inner: Tree, x: Tensor) -> Row:
-        blank = tree_map(
-            lambda leaf: torch.zeros(leaf.shape[1:], dtype=leaf.dtype, device=x.device), forms(algorithm, x).up
-        )
+        message = forms(algorithm, x).up
+        blank = tree_map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=x.device), message)
         return Row(inner, blank, x.new_zeros(()))
 
     def finish(down: Tree, row: Row, done: Done, client: Client) -> tuple[Tree, Row]:

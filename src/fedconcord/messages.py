@@ -11,13 +11,15 @@ from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender,
 
 
 class Forms(NamedTuple):
-    """What goes to a client and comes from it in a round: trees of tensors [1, ...] without values ('meta')."""
+    """What goes to a client and comes from it in a round: trees of tensors without values ('meta')."""
 
+    x: Tensor  # [d] the model
     down: Tree
     up: Tree
     asked: Tree  # from it before the local steps (Mime), or ()
     answer: Tree  # to it in return
     settled: Tree  # to it after the server's step, or ()
+    share: Tree  # from it before round 0, or ()
     snapshot: bool  # whether a local step evaluates a second gradient, at a snapshot
 
     @property
@@ -30,39 +32,41 @@ class Forms(NamedTuple):
         return tree_bytes(self.up) + tree_bytes(self.asked)
 
 
-def forms(algorithm: Algorithm, x: Tensor) -> Forms:
-    """The forms of one client's messages, for a model like x [d]."""
+def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
+    """The forms of one client's messages, for a model like x [d]; `stacked`: what it sends as rows [1, ...]."""
     server = algorithm.init(x, Population(1, x.new_ones(1)))
     down, held = (tree_map(_bare, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
-    row = tree_map(lambda leaf: leaf.reshape(1, 1) if leaf.ndim == 0 else leaf[None], held)
-    bare = _bare(x)
-    d, one, many = len(x), bare.new_empty(1, 1), bare.new_empty(1, len(x))
+    bare, d, lead = _bare(x), len(x), (1,) * stacked
+    row = tree_map(lambda leaf: leaf.reshape(lead + (leaf.shape or lead)), held)
+    one, many = bare.new_empty(lead + lead), bare.new_empty(*lead, d)
     client = Client(
         id=one.to(torch.int64),
         p=one,
         steps=one,
         lr=1.0,
-        noise=lambda n: bare.new_empty(1, n),
+        noise=lambda n: bare.new_empty(*lead, n),
         gradient=many,
-        hessian=bare.new_empty(1, d, d),
+        hessian=bare.new_empty(*lead, d, d),
         late=one,
     )
-    asked, answer = (), ()
+    asked, answer, settled, share = (), (), (), ()
     if algorithm.prelude is not None:
         cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=d, coin=0.0, lr=1.0)
         sender = Sender(client.id, one, one, one, one, 1.0)
-        asked, share = many, algorithm.prelude.contribute(many, sender, cohort)
-        answer = tree_map(lambda leaf: leaf.sum(0), share)
+        asked, answer = many, algorithm.prelude.contribute(many, sender, cohort)
+        answer = tree_map(lambda leaf: leaf.sum(0), answer) if stacked else answer
         down = algorithm.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
-    linear = None if local.linear is None else local.linear.expand(1, d)
-    buffer = many if local.buffer is None else local.buffer.expand(1, d)
-    sent, _ = algorithm.finish(down, row, Done(local.x.expand(1, d), one, one, linear, local.table, buffer), client)
+    linear = None if local.linear is None else local.linear.expand(*lead, d)
+    buffer = many if local.buffer is None else local.buffer.expand(*lead, d)
+    sent, _ = algorithm.finish(down, row, Done(local.x.expand(*lead, d), one, one, linear, local.table, buffer), client)
+    if algorithm.settle is not None:
+        settled = tree_map(_bare, algorithm.settle.send(algorithm.broadcast(server), server))
+    if algorithm.prologue is not None:
+        assert algorithm.blocks is not None
+        share = algorithm.prologue.send(bare.new_empty(algorithm.blocks, d), bare.new_empty(()))
     broadcast = tree_map(_bare, algorithm.broadcast(server))
-    settled = (
-        () if algorithm.settle is None else tree_map(_bare, algorithm.settle.send(algorithm.broadcast(server), server))
-    )
-    return Forms(broadcast, sent, asked, answer, settled, local.snapshot is not None)
+    return Forms(bare, broadcast, sent, asked, answer, settled, share, local.snapshot is not None)
 
 
 def _bare(leaf: Any) -> Any:

@@ -117,14 +117,10 @@ def blank(job: Job) -> tuple[State, Population]:
     Raises:
         UserError: the job cannot run (`refusals`).
     """
-    objective = job.problem.objective
     population = population_of(job)
     refusals.check(job)
-    x = job.problem.init(job.schedule.seed)
-    template = job.algorithm.init_client(x)
-    if objective.private is not None:
-        template = TwoBlockRow(template, objective.private.first)
-    server = job.algorithm.init(x, population)
+    template = _template(job)
+    server = job.algorithm.init(job.problem.init(job.schedule.seed), population)
     first = first_rows(job.problem, job.duty, server.x, template)
     store = job.engine.open(job.problem, job.duty, job.storage, template, first)
     return State(0, server, store, 0, 0, 0), population
@@ -144,9 +140,13 @@ def state_bytes(job: Job, rounds: int) -> int:
 
 def row_bytes(job: Job) -> int:
     """Bytes that one client's row takes between rounds."""
-    own = job.storage.row_bytes(job.algorithm.init_client(job.problem.init(job.schedule.seed)))
-    private = job.problem.objective.private
-    return own + (0 if private is None else job.storage.row_bytes(private.first))
+    return job.storage.row_bytes(job.engine.kept(_template(job)))
+
+
+def _template(job: Job) -> Tree:
+    """A client's row before its first round."""
+    row, private = job.algorithm.init_client(job.problem.init(job.schedule.seed)), job.problem.objective.private
+    return row if private is None else TwoBlockRow(row, private.first)
 
 
 def resolved(job: Job) -> Job:
@@ -175,7 +175,7 @@ def advance(job: Job, state: State) -> State:
     done = Outcome(state.server, 0, 0, 0)
     if len(plan.ids):
         done = job.engine.round(job.problem, job.duty, state.server, state.store, plan)
-    lost = plan.aside.lost and job.cost.down * plan.aside.lost
+    lost = len(plan.aside.lost) and job.cost.down * len(plan.aside.lost)
     return state._replace(
         round=state.round + 1,
         server=done.server,

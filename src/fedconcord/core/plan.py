@@ -13,7 +13,7 @@ class Aside(NamedTuple):
     """What a round costs besides its cohort: clients that were asked for their loss, and those that were lost."""
 
     asked: int = 0  # got the model, and sent one number
-    lost: int = 0  # got what the cohort got, and sent nothing
+    lost: tuple[int, ...] = ()  # ids of those that got what the cohort got, and sent nothing
     gradient_steps: int = 0  # of those that were lost
 
 

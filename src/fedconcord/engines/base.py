@@ -12,10 +12,10 @@ from torch import Tensor
 from fedconcord.core import (
     Algorithm,
     Cohort,
-    Objective,
     Plan,
     Population,
     Problem,
+    Regulariser,
     Sender,
     Tree,
     TwoBlockRow,
@@ -52,6 +52,14 @@ class Engine(Protocol):
         """An empty store of clients' rows."""
         ...
 
+    def kept(self, template: Tree) -> Tree:
+        """What is stored of a client whose row is like the template."""
+        ...
+
+    def report(self, store: Store) -> dict[str, int]:
+        """What run.json says of the way, by name; nothing where all clients are at hand."""
+        ...
+
     def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
         """All clients once before round 0, for methods that ask for it."""
         ...
@@ -65,26 +73,42 @@ class Engine(Protocol):
         ...
 
 
-def cohort_of(problem: Problem, plan: Plan) -> Cohort:
+class Space(NamedTuple):
+    """What a server knows of the objectives."""
+
+    n: int  # clients N
+    dim: int  # d
+    dtype: torch.dtype
+    device: torch.device
+    regulariser: Regulariser | None
+
+
+def space_of(problem: Problem) -> Space:
+    """What the server of a problem knows."""
+    objective = problem.objective
+    return Space(problem.roster.n, objective.dim, objective.dtype, objective.device, objective.regulariser)
+
+
+def cohort_of(space: Space, plan: Plan) -> Cohort:
     """The scalars of a round that the server knows beforehand."""
     p, steps = plan.p[plan.heard], behind(plan)[plan.heard]
     mass = float(p.sum())
     return Cohort(
         round=plan.round,
-        n=problem.roster.n,
+        n=space.n,
         size=len(p),
         mass=mass,
         mean_steps=float(p @ steps) / mass if mass else 0.0,
-        dim=problem.objective.dim,
+        dim=space.dim,
         coin=plan.coin,
-        regulariser=problem.objective.regulariser,
+        regulariser=space.regulariser,
         lr=plan.lr,
     )
 
 
-def senders_of(objective: Objective, plan: Plan, select: np.ndarray) -> Sender:
+def senders_of(space: Space, plan: Plan, select: np.ndarray) -> Sender:
     """What the server knows of the clients at these positions of the plan, scalars stacked as [S, 1]."""
-    column = partial(column_of, objective, select)
+    column = partial(column_of, space.dtype, space.device, select)
     return Sender(
         id=column(plan.ids, torch.int64),
         w=column(plan.w),
@@ -94,6 +118,12 @@ def senders_of(objective: Objective, plan: Plan, select: np.ndarray) -> Sender:
         lr=plan.lr,
         late=None if plan.late is None else column(plan.late),
     )
+
+
+def sender_of(space: Space, plan: Plan, position: int) -> Sender:
+    """What the server knows of one client, scalars as []."""
+    senders = senders_of(space, plan, np.array([position]))
+    return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
 
 
 # -- what simulations do alike: all clients are at hand --------------------------------------------------------

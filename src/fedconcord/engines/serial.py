@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Plan, Population, Problem, Sender, Tree, orders_of, tree_bytes, tree_map
+from fedconcord.core import Plan, Population, Problem, Tree, orders_of, tree_bytes, tree_map
 from fedconcord.engines import base
-from fedconcord.engines.base import Outcome, cohort_of, senders_of
+from fedconcord.engines.base import Outcome, cohort_of, sender_of, space_of
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty, settled
 from fedconcord.local.step import ask, client_step, passes
@@ -28,6 +28,14 @@ class Serial:
         """Rows as the storage keeps them."""
         return storage.open(template, first)
 
+    def kept(self, template: Tree) -> Tree:
+        """The row itself."""
+        return template
+
+    def report(self, store: Store) -> dict[str, int]:
+        """Nothing: all clients are at hand."""
+        return {}
+
     def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
         """All clients once before round 0."""
         return base.prologue(problem, duty, server, population)
@@ -38,11 +46,12 @@ class Serial:
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
-        algorithm, objective, cohort = duty.algorithm, problem.objective, cohort_of(problem, plan)
+        algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
+        cohort = cohort_of(space, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         orders = [orders_of(plan, k, algorithm) for k in range(len(plan.ids))]
         rows = [_first(store.gather(one)) for one in np.split(plan.ids, len(plan.ids))]
-        senders = [_one(senders_of(objective, plan, np.array([k]))) for k in range(len(plan.ids))]
+        senders = [sender_of(space, plan, k) for k in range(len(plan.ids))]
         working = int((~plan.answers).sum())
         down = broadcast = algorithm.broadcast(server)
         bytes_down = base.joining(algorithm, store, plan, plan.ids, talks) * tree_bytes(server.x)
@@ -74,11 +83,6 @@ class Serial:
                 bytes_down += cohort.size * tree_bytes(sent)
                 store.scatter(plan.ids, settled(algorithm.settle, sent, store.gather(plan.ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations)
-
-
-def _one(senders: Sender) -> Sender:
-    """The only one of a stack of one, scalars as []."""
-    return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
 
 
 def _first(rows: Tree) -> Tree:

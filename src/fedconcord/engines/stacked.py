@@ -24,7 +24,7 @@ from fedconcord.core import (
     tree_map,
 )
 from fedconcord.engines import base, chunk, workers
-from fedconcord.engines.base import Outcome, cohort_of, senders_of
+from fedconcord.engines.base import Outcome, Space, cohort_of, senders_of, space_of
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import (
     Duty,
@@ -66,6 +66,14 @@ class Stacked:
         """Rows as the storage keeps them."""
         return storage.open(template, first)
 
+    def kept(self, template: Tree) -> Tree:
+        """The row itself."""
+        return template
+
+    def report(self, store: Store) -> dict[str, int]:
+        """Nothing: all clients are at hand."""
+        return {}
+
     def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
         """All clients once before round 0."""
         return base.prologue(problem, duty, server, population, self.team)
@@ -76,7 +84,8 @@ class Stacked:
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
-        algorithm, objective, cohort = duty.algorithm, problem.objective, cohort_of(problem, plan)
+        algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
+        cohort = cohort_of(space, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         now = self.resolve(problem, duty, plan)
         assert isinstance(now.chunk, int)
@@ -103,7 +112,7 @@ class Stacked:
                 own, _, _ = open_rows(objective, server.x, store.gather(ids), ids)
                 gradient = full_gradient(own, server.x.expand(len(ids), -1), ids)
                 total = _add(
-                    total, _reduce(algorithm.prelude.contribute(gradient, senders_of(objective, plan, select), cohort))
+                    total, _reduce(algorithm.prelude.contribute(gradient, senders_of(space, plan, select), cohort))
                 )
                 bytes_up += tree_bytes(gradient)
                 evaluations += passes_of(objective, duty, plan, select)
@@ -120,7 +129,7 @@ class Stacked:
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(objective, duty, ids, down, rows, plan, select, heard, gradients[k])
+            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k])
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
@@ -158,6 +167,7 @@ class Trained(NamedTuple):
 
 def train(
     objective: Objective,
+    space: Space,
     duty: Duty,
     places: np.ndarray,
     down: Tree,
@@ -197,7 +207,7 @@ def train(
     up, rows = algorithm.finish(down, rows, done, client)
     share, heard = None, int(plan.heard[select].sum())
     if cohort is not None:
-        share = _reduce(algorithm.contribute(up, senders_of(objective, plan, select), cohort))
+        share = _reduce(algorithm.contribute(up, senders_of(space, plan, select), cohort))
     return Trained(share, close_rows(rows, private), tree_bytes(up) // len(select) * heard, evaluations + cost)
 
 

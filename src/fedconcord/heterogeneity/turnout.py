@@ -156,7 +156,7 @@ def turnout(
         steps=np.append(steps[stay], np.zeros(come, np.int64))[order],
         waited=np.append(np.zeros(len(who) - come, np.int64), np.array([r.steps for r in now], np.int64))[order],
         late=np.append(late[stay], np.zeros(come, bool))[order],
-        aside=Aside(asked, int(lost.sum()), int((share * gradients)[lost].astype(np.int64).sum())),
+        aside=Aside(asked, tuple(ids[lost].tolist()), int((share * gradients)[lost].astype(np.int64).sum())),
         seconds=float(max(waits)) if waits else rules.deadline or 0.0,
         pending=tuple(kept),
     )

@@ -48,7 +48,7 @@ class Duty(NamedTuple):
 
 def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bool) -> Client:
     """What the clients at these positions of the plan know, scalars stacked as [S, 1]."""
-    column = partial(column_of, objective, select)
+    column = partial(column_of, objective.dtype, objective.device, select)
 
     def noise(n: int) -> Tensor:
         draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
@@ -85,10 +85,11 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
     )
 
 
-def column_of(objective: Objective, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-    """Values [S] of a plan at these positions, as a column [S', 1] of the objective's number type unless given."""
-    chosen = torch.as_tensor(values[select]).to(dtype=dtype or objective.dtype, device=objective.device)
-    return chosen[:, None]
+def column_of(
+    usual: torch.dtype, device: torch.device, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Values [S] of a plan at these positions, as a column [S', 1] of the usual number type unless another is given."""
+    return torch.as_tensor(values[select]).to(dtype=dtype or usual, device=device)[:, None]
 
 
 def behind(plan: Plan) -> np.ndarray:

@@ -51,7 +51,7 @@ from fedconcord.core import (
 )
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.engines.base import cohort_of, joining
+from fedconcord.engines.base import cohort_of, joining, space_of
 from fedconcord.errors import unknown
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule
@@ -614,7 +614,7 @@ def _messages(bench: Bench) -> None:
     for _ in range(4):
         before, now = state, {}
         plan = _plan(job, state.round)
-        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort_of(job.problem, plan))
+        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort_of(space_of(job.problem), plan))
         x0 = joining(job.algorithm, state.store, plan, plan.ids, talks) * state.server.x.nbytes
         sent |= {"up": 0, "down": x0}
         state = advance(watched, state)

@@ -1,0 +1,204 @@
+"""A client that stands alone: its own samples, its own row, and the bytes that it gets.
+
+Its row is kept in two phases. A reply leaves a pending row behind; the next message of the server says whether that
+reply counted (its round and fingerprint), and only then the pending row becomes the row. A reply that never arrived
+changes nothing on either side, whatever the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedconcord.core import Objective, Orders, Tree, TwoBlockRow, model_of, tree_map
+from fedconcord.local.duty import Duty, block_gradients, settled
+from fedconcord.local.step import ask, client_step, passes
+from fedconcord.messages import Forms
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame, FrameError
+
+NONE = -1  # no round
+
+
+class Kept(NamedTuple):
+    """What a client keeps between rounds."""
+
+    row: Tree  # its state after the last reply that counted
+    pending: Tree  # its state if the reply of `mark[0]` counted
+    mark: Tensor  # [3] int64: the round of the pending reply, its fingerprint, the last round that counted; -1: none
+
+
+def kept_like(row: Tree) -> Kept:
+    """What a client keeps whose row is this one."""
+    return Kept(row, row, torch.tensor([NONE, 0, NONE]))
+
+
+class Shelf(Protocol):
+    """Where one client keeps its rows; they survive a restart."""
+
+    def read(self) -> Kept | None: ...
+
+    def write(self, kept: Kept) -> None: ...
+
+
+class RemoteClient:
+    """Answers frames. What it holds besides its shelf may be lost at any moment and is made again.
+
+    Args:
+        objective: of this client alone, at place 0.
+        forms: of the method's messages; damaged or foreign ones are refused by them.
+    """
+
+    def __init__(self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms) -> None:
+        self.id, self.duty, self.objective, self.shelf, self.forms = id, duty, objective, shelf, forms
+        self.method = codec.digest(duty.algorithm.identity)
+        self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Answers to a frame, none where it is damaged, out of date or not for this client."""
+        handlers: Mapping[str, Callable[[Frame], Frame | None]] = {
+            "orders": self._orders,
+            "ask": self._ask,
+            "train": self._train,
+            "settle": self._settle,
+            "join": self._join,
+            "prologue": self._prologue,
+            "loss": self._loss,
+        }
+        try:
+            frame = codec.read(data)
+            if frame.client != self.id or frame.kind not in handlers:
+                return []
+            if frame.method != self.method:
+                return [codec.write(self._frame("refused", frame.round, {"why": "another method"}))]
+            answer = handlers[frame.kind](frame)
+        except FrameError:
+            return []
+        return [] if answer is None else [codec.write(answer)]
+
+    # -- before round 0, and beside the rounds --------------------------------------------------------------------
+
+    def _join(self, frame: Frame) -> Frame:
+        """x^0, for methods whose first row depends on it."""
+        if self.shelf.read() is None:
+            self.shelf.write(self._first(self._tree("x0", frame, self.forms.x)))
+        return self._frame("joined", frame.round)
+
+    def _prologue(self, frame: Frame) -> Frame:
+        prologue = self.duty.algorithm.prologue
+        assert prologue is not None
+        x = self._tree("x0", frame, self.forms.x)
+        gradients = block_gradients(self.objective, self.duty, 0, self.id, x)
+        first = self._first(x)
+        empty = first.row.row if isinstance(first.row, TwoBlockRow) else first.row
+        row = prologue.row(empty, gradients)
+        self.shelf.write(kept_like(first.row._replace(row=row) if isinstance(first.row, TwoBlockRow) else row))
+        p = torch.tensor(frame.fields["p"], dtype=gradients.dtype, device=gradients.device)
+        sent = codec.pack("share", prologue.send(gradients, p))
+        return self._frame("share", frame.round, {"gradient_steps": len(gradients)}, sent)
+
+    def _loss(self, frame: Frame) -> Frame:
+        with torch.no_grad():
+            value = self.objective.loss(self._tree("x", frame, self.forms.x), self.objective.samples(0))
+        return self._frame("loss", frame.round, {}, {"loss/": torch.tensor(float(value), dtype=torch.float64)})
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, frame: Frame) -> Frame | None:
+        """The message before the local steps."""
+        down = self._tree("down", frame, self.forms.down)
+        kept = self._resolved(frame, down)
+        if kept is None:
+            return None
+        gradient = ask(self.duty, self.objective, 0, down, kept.row)
+        self._asked = (frame.round, down, gradient)
+        fields = {"gradient_steps": passes(self.duty, self.objective, 0)}
+        return self._frame("gradient", frame.round, fields, codec.pack("gradient", gradient))
+
+    def _train(self, frame: Frame) -> Frame | None:
+        """The local steps after a prelude."""
+        assert self.duty.algorithm.prelude is not None
+        if self._asked is None or self._asked[0] != frame.round:
+            return self._frame("forgot", frame.round)  # restarted in between: the server asks anew
+        _, down, gradient = self._asked
+        down = self.duty.algorithm.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
+        return self._step(frame, down, gradient if self.duty.algorithm.needs_full_gradient else None)
+
+    def _orders(self, frame: Frame) -> Frame | None:
+        """The local steps."""
+        if frame.fields["orders"]["waited"]:  # nothing is broadcast for them; the step is void
+            zeros = tree_map(lambda leaf: torch.zeros_like(leaf, device=self.objective.device), self.forms.down)
+            return self._step(frame, zeros, None)
+        return self._step(frame, self._tree("down", frame, self.forms.down), None)
+
+    def _step(self, frame: Frame, down: Tree, gradient: Tensor | None) -> Frame | None:
+        kept = self._resolved(frame, down)
+        if kept is None:
+            return None
+        orders = Orders(**frame.fields["orders"])
+        done = client_step(self.duty, self.objective, 0, down, kept.row, orders, gradient)
+        sent = {} if orders.late else codec.pack("up", done.up)
+        mark = torch.tensor([frame.round, codec.fingerprint(sent), int(kept.mark[2])])
+        self.shelf.write(Kept(kept.row, done.row, mark))
+        fields = {"gradient_steps": done.gradient_steps, "fingerprint": int(mark[1])}
+        return self._frame("reply", frame.round, fields, sent)
+
+    def _settle(self, frame: Frame) -> Frame | None:
+        """The message after the server's step: the reply of this round counted."""
+        kept = self.shelf.read()
+        if kept is None:
+            return None
+        if int(kept.mark[2]) < frame.round:
+            if int(kept.mark[0]) != frame.round:
+                return None  # of another past
+            self.shelf.write(self._counted(kept, self._tree("settle", frame, self.forms.settled)))
+        return self._frame("settled", frame.round)
+
+    # -- the row ---------------------------------------------------------------------------------------------------
+
+    def _resolved(self, frame: Frame, down: Tree) -> Kept | None:
+        """The row that a round begins with, or None where the frame is of the past."""
+        kept = self.shelf.read()
+        if kept is None:
+            given = "x0/" in frame.tensors
+            kept = self._first(self._tree("x0", frame, self.forms.x) if given else model_of(down))
+        pending, fingerprint, counted = (int(value) for value in kept.mark)
+        if frame.round <= counted or frame.round < pending:
+            return None
+        if NONE < pending < frame.round:
+            if frame.fields["counted"] == [pending, fingerprint]:
+                owed = self.duty.algorithm.settle is not None
+                kept = self._counted(kept, self._tree("settle", frame, self.forms.settled) if owed else None)
+            else:
+                kept = Kept(kept.row, kept.row, torch.tensor([NONE, 0, counted]))
+        for silent in frame.fields.get("silent", ()):  # rounds without messages: they depend on nobody else
+            if silent["round"] > int(kept.mark[2]):
+                row = client_step(self.duty, self.objective, 0, down, kept.row, Orders(**silent)).row
+                kept = Kept(row, row, torch.tensor([NONE, 0, silent["round"]]))
+        self.shelf.write(kept)
+        return kept
+
+    def _counted(self, kept: Kept, sent: Tree | None) -> Kept:
+        settle = self.duty.algorithm.settle
+        row = kept.pending if settle is None else settled(settle, sent, kept.pending)
+        return Kept(row, row, torch.tensor([NONE, 0, int(kept.mark[0])]))
+
+    def _first(self, x: Tensor) -> Kept:
+        row = self.duty.algorithm.init_client(x)
+        private = self.objective.private
+        return kept_like(row if private is None else TwoBlockRow(row, private.first))
+
+    def _tree(self, name: str, frame: Frame, like: Tree) -> Any:
+        return codec.unpack(name, frame, like, self.objective.device)
+
+    def _frame(
+        self,
+        kind: str,
+        round: int,
+        fields: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> Frame:
+        return Frame(kind, self.method, round, self.id, fields or {}, tensors or {})

@@ -1,0 +1,338 @@
+"""The server's half of a round: it knows a roster and what comes over the wire, and holds no samples.
+
+A client that does not answer in `tries` exchanges is left out: the weights of the round are those of the clients that
+were heard, and its row stays as it was, for nobody tells it that its reply counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.core import Algorithm, Orders, Plan, Population, Tree, orders_of, tree_map
+from fedconcord.engines.base import Outcome, Space, cohort_of, sender_of
+from fedconcord.errors import UserError
+from fedconcord.heterogeneity import weights
+from fedconcord.messages import Forms
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.remote.ledger import Ledger
+from fedconcord.remote.link import Traffic
+
+Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes]]]
+"""(messages to clients, clients that nothing arrives of) -> what came in, as (client, bytes)."""
+
+
+class Want(NamedTuple):
+    """What the server asks of one client, and the answer that it takes."""
+
+    frame: Frame
+    kind: str  # of the answer
+    name: str  # of its tree
+    like: Tree  # the tree's form; () for an answer without
+
+
+class Heard(NamedTuple):
+    """A client's answer."""
+
+    tree: Tree
+    gradient_steps: int = 0
+    fingerprint: int = 0
+
+
+class RemoteServer:
+    """One server's rounds.
+
+    Args:
+        space: what it knows of the objectives.
+        forms: of the method's messages.
+        send: one exchange.
+        tries: exchanges that a client has to answer in.
+        traffic: counted on from here.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, space: Space, forms: Forms, ledger: Ledger, send: Send, tries: int, traffic: Traffic
+    ) -> None:
+        self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
+        self.send, self.tries, self.traffic = send, tries, traffic
+        self.method = codec.digest(algorithm.identity)
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def round(self, server: Tree, plan: Plan, x0: Tensor) -> Outcome:
+        """One round, as `core.contract` states it; x0 [d] is sent to clients that join and need it."""
+        algorithm = self.algorithm
+        orders = {int(i): orders_of(plan, k, algorithm) for k, i in enumerate(plan.ids)}
+        before = self.traffic
+        cohort = cohort_of(self.space, plan)
+        if algorithm.communicates is not None and not algorithm.communicates(cohort):
+            self._join(plan, x0)
+            for i, order in orders.items():
+                self.ledger.silent.setdefault(i, []).append(order._asdict())
+            return self._outcome(server, before, 0)
+        broadcast = algorithm.broadcast(server)
+        steps, gradients = 0, dict[int, Heard]()
+        gone = frozenset(plan.aside.lost)
+        if algorithm.prelude is not None:
+            asked = {i: self._ask(plan.round, order, broadcast, x0) for i, order in orders.items()}
+            gradients = self._all(plan, asked)
+            plan = self._only(plan, gradients)
+            if not gradients:
+                return self._outcome(server, before, 0)
+            cohort = cohort_of(self.space, plan)
+            total = self._sum(
+                [
+                    algorithm.prelude.contribute(gradients[int(i)].tree, sender_of(self.space, plan, k), cohort)
+                    for k, i in enumerate(plan.ids)
+                ]
+            )
+            wants = {int(i): self._train(orders[int(i)], total) for i in plan.ids}
+            steps += sum(heard.gradient_steps for heard in gradients.values())
+            again = {i: asked[i].frame for i in wants}
+            lost = {i: self._gone(plan.round, i, broadcast, total) for i in gone}
+        else:
+            wants = {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()}
+            again, lost = {}, {i: self._gone(plan.round, i, broadcast, ()) for i in gone}
+        heard = self._all(plan, wants, again, lost)
+        steps += sum(answer.gradient_steps for answer in heard.values())
+        for i, answer in heard.items():
+            self.ledger.counted[i] = (plan.round, answer.fingerprint)
+            self.ledger.silent.pop(i, None)
+            (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
+        plan = self._only(plan, heard)
+        replies = [k for k in range(len(plan.ids)) if plan.heard[k]]
+        if not replies:
+            return self._outcome(server, before, steps)
+        cohort = cohort_of(self.space, plan)
+        shares = [
+            algorithm.contribute(heard[int(plan.ids[k])].tree, sender_of(self.space, plan, k), cohort) for k in replies
+        ]
+        server = algorithm.update(server, self._sum(shares), cohort)
+        if algorithm.settle is not None:
+            sent = algorithm.settle.send(broadcast, server)
+            self._settle(plan.round, sent, [int(plan.ids[k]) for k in replies])
+        return self._outcome(server, before, steps)
+
+    def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
+        now = self.traffic
+        return Outcome(server, now.payload_down - before.payload_down, now.payload_up - before.payload_up, steps)
+
+    def _only(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
+        """The plan of those that answered, weighed as if it had been drawn so.
+
+        Raises:
+            UserError: the method needs all clients and one is missing.
+        """
+        here = np.array([int(i) in heard for i in plan.ids], bool)
+        if here.all():
+            return plan
+        if self.algorithm.needs_everyone:
+            raise UserError(
+                f"client {plan.ids[~here][0]} did not answer in round {plan.round} within {self.tries} tries, and "
+                f"{self.algorithm.identity.name or 'the method'} needs all clients in every round; use more wire.tries "
+                "or another method"
+            )
+        cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
+        w, comes = np.zeros(len(cut.ids)), cut.heard
+        times = np.ones(len(cut.ids)) if cut.times is None else cut.times
+        expected = cut.inclusion if cut.expected is None else cut.expected
+        if comes.any():
+            w[comes] = weights.cohort(self.algorithm.weights, cut.p[comes], times[comes], expected[comes])
+        return cut._replace(w=w)
+
+    # -- beside the rounds -----------------------------------------------------------------------------------------
+
+    def prologue(self, server: Tree, population: Population) -> Outcome:
+        """All clients once before round 0.
+
+        Raises:
+            UserError: a client does not answer.
+        """
+        prologue, before = self.algorithm.prologue, self.traffic
+        assert prologue is not None
+        x0 = codec.pack("x0", server.x)
+        wants = {
+            i: Want(
+                self._frame("prologue", 0, i, {"p": float(population.p[i])}, x0), "share", "share", self.forms.share
+            )
+            for i in range(population.n)
+        }
+        heard = self._answers(wants)
+        self._need_all(heard, population.n, "before round 0")
+        total = self._sum([heard[i].tree for i in range(population.n)])
+        self.ledger.joined |= set(heard)
+        steps = sum(answer.gradient_steps for answer in heard.values())
+        return self._outcome(prologue.update(server, total), before, steps)
+
+    def losses(self, x: Tensor, ids: Sequence[int], round: int) -> dict[int, float]:
+        """The loss of each of these clients at x [d]; who does not answer is missing."""
+        sent = codec.pack("x", x)
+        like = torch.empty((), dtype=torch.float64)
+        wants = {i: Want(self._frame("loss", round, i, {}, sent), "loss", "loss", like) for i in ids}
+        return {i: float(answer.tree) for i, answer in self._answers(wants).items()}
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _orders(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> Want:
+        fields, tensors = self._head(round, order, broadcast, x0)
+        like = () if order.late else self.forms.up
+        return Want(self._frame("orders", round, order.id, fields, tensors), "reply", "up", like)
+
+    def _ask(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> Want:
+        fields, tensors = self._head(round, order, broadcast, x0)
+        return Want(self._frame("ask", round, order.id, fields, tensors), "gradient", "gradient", self.forms.x)
+
+    def _train(self, order: Orders, total: Tree) -> Want:
+        fields = {"orders": order._asdict(), "counted": None}
+        frame = self._frame("train", order.round, order.id, fields, codec.pack("answer", total))
+        return Want(frame, "reply", "up", self.forms.up)
+
+    def _head(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Orders with the broadcast, what became of the client's last reply, and what it still lacks."""
+        ledger, i = self.ledger, order.id
+        counted = ledger.counted.get(i)
+        fields: dict[str, Any] = {"orders": order._asdict(), "counted": None if counted is None else list(counted)}
+        if ledger.silent.get(i):
+            fields["silent"] = ledger.silent[i]
+        tensors = {} if order.answers else codec.pack("down", broadcast)
+        if self.algorithm.needs_x0 and i not in ledger.joined and round > 0:
+            tensors |= codec.pack("x0", x0)
+        if i in ledger.owed:
+            tensors |= codec.pack("settle", ledger.settles[ledger.owed[i]])
+        return fields, tensors
+
+    def _gone(self, round: int, client: int, broadcast: Tree, answer: Tree) -> Frame:
+        """What a client gets that is lost in mid-round."""
+        counted = self.ledger.counted.get(client)
+        fields = {"orders": None, "counted": None if counted is None else list(counted)}
+        return self._frame("lost", round, client, fields, codec.pack("down", broadcast) | codec.pack("answer", answer))
+
+    def _join(self, plan: Plan, x0: Tensor) -> None:
+        """x^0 to clients that begin in a round without messages."""
+        if not self.algorithm.needs_x0:
+            return
+        new = [int(i) for i in plan.ids if int(i) not in self.ledger.joined]
+        sent = codec.pack("x0", x0)
+        wants = {i: Want(self._frame("join", plan.round, i, {}, sent), "joined", "", ()) for i in new}
+        self.ledger.joined |= set(self._answers(wants))
+
+    def _settle(self, round: int, sent: Tree, clients: list[int]) -> None:
+        """The message after the step; who does not confirm it gets it with the next orders."""
+        self.ledger.owe(round, sent, clients)
+        tensors = codec.pack("settle", sent)
+        wants = {i: Want(self._frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
+        for i in self._answers(wants):
+            self.ledger.received(i)
+
+    def _frame(
+        self, kind: str, round: int, client: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Frame:
+        return Frame(kind, self.method, round, client, fields, tensors)
+
+    # -- exchanges -------------------------------------------------------------------------------------------------
+
+    def _all(
+        self,
+        plan: Plan,
+        wants: Mapping[int, Want],
+        again: Mapping[int, Frame] | None = None,
+        lost: Mapping[int, Frame] | None = None,
+    ) -> dict[int, Heard]:
+        """The answers of a cohort, and what their coming shows of earlier messages."""
+        void = [i for i, want in wants.items() if self._void(want)]
+        heard = self._answers({i: want for i, want in wants.items() if i not in void}, again, lost)
+        for i in heard:
+            self.ledger.joined.add(i)
+            if self.ledger.owed.get(i, plan.round) < plan.round:
+                self.ledger.received(i)
+        return heard
+
+    def _void(self, want: Want) -> bool:
+        """Whether a late reply is to come of which the server never heard that it was begun."""
+        order = want.frame.fields["orders"]
+        return bool(order["waited"]) and want.frame.client not in self.ledger.late
+
+    def _answers(
+        self,
+        wants: Mapping[int, Want],
+        again: Mapping[int, Frame] | None = None,
+        lost: Mapping[int, Frame] | None = None,
+    ) -> dict[int, Heard]:
+        """What clients answer, asked again until they do or have been asked `tries` times.
+
+        Args:
+            again: what a client is sent first that has forgotten it.
+            lost: frames to clients whose answers do not arrive.
+        """
+        heard: dict[int, Heard] = {}
+        forgot: set[int] = set()
+        gone = frozenset(lost or ())
+        for attempt in range(self.tries):
+            missing = [i for i in wants if i not in heard]
+            if not missing and (attempt or not gone):
+                break
+            frames = [(i, again[i]) for i in missing if i in forgot and again is not None]
+            frames += [(i, wants[i].frame) for i in missing]
+            frames += [] if attempt or lost is None else list(lost.items())
+            sent = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
+            for client, data in self.send(sent, gone):
+                self._take(client, data, wants, heard, forgot)
+        self._add(clients_lost=len(wants) - len(heard))
+        return heard
+
+    def _count(self, frame: Frame, repeated: bool) -> bytes:
+        data = codec.write(frame)
+        if repeated:
+            self._add(resent_down=len(data))
+        else:
+            self._add(payload_down=frame.payload, framing_down=len(data) - frame.payload)
+        return data
+
+    def _take(
+        self, client: int, data: bytes, wants: Mapping[int, Want], heard: dict[int, Heard], forgot: set[int]
+    ) -> None:
+        """One message from a client: taken, or refused and counted."""
+        try:
+            frame = codec.read(data)
+            want = wants.get(frame.client)
+            if frame.client != client or frame.method != self.method:
+                raise FrameError("another client or method")
+            if want is None or frame.round != want.frame.round or frame.kind not in (want.kind, "forgot"):
+                raise FrameError("another round")
+            if frame.kind == "forgot":
+                forgot.add(client)
+                self._add(framing_up=len(data))
+                return
+            if client in heard:
+                self._add(repeated=1, resent_up=len(data))
+                return
+            tree = codec.unpack(want.name, frame, want.like, self.space.device) if want.name else ()
+            numbers = (frame.fields.get(name, 0) for name in ("gradient_steps", "fingerprint"))
+            answer = Heard(tree, *(codec.whole(number) for number in numbers))
+        except FrameError:
+            self._add(refused=1, resent_up=len(data))
+            return
+        heard[client] = answer
+        self._add(payload_up=frame.payload, framing_up=len(data) - frame.payload)
+
+    def _need_all(self, heard: Mapping[int, Heard], n: int, when: str) -> None:
+        absent = next((i for i in range(n) if i not in heard), None)
+        if absent is not None:
+            raise UserError(
+                f"client {absent} did not answer {when} within {self.tries} tries, and the method asks all {n} clients "
+                "then; use more wire.tries"
+            )
+
+    def _sum(self, trees: Sequence[Tree]) -> Tree:
+        total = trees[0]
+        for tree in trees[1:]:
+            total = tree_map(torch.add, total, tree)
+        return total
+
+    def _add(self, **more: int) -> None:
+        self.traffic = self.traffic._replace(**{k: getattr(self.traffic, k) + v for k, v in more.items()})
