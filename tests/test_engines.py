@@ -72,6 +72,28 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
         assert float((left - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max())), name
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
+    """On every engine: `start` and `finish` have it if `full_gradient` is set, whether there is a prelude or not."""
+    mime = make("mimesvrg")
+    given = set[tuple[str, bool]]()
+
+    def begin(down, row, client):
+        given.add(("start", client.gradient is not None))
+        local = mime.start(down, row, client)
+        return local if client.gradient is None else local._replace(x=local.x - 0.01 * client.gradient)
+
+    def end(down, row, done, client):
+        given.add(("finish", client.gradient is not None))
+        return mime.finish(down, row, done, client)
+
+    both = replace(mime, full_gradient=asked, start=begin, finish=end)
+    reference = run(Job(small("dense"), both, SCHEDULE, engine=Serial()))
+    for engine in (Stacked(None), Stacked(2), Stacked(2, 2)):
+        assert_same(run(Job(small("dense"), both, SCHEDULE, engine=engine)), reference)
+    assert given == {("start", asked), ("finish", asked)}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_equals_serial(name: str) -> None:
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE

@@ -72,6 +72,8 @@ class Serial:
             bytes_up += sum(tree_bytes(client.gradient) for client in clients)
             bytes_down += len(clients) * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
+            if not algorithm.full_gradient:
+                clients = [client._replace(gradient=None) for client in clients]
 
         shares = []
         evaluations = int(full_costs(plan).sum()) if full else 0

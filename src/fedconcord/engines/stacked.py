@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedconcord.core import Algorithm, Cohort, Plan, Problem, Tree, tree_bytes, tree_map
 from fedconcord.engines import chunk, workers
@@ -76,15 +77,17 @@ class Stacked:
         down = algorithm.broadcast(server)
         bytes_down = len(everyone) * tree_bytes(down) if talks else 0
         bytes_up = 0
+        gradients: list[Tensor | None] = [None] * number  # of the chunks, for methods that use them after a prelude too
         if algorithm.prelude is not None:
             total = None
-            for select in chunks:
+            for k, select in enumerate(chunks):
                 ids = plan.ids[select]
                 own, _, _ = open_rows(problem, server.x, store.gather(ids), ids)
                 client = clients_of(problem, plan, select)
                 client = client._replace(gradient=full_gradient(own, server.x.expand(len(ids), -1), ids))
                 total = _add(total, _reduce(algorithm.prelude.contribute(client, cohort)))
                 bytes_up += tree_bytes(client.gradient)
+                gradients[k] = client.gradient if algorithm.full_gradient else None
             total, _ = self.team.total(_zeros(total) if idle else total, ())
             bytes_down += len(everyone) * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
@@ -93,16 +96,18 @@ class Stacked:
         evaluations = int(full_costs(plan)[order].sum()) if full else 0
         held = threading.Lock()  # of the store
 
-        def work(select: np.ndarray) -> Trained:
+        def work(k: int) -> Trained:
+            select, heard = chunks[k], cohort if talks else None
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(problem, algorithm, solver, server, down, rows, plan, select, cohort if talks else None)
+            done = train(problem, algorithm, solver, server, down, rows, plan, select, heard, gradients[k])
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
 
-        for done in workers.ordered(work, chunks, now.workers if _threads_may(problem, algorithm, solver) else 1):
+        threads = now.workers if _threads_may(problem, algorithm, solver) else 1
+        for done in workers.ordered(work, range(number), threads):
             evaluations += done.gradient_steps
             if talks:
                 total = _add(total, done.share)
@@ -139,16 +144,18 @@ def train(
     plan: Plan,
     select: np.ndarray,
     cohort: Cohort | None,
+    gradient: Tensor | None,
 ) -> Trained:
     """The clients at the positions `select` of the plan, most steps first, from their stored rows to what they send.
 
     Args:
         down: the broadcast, a prelude's total in it.
         cohort: None in a round without messages.
+        gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated for these functions.
     """
     ids, oracle = plan.ids[select], oracle_of(algorithm, solver)
     own, rows, private = open_rows(problem, server.x, rows, ids)
-    client = clients_of(problem, plan, select)
+    client = clients_of(problem, plan, select)._replace(gradient=gradient)
     if wants_full_gradient(algorithm, oracle) and algorithm.prelude is None:
         client = client._replace(gradient=full_gradient(own, server.x.expand(len(ids), -1), ids))
     if algorithm.hessian_at is not None:
