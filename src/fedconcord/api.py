@@ -500,9 +500,11 @@ def _is_finished(entry: Planned) -> bool:
     if not entry.resume or not (entry.folder / "run.json").exists():
         return False
     saved = results.read_description(entry.folder)
-    return saved["status"] == "diverged" or (
-        saved["status"] == "complete" and (int(saved["rounds_done"]) >= entry.config.rounds or "stopped" in saved)
-    )
+    done = int(saved["rounds_done"])
+    early = saved["status"] == "diverged" or "stopped" in saved
+    if early and done % entry.config.eval.every and done < entry.config.rounds:
+        return False  # it was judged after that round only because it was its last
+    return early or (saved["status"] == "complete" and done >= entry.config.rounds)
 
 
 def _not_done(entry: Planned, status: str, error: str | None = None) -> Finished:
