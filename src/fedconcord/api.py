@@ -35,7 +35,7 @@ from fedconcord import files, results, spec
 from fedconcord.config import Config, Source
 from fedconcord.engines import distributed
 from fedconcord.errors import UserError
-from fedconcord.training import Job, Row, resolved, start
+from fedconcord.training import Job, Row, start
 
 NAMED = {  # arguments and options whose key has another name
     "epochs": "local.epochs",
@@ -375,9 +375,8 @@ def _try_start(planned: Sequence[Planned], jobs: int) -> None:
     for entry in planned:
         if entry.config.seed == planned[0].config.seed:
             with _threads(entry.config.engine.threads):
-                job, _ = _prepared(entry.config, entry.folder)
+                _prepared(entry.config, entry.folder)
                 settings_module.advise(entry.config)
-                resolved(job)  # a measured chunk is measured here, once and on a quiet machine
     if jobs > 1:  # the workers have their own
         settings_module.forget_problem()
 

@@ -109,7 +109,7 @@ class Engine(Protocol):
         ...
 
     def resolve(self, problem: Problem, plan: Plan) -> Engine:
-        """This engine with every choice made that it would otherwise make by measurement."""
+        """This engine with every choice made that it would otherwise make in each round."""
         ...
 
     def round(

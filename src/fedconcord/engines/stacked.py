@@ -35,7 +35,7 @@ from fedconcord.state import MemoryStore, Store
 
 @dataclass(frozen=True)
 class Stacked:
-    """Trains `chunk` clients at a time, on `workers` threads; "auto" measures once what is fastest here.
+    """Trains `chunk` clients at a time, on `workers` threads; "auto" goes by the rule of `engines.chunk`.
 
     None takes the whole cohort as one chunk. A chunk's clients are sorted by their number of steps, most first, and
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
