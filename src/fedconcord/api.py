@@ -635,7 +635,7 @@ class _Pool:
             if times > 2:
                 worker.process.kill()
             elif worker.number is not None:
-                worker.send({"stop": True})
+                worker.send({"stop": times})
 
     def _handle(self, worker: _Worker, event: dict[str, Any], stopping: bool) -> None:
         if "row" in event:
@@ -704,14 +704,23 @@ def worker() -> None:
     """The main function of a worker process: tasks from stdin, events to stdout, one JSON object a line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the events
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     tasks: queue.Queue[dict[str, Any]] = queue.Queue()
+    told = 0  # how often to stop the run
+
+    def stop(times: int) -> None:
+        nonlocal told
+        if times > told:
+            told = times
+            _thread.interrupt_main()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop(1))  # a scheduler's, to all processes: the parent's word
 
     def listen() -> None:
         for line in sys.stdin:
             message = json.loads(line)
             if "stop" in message:
-                _thread.interrupt_main()
+                stop(message["stop"])
             else:
                 tasks.put(message)
         os._exit(0)  # the parent is done or dead; the folder is usable as it is
@@ -725,6 +734,7 @@ def worker() -> None:
         send(ready=True)
         while True:
             task = tasks.get()
+            told = 0
             source = settings_module.from_nested(task["config"], "settings")
             entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"])
             result = _attempt(entry, lambda row: send(row=list(row)))
