@@ -4,7 +4,7 @@
 
 A line a mutation: the test that failed, or SURVIVED. Exit status 1 if one survives, 2 if one says nothing: the source
 has changed (correct the text here then), or the test fails without the error too. The tests about the method run
-first; if they pass, the wider part of the suite, and the reference trajectories in ../shared/oracles where that exists.
+first; if they pass, the wider part of the suite, and the reference trajectories in tests/oracles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-ORACLES = ROOT.parent / "shared" / "oracles"
+ORACLES = ROOT / "tests" / "oracles"
 FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
@@ -229,8 +229,7 @@ def run_tests(*arguments: str) -> list[str]:
 
 def suites(mutation: Mutation) -> list[list[str]]:
     """Commands that may notice it, the most likely first."""
-    found = [run_tests(*mutation.tests), run_tests(*WIDER)]
-    return [*found, ["-m", "fedconcord.testing.oracles", str(ORACLES)]] if ORACLES.is_dir() else found
+    return [run_tests(*mutation.tests), run_tests(*WIDER), ["-m", "fedconcord.testing.oracles", str(ORACLES)]]
 
 
 def caught(mutation: Mutation, clean: Path, commands: Sequence[Sequence[str]]) -> str | None:

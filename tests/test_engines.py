@@ -1,7 +1,9 @@
 """Engines agree: stacked = serial to 1e-12 in float64, whatever the chunk, the batches and the unequal steps."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from fedconcord.oracles import with_table
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.regularisers import l1
 from fedconcord.solvers import Solver
-from fedconcord.training import Job, State, advance, start
+from fedconcord.training import Job, State, advance, resolved, start
 from table import TABLE, make
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
@@ -70,6 +72,28 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
     for (name, left), (_, right) in pairs:
         assert left.shape == right.shape
         assert float((left - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max())), name
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
+    """On every engine: `start` and `finish` have it if `full_gradient` is set, whether there is a prelude or not."""
+    mime = make("mimesvrg")
+    given = set[tuple[str, bool]]()
+
+    def begin(down, row, client):
+        given.add(("start", client.gradient is not None))
+        local = mime.start(down, row, client)
+        return local if client.gradient is None else local._replace(x=local.x - 0.01 * client.gradient)
+
+    def end(down, row, done, client):
+        given.add(("finish", client.gradient is not None))
+        return mime.finish(down, row, done, client)
+
+    both = replace(mime, full_gradient=asked, start=begin, finish=end)
+    reference = run(Job(small("dense"), both, SCHEDULE, engine=Serial()))
+    for engine in (Stacked(None), Stacked(2), Stacked(2, 2)):
+        assert_same(run(Job(small("dense"), both, SCHEDULE, engine=engine)), reference)
+    assert given == {("start", asked), ("finish", asked)}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -397,17 +421,14 @@ def test_the_start_leaves_the_global_generator_alone() -> None:
     assert not torch.equal(p.init(4), x)
 
 
-def test_chunk_is_measured_once_and_remembered(tmp_path, monkeypatch) -> None:
+def test_no_clock_and_no_file_chooses_the_chunk(tmp_path, monkeypatch) -> None:
+    """Rounds advanced by hand and rounds of a job resolved beforehand have the same bits, however busy the machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    p = small()
-    plan = SCHEDULE.plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
-    chosen = chunk.auto(p, plan)
-    assert chosen in chunk.candidates(5, "auto", "auto", 1)
-    monkeypatch.setattr(chunk, "measure", lambda *args: pytest.fail("measured again"))
-    assert chunk.auto(p, plan) == chosen
-    (tmp_path / "fedconcord" / "stacked.json").write_text("broken")
-    monkeypatch.setattr(chunk, "measure", lambda *args: (2, 1))
-    assert chunk.auto(p, plan) == (2, 1)
+    monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("a clock was read"))
+    job = Job(small("dense", torch.float32), METHODS["scaffold"](), SCHEDULE, engine=Stacked())
+    by_hand, beforehand = run(job), run(resolved(job))
+    assert torch.equal(by_hand.server.x, beforehand.server.x)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("cohort", [0, 9])
@@ -479,12 +500,50 @@ def test_other_networks_have_no_kernel() -> None:
         assert Supervised(build, Dataset("d", x, y, x, y, 3), [np.arange(4)]).accumulate is None
 
 
-def test_what_is_given_is_not_measured() -> None:
-    assert chunk.candidates(10, None, "auto", 4) == [(10, 1)]
-    assert chunk.candidates(10, 5, "auto", 4) == [(5, 2), (5, 1)]
-    assert chunk.candidates(10, 20, 3, 4) == [(10, 3)]
-    assert chunk.candidates(10, "auto", "auto", 2) == [
-        *((5, 2), (3, 2), (2, 2), (1, 2)),
-        *((10, 1), (5, 1), (3, 1), (2, 1), (1, 1)),
-    ]
-    assert chunk.candidates(3, "auto", "auto", 1) == [(3, 1), (2, 1), (1, 1)]
+class Counted(NamedTuple):
+    """A case of the rule: features of a linear model of 10 classes, clients, batch and torch's threads."""
+
+    features: int
+    cohort: int
+    batch: int
+    threads: int = 2
+    dtype: torch.dtype = torch.float32
+
+
+def chosen(case: Counted, chunk_given: int | str | None = "auto", workers_given: int | str = "auto") -> tuple[int, int]:
+    x, y = np.zeros((case.cohort, case.features), np.float32), np.zeros(case.cohort, np.int64)
+    data = Dataset("blank", x, y, x, y, 10)
+    p = Supervised(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(case.features, 10)),
+        data,
+        list(np.arange(case.cohort)[:, None]),
+        dtype=case.dtype,
+    )
+    plan = replace(SCHEDULE, cohort=case.cohort).plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
+    plan = plan._replace(batches=[np.zeros((1, case.batch), np.int64)] * case.cohort)
+    before = torch.get_num_threads()
+    torch.set_num_threads(case.threads)
+    try:
+        return chunk.auto(p, plan, chunk_given, workers_given)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_rule_for_chunk_and_workers() -> None:
+    assert chosen(Counted(784, 100, 10, threads=1)) == (50, 1)  # a model of 31 kB and as much of samples: 50 in 3 MB
+    assert chosen(Counted(784, 100, 10)) == (50, 2)
+    assert chosen(Counted(784, 100, 10, dtype=torch.float64)) == (25, 2)
+    assert chosen(Counted(784, 102, 10, dtype=torch.float64)) == (17, 2)  # three chunks a worker, all equal
+    assert chosen(Counted(784, 100, 6)) == (50, 1)  # too little for two
+    assert chosen(Counted(64, 100, 10)) == (100, 1)
+    assert chosen(Counted(100_000, 10, 10)) == (1, 2)  # a model larger than the cache
+    assert chosen(Counted(20_000, 3, 20, threads=16)) == (1, 3)  # a worker has a client at least
+
+
+def test_what_is_given_stays() -> None:
+    case = Counted(5_000, 10, 20)
+    assert chosen(case) == (5, 2)
+    assert chosen(case, None) == (10, 1)
+    assert chosen(case, 4) == (4, 2)
+    assert chosen(case, 20, 3) == (10, 3)
+    assert chosen(case, "auto", 1) == (5, 1)

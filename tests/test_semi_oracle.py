@@ -10,8 +10,7 @@ import pytest
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.testing.semi_oracle import replay
 
-FOLDER = Path(__file__).parents[2] / "shared" / "oracles"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference trajectories in {FOLDER}")
+FOLDER = Path(__file__).parent / "oracles"
 
 
 def case() -> tuple[dict[str, np.ndarray], dict[str, Any]]:

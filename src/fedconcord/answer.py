@@ -43,11 +43,22 @@ class Answer:
     def resume(self, metrics: Sequence[Mapping[str, Any]], rows: list[dict[str, Any]], round: int) -> None:
         """Take up the state of a run after so many rounds, from its rows of metrics.csv and fairness.csv."""
         self.rows = rows
+        self.best = self._best(metrics)
+        if self.best is not None:
+            self._exhausted(round, self._watched(metrics[0]))
+
+    def lost(self, before: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the model in the folder, the best by the rows `before`, is not the best by these fewer rows."""
+        best, kept = self._best(before), self._best(metrics)
+        return best is not None and kept is not None and best.round != kept.round
+
+    def _best(self, metrics: Sequence[Mapping[str, Any]]) -> Best | None:
+        """The best of rows of metrics.csv; None without patience."""
         patience = self.wanted.patience
-        if patience is not None and metrics:
-            metric = self._watched(metrics[0])
-            self.best = stopping.fold(patience, metric, self._higher(metric), metrics)
-            self._exhausted(round, metric)
+        if patience is None or not metrics:
+            return None
+        metric = self._watched(metrics[0])
+        return stopping.fold(patience, metric, self._higher(metric), metrics)
 
     def _watched(self, row: Mapping[str, Any]) -> str:
         assert self.wanted.patience is not None

@@ -35,7 +35,7 @@ from fedconcord import files, results, spec
 from fedconcord.config import Config, Source
 from fedconcord.engines import distributed
 from fedconcord.errors import UserError
-from fedconcord.training import Job, Row, resolved, start
+from fedconcord.training import Job, Row, start
 
 NAMED = {  # arguments and options whose key has another name
     "epochs": "local.epochs",
@@ -375,9 +375,8 @@ def _try_start(planned: Sequence[Planned], jobs: int) -> None:
     for entry in planned:
         if entry.config.seed == planned[0].config.seed:
             with _threads(entry.config.engine.threads):
-                job, _ = _prepared(entry.config, entry.folder)
+                _prepared(entry.config, entry.folder)
                 settings_module.advise(entry.config)
-                resolved(job)  # a measured chunk is measured here, once and on a quiet machine
     if jobs > 1:  # the workers have their own
         settings_module.forget_problem()
 
@@ -500,9 +499,11 @@ def _is_finished(entry: Planned) -> bool:
     if not entry.resume or not (entry.folder / "run.json").exists():
         return False
     saved = results.read_description(entry.folder)
-    return saved["status"] == "diverged" or (
-        saved["status"] == "complete" and (int(saved["rounds_done"]) >= entry.config.rounds or "stopped" in saved)
-    )
+    done = int(saved["rounds_done"])
+    early = saved["status"] == "diverged" or "stopped" in saved
+    if early and done % entry.config.eval.every and done < entry.config.rounds:
+        return False  # it was judged after that round only because it was its last
+    return early or (saved["status"] == "complete" and done >= entry.config.rounds)
 
 
 def _not_done(entry: Planned, status: str, error: str | None = None) -> Finished:
@@ -634,7 +635,7 @@ class _Pool:
             if times > 2:
                 worker.process.kill()
             elif worker.number is not None:
-                worker.send({"stop": True})
+                worker.send({"stop": times})
 
     def _handle(self, worker: _Worker, event: dict[str, Any], stopping: bool) -> None:
         if "row" in event:
@@ -703,14 +704,23 @@ def worker() -> None:
     """The main function of a worker process: tasks from stdin, events to stdout, one JSON object a line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the events
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     tasks: queue.Queue[dict[str, Any]] = queue.Queue()
+    told = 0  # how often to stop the run
+
+    def stop(times: int) -> None:
+        nonlocal told
+        if times > told:
+            told = times
+            _thread.interrupt_main()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop(1))  # a scheduler's, to all processes: the parent's word
 
     def listen() -> None:
         for line in sys.stdin:
             message = json.loads(line)
             if "stop" in message:
-                _thread.interrupt_main()
+                stop(message["stop"])
             else:
                 tasks.put(message)
         os._exit(0)  # the parent is done or dead; the folder is usable as it is
@@ -724,6 +734,7 @@ def worker() -> None:
         send(ready=True)
         while True:
             task = tasks.get()
+            told = 0
             source = settings_module.from_nested(task["config"], "settings")
             entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"])
             result = _attempt(entry, lambda row: send(row=list(row)))

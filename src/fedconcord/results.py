@@ -37,7 +37,7 @@ from fedconcord.answer import NOTHING, Answer, Wanted
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.training import Job, Row, State, resolved, row_bytes, state_bytes, train
+from fedconcord.training import Job, Row, State, evaluate, resolved, row_bytes, state_bytes, train
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
@@ -69,8 +69,9 @@ def execute(
 
     Ctrl-C finishes the round that is running, writes everything and returns `interrupted`; a second one stops at once,
     and the folder holds the last checkpoint. `resume` goes on from the checkpoint to the same bits as a run that never
-    stopped; a folder without a checkpoint starts anew. A run that stops early is `complete`, with the reason as
-    `stopped` in run.json; its model is the best one.
+    stopped; a folder without a checkpoint starts anew. With more rounds than before it goes on to what a run of so many
+    rounds writes; where that would answer with a model that is no longer there, it starts anew. A run that stops early
+    is `complete`, with the reason as `stopped` in run.json; its model is the best one.
 
     Of several processes all call this with the same job; rank 0 evaluates and writes, and Ctrl-C at any of them stops
     all after the same round.
@@ -81,7 +82,7 @@ def execute(
     """
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
-        # measured anew they might differ, and so might the last bits
+        # chosen anew on other threads they might differ, and so might the last bits
         job = replace(job, engine=replace(job.engine, chunk=before["chunk"], workers=before.get("workers", 1)))
     job = resolved(placed(job, folder))
     grows_to = refuse_too_much(job, rounds)
@@ -92,11 +93,17 @@ def execute(
     metrics, timing = _tables(folder, state.round) if state is not None else ([], [])
     answer = Answer(job, folder, wanted)
     if state is not None:
-        rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
-        answer.resume(metrics, rows, state.round)
+        found, metrics = metrics, _due(metrics, eval_every, rounds)
+        if answer.lost(found, metrics):
+            state, metrics, timing = None, [], []
+        else:
+            rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
+            answer.resume(metrics, rows, state.round)
     team.any()  # all have read what there is
     if lead:
         folder.mkdir(parents=True, exist_ok=True)
+    if lead and state is None:
+        saved.unlink(missing_ok=True)  # tables that begin again must not meet it
     if lead and state is None:
         _write_partition(folder / "partition.csv", job)
         if wanted.card is not None:
@@ -128,7 +135,12 @@ def execute(
             checkpoint.write(saved, latest, team)
 
     write(status)
-    rounds_left = train(job, rounds if answer.stopped is None else 0, state=state, eval_every=eval_every, on_state=keep)
+    if any(not _finite(row) for row in metrics):
+        status = "diverged"
+    over = status == "diverged" or answer.stopped is not None
+    rounds_left = train(job, 0 if over else rounds, state=state, eval_every=eval_every, on_state=keep)
+    if state is not None and state.round == rounds and not over and all(int(row["round"]) < rounds for row in metrics):
+        rounds_left = iter([_last(job, state, timing.pop())])  # interrupted after a round that is only now the last
     with _deferred_interrupt() as interrupted:
         for row in rounds_left:
             if row.round > 0:
@@ -137,7 +149,7 @@ def execute(
                 metrics.append({"round": row.round} | row.metrics | {name: getattr(row, name) for name in counters})
             if lead and on_row is not None:
                 on_row(row)
-            diverged = row.metrics is not None and not all(math.isfinite(value) for value in row.metrics.values())
+            diverged = row.metrics is not None and not _finite(row.metrics)
             if lead and not diverged:
                 answer.see(row, latest)
             now = time.monotonic()
@@ -254,6 +266,30 @@ def _table(path: Path, round: int) -> list[dict[str, Any]]:
             return [dict(row) for row in csv.DictReader(file) if int(row["round"]) <= round]
     except (OSError, ValueError, KeyError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+
+
+def _due(metrics: list[dict[str, Any]], eval_every: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows of metrics.csv that a run to `rounds` rounds has: not the last of a shorter run, unless it was due."""
+    return [row for row in metrics if int(row["round"]) % eval_every == 0 or int(row["round"]) == rounds]
+
+
+def _finite(metrics: Mapping[str, Any]) -> bool:
+    """Whether all metrics are, as numbers or as text; an empty cell is none."""
+    return all(math.isfinite(float(value)) for value in metrics.values() if value not in ("", None))
+
+
+def _last(job: Job, state: State, took: Mapping[str, Any]) -> Row:
+    """The row of a round that was trained and not evaluated; `took` is its row of timing.csv."""
+    measured = evaluate(job, state) if job.engine.team.rank == 0 else None
+    return Row(
+        state.round,
+        measured,
+        state.bytes_up,
+        state.bytes_down,
+        state.gradient_steps,
+        float(took["seconds"]),
+        state.simulated_seconds,
+    )
 
 
 def _write_tables(folder: Path, metrics: list[dict[str, Any]], timing: list[dict[str, Any]]) -> None:

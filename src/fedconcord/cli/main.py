@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import typer
@@ -57,7 +59,24 @@ def call(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point of the command `fedconcord`."""
-    if threading.current_thread() is threading.main_thread():  # a scheduler's SIGTERM is as gentle as Ctrl-C
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _as_first_interrupt())
     warnings.showwarning = lambda message, *where, **more: complain(f"warning: {message}")
-    sys.exit(call(sys.argv[1:]))
+    code = call(sys.argv[1:])
+    if code == 130:  # after a second Ctrl-C threads may still compute, which the interpreter's end would wait for
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _as_first_interrupt() -> Callable[[int, FrameType | None], None]:
+    """A handler as gentle as one Ctrl-C, however often it is called: schedulers and `timeout` send SIGTERM twice."""
+    told = threading.Event()
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if not told.is_set():
+            told.set()
+            signal.raise_signal(signal.SIGINT)
+
+    return heed

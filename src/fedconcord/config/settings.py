@@ -75,7 +75,7 @@ class EngineSettings(BaseModel):
     chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
     workers: Annotated[
         Count | Literal["auto"],
-        Field(description="batches of clients computed at once where a model has a kernel; auto: measured"),
+        Field(description="batches of clients computed at once where a model has a kernel; auto: by counted work"),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "cpu"
     dtype: Annotated[Literal["float32", "float64"], Field(description="precision of models and data")] = "float32"
