@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 LAYERS = [
-    {"errors", "files", "imports"},
+    {"errors", "files", "imports", "tensors"},
     {"core", "rng", "flat", "spec", "identity"},
     {"problems", "data", "models", "regularisers"},
     {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late"},
@@ -15,7 +15,7 @@ LAYERS = [
     {"state"},
     {"engines"},
     {"run", "training", "evaluate", "diagnose", "audit", "checkpoint", "results"}
-    | {"answer", "fairness", "personalise", "stopping"},
+    | {"answer", "fairness", "personalise", "stopping", "lock"},
     {"config", "api", "cli", "report", "catalogue", "recipes", "__main__"} | {"deploy", "inference"},
     {"testing"},
 ]

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 import fedconcord
-from fedconcord import checkpoint, files
+from fedconcord import checkpoint, files, lock
 from fedconcord.answer import NOTHING, Answer, Wanted
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
@@ -78,7 +79,36 @@ def execute(
     Args:
         info: put into run.json as it is (method, label, seed, configuration ...).
         checkpoint_every: seconds.
+
+    Raises:
+        UserError: another process writes in the folder, or it holds a run that is not to be resumed.
     """
+    with lock.held(folder, job.engine.team):
+        if not resume:
+            job.engine.team.tell(lambda: refuse_taken(folder))
+        return _execute(job, folder, rounds, info, eval_every, checkpoint_every, resume, on_row, wanted)
+
+
+def refuse_taken(folder: Path) -> str:
+    """While this process prepared its runs another one may have begun and ended in the folder."""
+    if any((folder / name).exists() for name in ("run.json", "compare.json")):
+        raise UserError(
+            f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
+        )
+    return ""
+
+
+def _execute(
+    job: Job,
+    folder: Path,
+    rounds: int,
+    info: Mapping[str, Any],
+    eval_every: int,
+    checkpoint_every: float,
+    resume: bool,
+    on_row: Callable[[Row], None] | None,
+    wanted: Wanted,
+) -> str:
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
         # measured anew they might differ, and so might the last bits
@@ -95,8 +125,6 @@ def execute(
         rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
         answer.resume(metrics, rows, state.round)
     team.any()  # all have read what there is
-    if lead:
-        folder.mkdir(parents=True, exist_ok=True)
     if lead and state is None:
         _write_partition(folder / "partition.csv", job)
         if wanted.card is not None:
@@ -125,10 +153,13 @@ def execute(
         if latest is not None:
             if lead:
                 answer.write(latest)
-            checkpoint.write(saved, latest, team)
+            checkpoint.write(saved, latest, job)
 
     write(status)
-    rounds_left = train(job, rounds if answer.stopped is None else 0, state=state, eval_every=eval_every, on_state=keep)
+    lost = state is not None and before.get("status") == "diverged"  # no round brings it back
+    rounds_left = train(
+        job, rounds if answer.stopped is None and not lost else 0, state=state, eval_every=eval_every, on_state=keep
+    )
     with _deferred_interrupt() as interrupted:
         for row in rounds_left:
             if row.round > 0:
@@ -153,9 +184,9 @@ def execute(
                 write(status)
                 written = time.monotonic()
         if status == "running":
-            status = "complete"
-            if lead and latest is not None:
-                answer.judge(latest)
+            status = "diverged" if lost else "complete"
+            if status == "complete" and latest is not None:
+                team.tell(partial(answer.judge, latest))  # the others wait for as long as it takes
         save()
     return status
 
