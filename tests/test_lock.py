@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from fedconcord import api, cli, lock
+from fedconcord.config import from_nested
 from fedconcord.errors import UserError
 
 HOLD = """
-import sys, time
-from pathlib import Path
-from fedconcord.lock import held
-with held(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(100)
+import fcntl, os, sys, time
+os.makedirs(sys.argv[1], exist_ok=True)
+fcntl.flock(os.open(sys.argv[1] + "/.lock", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(100)
 """
 RUN = ["--data", "quadratics(dim=3)", "--clients", "4", "--cohort", "2", "--rounds", "2"]
 
@@ -78,18 +78,23 @@ def test_one_of_many_at_once_runs(tmp_path: Path) -> None:
     assert api.finished(tmp_path / "run").label == winner
 
 
-def test_a_comparison_in_two_processes_works_within_its_lock(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_has_its_folder_and_each_run_its_own(tmp_path: Path) -> None:
     out = tmp_path / "c"
-    command = ["compare", "--methods", "fedavg,scaffold", *RUN, "--jobs", "2", "--out", str(out)]
-    assert cli.call(command) == 0
-    assert not list(out.rglob(lock.NAME))
+    settings = {"methods": ["fedavg"], "seeds": [0], "data": "quadratics(dim=3)", "clients": 4, "cohort": 2, "rounds": 2}
+    _, planned, _ = api.plan_comparison(None, from_nested(settings | {"out": str(out)}, "test"))
     process = holder(out)
-    assert cli.call(["compare", "--resume", str(out)]) == 2
-    assert "another process is writing in the folder" in capsys.readouterr().err
+    with pytest.raises(UserError, match="another process is writing in the folder"):
+        api.plan_resumed_comparison(out, None)
+    assert [run.status for run in api.execute_all(planned)] == ["complete"]  # as in a worker of the comparison
     process.kill()
     process.communicate()
+    process = holder(planned[0].folder)
+    again = api.plan_resumed_comparison(out, None, from_nested({"rounds": 4}, "test"))[1]
+    (refused,) = api.execute_all(again)
+    assert "another process is writing in the folder" in (refused.error or "")
+    process.kill()
+    process.communicate()
+    assert [run.status for run in api.execute_all(again)] == ["complete"]
 
 
 class Second:

@@ -72,7 +72,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         _verify(path)
         with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata())
+            metadata = {name: text for name, text in file.metadata().items() if name != "checksum"}
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except FileNotFoundError:
         raise
