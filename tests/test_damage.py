@@ -25,8 +25,10 @@ from fedconcord.state import Storage
 from fedconcord.training import Job, advance, start
 from table import make
 
+MEMORY = Storage()
 
-def job(algorithm: Algorithm, storage: Storage = Storage(), clients: int = 6) -> Job:
+
+def job(algorithm: Algorithm, storage: Storage = MEMORY, clients: int = 6) -> Job:
     problem = quadratics(0, clients, torch.float32, torch.device("cpu"), dim=5)
     return Job(problem, algorithm, Schedule(4, 3, 0.1, batch_size=1), engine=Stacked(2), storage=storage)
 
@@ -52,10 +54,9 @@ def test_every_flipped_byte_of_a_checkpoint(kind: str, tmp_path: Path) -> None:
     for _ in range(3):
         state = advance(this, state)
     checkpoint.write(path, state, this)
-    for place in flips(path, 600):
-        with pytest.raises(UserError, match="cannot read the checkpoint .* delete it to start this run again"):
+    for _ in flips(path, 600):
+        with pytest.raises(UserError, match=r"cannot read the checkpoint .* delete it to start this run again"):
             checkpoint.read(path, this)
-            pytest.fail(f"byte {place}")
     for length in (0, 7, 60, path.stat().st_size - 1):
         whole = path.read_bytes()
         path.write_bytes(whole[:length])
@@ -81,10 +82,9 @@ def test_every_flipped_byte_of_rows_on_disk(tmp_path: Path) -> None:
         return place < 24 or (place >= 4096 and (place - 4096) // row in taken)
 
     count = 0
-    for place in flips(tmp_path / "rows.bin", size, used):
-        with pytest.raises(UserError, match="damaged|another or a later checkpoint"):
+    for _ in flips(tmp_path / "rows.bin", size, used):
+        with pytest.raises(UserError, match=r"damaged|another or a later checkpoint"):
             checkpoint.read(tmp_path / "c", this).store.gather(np.arange(6))
-            pytest.fail(f"byte {place}")
         count += 1
     assert count == 24 + row * len(taken)
     checkpoint.read(tmp_path / "c", this).store.gather(np.arange(6))
@@ -155,14 +155,14 @@ def test_every_flipped_byte_of_a_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fedconcord.run("fedavg", data="synthetic(clients=3)", model="logreg", cohort=3, rounds=1, out=run)
     np.save(tmp_path / "in.npy", np.zeros((1, 60), np.float32))
-    for place in flips(run / "model.safetensors", 300):
+    for _ in flips(run / "model.safetensors", 300):
         with pytest.raises(UserError, match="cannot read the model of"):
             fedconcord.deploy.load(run)
-            pytest.fail(f"byte {place}")
     for _ in flips(run / "model.safetensors", 1):
-        for use in (lambda: fedconcord.predict(run, tmp_path / "in.npy", tmp_path / "o.csv"), lambda: fedconcord.export(run)):
-            with pytest.raises(UserError, match="its checksum differs|no checksum|cannot read the model"):
-                use()
+        with pytest.raises(UserError, match="cannot read the model"):
+            fedconcord.predict(run, tmp_path / "in.npy", tmp_path / "o.csv")
+        with pytest.raises(UserError, match="cannot read the model"):
+            fedconcord.export(run)
     assert not (tmp_path / "o.csv").exists()
     fedconcord.predict(run, tmp_path / "in.npy", tmp_path / "o.csv")
     assert results.read_description(run)["status"] == "complete"

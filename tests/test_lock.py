@@ -80,7 +80,14 @@ def test_one_of_many_at_once_runs(tmp_path: Path) -> None:
 
 def test_a_comparison_has_its_folder_and_each_run_its_own(tmp_path: Path) -> None:
     out = tmp_path / "c"
-    settings = {"methods": ["fedavg"], "seeds": [0], "data": "quadratics(dim=3)", "clients": 4, "cohort": 2, "rounds": 2}
+    settings = {
+        "methods": ["fedavg"],
+        "seeds": [0],
+        "data": "quadratics(dim=3)",
+        "clients": 4,
+        "cohort": 2,
+        "rounds": 2,
+    }
     _, planned, _ = api.plan_comparison(None, from_nested(settings | {"out": str(out)}, "test"))
     process = holder(out)
     with pytest.raises(UserError, match="another process is writing in the folder"):
