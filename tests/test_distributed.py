@@ -207,7 +207,7 @@ SLOW = """
 import sys, time
 from fedconcord import answer, cli
 judge = answer.personalised
-answer.personalised = lambda *given: (time.sleep(7), judge(*given))[1]
+answer.personalised = lambda *given: (time.sleep(5), judge(*given))[1]
 sys.exit(cli.call(sys.argv[1:]))
 """
 

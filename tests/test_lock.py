@@ -57,6 +57,16 @@ def test_a_live_process_is_refused_and_a_dead_ones_lock_is_not(
     assert cli.call(["run", "--resume", str(out), "--rounds", "3"]) == 0
 
 
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    given = {"data": "quadratics(dim=3)", "clients": 4, "cohort": 2}
+    api.run("fedavg", **given, rounds=2, out=tmp_path)  # type: ignore[arg-type]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / ".checkpoint.safetensors.123.tmp").write_bytes(b"half")
+    (tmp_path / ".report.html.123.tmp").write_bytes(b"somebody else's")
+    api.run(resume=tmp_path, rounds=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, ".report.html.123.tmp"])
+
+
 def test_one_of_many_at_once_runs(tmp_path: Path) -> None:
     """Whoever comes second is refused, while the first one writes and after it."""
     found: list[str] = []

@@ -40,6 +40,7 @@ from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.training import Job, Row, State, resolved, row_bytes, state_bytes, train
 
+TABLES = ("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv")
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
 
@@ -86,6 +87,8 @@ def execute(
     with lock.held(folder, job.engine.team):
         if not resume:
             job.engine.team.tell(lambda: refuse_taken(folder))
+        if job.engine.team.rank == 0:
+            _sweep(folder)
         return _execute(job, folder, rounds, info, eval_every, checkpoint_every, resume, on_row, wanted)
 
 
@@ -96,6 +99,13 @@ def refuse_taken(folder: Path) -> str:
             f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
         )
     return ""
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; nobody else writes these files now."""
+    for name in ("checkpoint.safetensors", "model.safetensors", "model.json", "run.json", *TABLES):
+        for left in folder.glob(f".{name}.*.tmp"):
+            left.unlink(missing_ok=True)
 
 
 def _execute(
