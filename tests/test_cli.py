@@ -505,8 +505,32 @@ def test_what_resume_refuses(
 
 def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--data", "quadratics", "--lr", "1e6", "--rounds", "50", "--epochs", "5", "--out"]
-    assert cli.call([*arguments, str(tmp_path / "r")]) == 0
+    assert cli.call([*arguments, str(tmp_path / "r")]) == 3
     assert "diverged: a metric is no longer finite after round " in capsys.readouterr().out
+    assert cli.call(["run", "--resume", str(tmp_path / "r")]) == 3  # no round brings it back
+    assert api.finished(tmp_path / "r").status == "diverged"
+
+
+def test_a_run_that_diverged_in_its_last_round_stays_so(tmp_path: Path) -> None:
+    given = {"data": "quadratics", "clients": 4, "cohort": 4, "lr": 1e30, "steps": 2, "rounds": 1, "dtype": "float32"}
+    assert api.run("fedavg", **given, out=tmp_path / "r").status == "diverged"  # type: ignore[arg-type]
+    assert api.run(resume=tmp_path / "r", rounds=1).status == "diverged"
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_the_exit_code_of_a_comparison_in_which_every_run_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedconcord.cli.train.say_summary", lambda *folders: None)
+    arguments = ["compare", "--data", "quadratics", "--lr", "1e6", "--rounds", "50", "--epochs", "5", "--methods"]
+    assert cli.call([*arguments, "fedavg,fedprox", "--out", str(tmp_path / "c")]) == 3
+    assert "no run of the comparison ended with finite metrics" in capsys.readouterr().err
+    assert cli.call(["compare", "--resume", str(tmp_path / "c")]) == 3
+    arguments[4] = "1e-3"
+    assert cli.call([*arguments, "fedavg,fedprox(local.lr=1e6)", "--out", str(tmp_path / "d")]) == 0
+    for command, code in (("run", "3 the run diverged"), ("compare", "3 every run diverged or failed")):
+        assert cli.call([command, "--help"]) == 0
+        assert code in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_run_failing_is_an_error(

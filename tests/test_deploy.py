@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fedconcord
+from fedconcord import cli, tensors
 from fedconcord.data import DATASETS
 from fedconcord.data.mnist import read_idx
 from fedconcord.deploy import Program, load
@@ -252,3 +253,29 @@ def test_the_commands(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "did you mean 'onnx'?" in capsys.readouterr().err
     assert call(["predict", str(tmp_path), str(tmp_path / "x.npy")]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+# -- what is of no use ---------------------------------------------------------------------------------------------
+
+
+def test_the_model_of_a_lost_run_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither an export nor a prediction of nan without a word; nor with finite weights of a run that diverged."""
+    given = {"data": "synthetic(clients=4)", "model": "logreg", "cohort": 4, "rounds": 3}
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert fedconcord.run("fedavg", **given, lr=1e38, out=run).status == "diverged"  # type: ignore[arg-type]
+    np.save(tmp_path / "in.npy", np.zeros((2, 60), np.float32))
+    shutil.copytree(run, other)
+    about = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(about | {"status": "running"}))  # killed before it was noticed
+    finite = {name: torch.zeros_like(leaf) for name, leaf in load_file(run / "model.safetensors").items()}
+    tensors.write(run / "model.safetensors", finite)
+    for folder in (run, other):
+        predict = ["predict", str(folder), str(tmp_path / "in.npy"), "--out", str(tmp_path / f"{folder.name}.csv")]
+        for command in (predict, ["export", str(folder)]):
+            assert cli.call(command) == 2
+            assert f"error: {folder} diverged, so its model answers nothing of use" in capsys.readouterr().err
+        assert not (tmp_path / f"{folder.name}.csv").exists()
+        assert not (folder / "model.pt2").exists()
+        assert cli.call([*predict, "--force"]) == 0
+        assert len(table(tmp_path / f"{folder.name}.csv")) == 2
+    assert fedconcord.export(run, force=True).exists()

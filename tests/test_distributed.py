@@ -203,6 +203,38 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Pat
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
 
 
+SLOW = """
+import sys, time
+from fedconcord import answer, cli
+judge = answer.personalised
+answer.personalised = lambda *given: (time.sleep(5), judge(*given))[1]
+sys.exit(cli.call(sys.argv[1:]))
+"""
+
+
+def test_the_others_wait_while_rank_0_judges_the_answer(tmp_path: Path) -> None:
+    """For longer than engine.timeout: the time is that of the real silence. Then both know how the run ended."""
+    out = tmp_path / "run"
+    more = ("engine.timeout=3", "validation=0.1", "eval.personalise=finetune(steps=1)", "local.steps=1")
+    settings = [part for setting in more for part in ("--set", setting)]
+    short = (
+        "--method",
+        "fedavg",
+        "--data",
+        "synthetic(clients=4)",
+        "--model",
+        "logreg",
+        "--cohort",
+        "4",
+        "--rounds",
+        "2",
+    )
+    found = ends(launch(2, "-c", SLOW, "run", *short, "--engine", "distributed", *settings, "--out", out))
+    assert [(ended.code, ended.complained) for ended in found] == [(0, "")] * 2
+    assert json.loads((out / "run.json").read_text())["status"] == "complete"
+    assert "personalised" in (out / "clients.csv").read_text()
+
+
 def assert_close(whole: Path, other: Path) -> None:
     """The same tables and the same checkpoint to 1e-12."""
     for name in ("checkpoint.safetensors", "model.safetensors"):

@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 LAYERS = [
-    {"errors", "files", "imports"},
+    {"errors", "files", "imports", "tensors"},
     {"core", "rng", "flat", "spec", "identity"},
     {"problems", "data", "models", "regularisers"},
     {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late", "transforms"},
@@ -17,7 +17,7 @@ LAYERS = [
     {"remote"},
     {"engines"},
     {"run", "training", "refusals", "evaluate", "diagnose", "audit", "checkpoint", "results"}
-    | {"answer", "fairness", "personalise", "stopping"},
+    | {"answer", "fairness", "personalise", "stopping", "lock"},
     {"config", "api", "cli", "report", "catalogue", "recipes", "__main__"} | {"deploy", "inference"},
     {"testing"},
 ]

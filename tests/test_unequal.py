@@ -256,7 +256,7 @@ def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path)
     whole = run(this, 6)
     assert bool(torch.isfinite(whole.server.x).all())
     assert_same(run(replace(this, engine=Serial()), 6), whole)
-    checkpoint.write(tmp_path / "c", run(this, 3))
+    checkpoint.write(tmp_path / "c", run(this, 3), this)
     fresh = replace(this, schedule=replace(this.schedule))  # remembers no round
     state = checkpoint.read(tmp_path / "c", fresh)
     for _ in range(3):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 
-from fedconcord import fairness, files, stopping
+from fedconcord import fairness, stopping, tensors
+from fedconcord.errors import UserError, reason
 from fedconcord.personalise import Finetune, personalised
 from fedconcord.problems import Supervised
 from fedconcord.stopping import Best, Patience
@@ -27,6 +27,7 @@ class Wanted(NamedTuple):
 
 
 NOTHING = Wanted()
+MODEL = "model.safetensors"
 
 
 class Answer:
@@ -96,20 +97,16 @@ class Answer:
         if self.best is None:
             self.model = _model(self.job, state)
         if self.model is not None:
-            named = {
-                name: leaf.detach().cpu().contiguous().clone()
-                for name, leaf in self.job.problem.evaluator.export(self.model).items()
-            }
-            files.write_bytes(self.folder / "model.safetensors", safetensors.torch.save(named))
+            tensors.write(self.folder / MODEL, self.job.problem.evaluator.export(self.model))
         self.model = None
         if self.rows:
             fairness.write_rounds(self.folder / "fairness.csv", self.rows)
 
-    def judge(self, state: State) -> None:
-        """The answer on every client, at the end of a run."""
+    def judge(self, state: State) -> str:
+        """The answer on every client, at the end of a run; returns nothing to tell of it."""
         inner = fairness.supervised(self.job.problem)
         if inner is None or not (self.wanted.clients or self.wanted.finetune):
-            return
+            return ""
         x, round = _model(self.job, state), state.round
         if self.best is not None:
             x, round = self.model if self.model is not None else self._read(inner), self.best.round
@@ -119,10 +116,15 @@ class Answer:
             after = personalised(self.job, x, how, state.round)
         fairness.write(self.folder / "clients.csv", scores, after, inner.data.client_names)
         self.clients = fairness.description(round, scores, after)
+        return ""
 
     def _read(self, problem: Supervised) -> torch.Tensor:
         """The best model, where it is older than the last checkpoint."""
-        named = safetensors.torch.load_file(self.folder / "model.safetensors")
+        path = self.folder / MODEL
+        try:
+            named, _ = tensors.read(path)
+        except (tensors.DamagedError, OSError) as broken:
+            raise UserError(f"cannot read the model {path} ({reason(broken)}); restore it or run again") from broken
         x: torch.Tensor = problem.layout.vector(named).to(dtype=problem.dtype, device=problem.device)
         return x
 

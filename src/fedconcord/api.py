@@ -23,7 +23,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -31,7 +31,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from fedconcord import config as settings_module
-from fedconcord import files, results, spec
+from fedconcord import files, lock, results, spec
 from fedconcord.config import Config, Source
 from fedconcord.engines import distributed
 from fedconcord.errors import UserError
@@ -211,7 +211,8 @@ def compare(
         folder, planned, jobs = plan_resumed_comparison(Path(resume), jobs, *sources)
     else:
         folder, planned, jobs = plan_comparison(jobs, *sources)
-    return finish_comparison(folder, execute_all(planned, jobs, progress))
+    with writing(folder, planned):
+        return finish_comparison(folder, execute_all(planned, jobs, progress))
 
 
 def _arguments(given: Mapping[str, Any], others: Sequence[str]) -> dict[str, Any]:
@@ -272,7 +273,9 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     config = config.model_copy(update={"out": None})
     planned = _runs(config, folder)
     _try_start(planned, jobs)
-    _save_comparison(folder, config, jobs)
+    with writing(folder, planned):
+        settings_module.team_of(config).tell(lambda: results.refuse_taken(folder))
+        _save_comparison(folder, config, jobs)
     return folder, planned, jobs
 
 
@@ -301,7 +304,8 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
     for entry in planned:
         if (entry.folder / "run.json").exists():
             _longer(entry.config, entry.folder, results.read_description(entry.folder))
-    _save_comparison(folder, config, jobs)
+    with writing(folder, planned):
+        _save_comparison(folder, config, jobs)
     return folder, planned, jobs
 
 
@@ -312,10 +316,14 @@ def _runs(config: Config, folder: Path) -> list[Planned]:
     ]
 
 
+def writing(folder: Path, planned: Sequence[Planned]) -> AbstractContextManager[None]:
+    """Alone in the folder of a comparison; each of its runs is so in its own."""
+    return lock.held(folder, settings_module.team_of(planned[0].config))
+
+
 def _save_comparison(folder: Path, config: Config, jobs: int) -> None:
     if settings_module.team_of(config).rank != 0:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "compare.json", {"format": FORMAT, "config": config.as_dict(), "jobs": jobs})
 
 
@@ -331,7 +339,7 @@ def _free_folder(config: Config, what: str) -> Path:
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out {folder} is a file; give a folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
         raise UserError(
             f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
         )

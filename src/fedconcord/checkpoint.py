@@ -2,46 +2,36 @@
 
 The clients' rows are in it, or only where they lie in their own file (`state.disk`), which then belongs to it.
 Randomness is keyed, so there is no generator state to keep: the server's state, the clients' rows and counters are all.
+With them goes what makes the job (`facts`), so that another job does not go on from it by mistake.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from fedconcord import files
-from fedconcord.core import tree_leaves, tree_unflatten
-from fedconcord.engines.team import ALONE, Team
+from fedconcord import tensors
+from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.errors import UserError
+from fedconcord.identity import UNNAMED, Identity
 from fedconcord.training import Job, State, blank
 
-FORMAT = 1
-NAMES = {  # of number types in the file
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+FORMAT = 2
 
 
-def write(path: Path, state: State, team: Team = ALONE) -> None:
+def write(path: Path, state: State, job: Job) -> None:
     """Write the state atomically; of several processes all call this, and rank 0 writes the rows of all."""
-    rows = team.collect(state.store.export())
-    if team.rank != 0:
+    rows = job.engine.team.collect(state.store.export())
+    if job.engine.team.rank != 0:
         return
-    tensors = {f"server.{name}": leaf.detach().cpu() for name, leaf in tree_leaves(state.server).items()}
-    tensors |= {f"rows.{name}": leaf for name, leaf in rows.items()}
+    held = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
+    held |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
         "format": FORMAT,
         "round": state.round,
@@ -50,7 +40,8 @@ def write(path: Path, state: State, team: Team = ALONE) -> None:
         "gradient_steps": state.gradient_steps,
         "simulated_seconds": state.simulated_seconds,
     }
-    files.write_bytes(path, *_safetensors(tensors, {"state": json.dumps(counters)}))
+    about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
+    tensors.write(path, held, about)
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
@@ -58,28 +49,32 @@ def read(path: Path, job: Job) -> State:
     """The state that was written, for the same job.
 
     Raises:
-        UserError: the file is broken, or belongs to another method, model or number type.
+        UserError: the file is damaged, of another version, or belongs to another job.
     """
-    fresh, _ = blank(job)
     try:
-        with safe_open(path, framework="pt") as file:
-            counters = json.loads((file.metadata() or {}).get("state", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as broken:
+        found, about = tensors.read(path)
+        counters = json.loads(about.get("state", "{}"))
+        made = json.loads(about.get("job", "{}"))
+    except (tensors.DamagedError, OSError, ValueError) as broken:
         raise UserError(f"cannot read the checkpoint {path} ({broken}); delete it to start this run again") from broken
     if counters.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT})")
+        raise UserError(
+            f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT}); delete it to "
+            "start this run again, or resume with the version that wrote it"
+        )
+    fresh, _ = blank(job)
+    _refuse_another(path, made, facts(job, fresh.store.template))
     server = {}
     for name, leaf in tree_leaves(fresh.server).items():
-        found = tensors.get(f"server.{name}")
-        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
-            got = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+        got = found.get(f"server.{name}")
+        if got is None or got.shape != leaf.shape or got.dtype != leaf.dtype:
+            held = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
             raise UserError(
-                f"{path} holds {got} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
+                f"{path} holds {held} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
                 "resume with the configuration that wrote it"
             )
-        server[name] = found.to(leaf.device)
-    rows = {k.removeprefix("rows."): v for k, v in tensors.items() if k.startswith("rows.")}
+        server[name] = got.to(leaf.device)
+    rows = {k.removeprefix("rows."): v for k, v in found.items() if k.startswith("rows.")}
     team = job.engine.team
     if team.size > 1:  # whoever wrote them, they go to their owners
         mine = torch.as_tensor(team.owns(rows["ids"].numpy()))
@@ -92,25 +87,65 @@ def read(path: Path, job: Job) -> State:
         bytes_up=counters["bytes_up"],
         bytes_down=counters["bytes_down"],
         gradient_steps=counters["gradient_steps"],
-        simulated_seconds=counters.get("simulated_seconds", 0.0),
+        simulated_seconds=counters["simulated_seconds"],
     )
 
 
-def _safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """A safetensors file by its pieces, the tensors' own memory: `save` holds everything twice more.
+def facts(job: Job, row: Tree) -> dict[str, Any]:
+    """What decides the trajectory, as far as it can be written down, by dotted name; `row`: a client's first.
 
-    The widest numbers come first, so that all are aligned.
+    A part made by hand says what it can: its plain fields. Engines are left out, which change no result.
     """
-    header: dict[str, Any] = {"__metadata__": metadata}
-    pieces, end = list[memoryview](), 0
-    for name, leaf in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        piece = leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        begin, end = end, end + len(piece)
-        header[name] = {"dtype": NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
-        pieces.append(piece)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *pieces]
+    objective, roster = job.problem.objective, job.problem.roster
+    about = {
+        "dim": objective.dim,
+        "dtype": str(objective.dtype).removeprefix("torch."),
+        "clients": roster.n,
+        "samples": zlib.crc32(roster.samples.tobytes()),  # of each client
+        "weights": zlib.crc32(roster.sizes.tobytes()),
+        "regulariser": None if objective.regulariser is None else objective.regulariser.name,
+    }
+    return {
+        **dict(_plain("method", job.algorithm.identity)),
+        **dict(_plain("solver", job.solver)),
+        **dict(_plain("schedule", job.schedule)),
+        **{f"problem.{name}": value for name, value in about.items()},
+        **{f"row.{name}": f"{leaf.dtype} {list(leaf.shape)}" for name, leaf in tree_leaves(row).items()},
+        "engine.rows": job.storage.rows,
+    }
+
+
+def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values within a value, by dotted name; functions, arrays and the like are passed over."""
+    own = getattr(value, "identity", None)
+    if isinstance(own, Identity) and own != UNNAMED:
+        value = own
+    if value is None or isinstance(value, bool | int | float | str):
+        yield name, value
+    elif isinstance(value, Identity):
+        yield name, f"{value.name} (version {value.version})" if value != UNNAMED else "made by hand"
+        for key, part in value.parameters:
+            yield from _plain(f"{name}.{key}", part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if field.compare:
+                yield from _plain(f"{name}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        keys = getattr(value, "_fields", range(len(value)))
+        if not hasattr(value, "_fields"):
+            yield f"{name}.length", len(value)
+        for key, part in zip(keys, value, strict=True):
+            yield from _plain(f"{name}.{key}", part)
+
+
+def _refuse_another(path: Path, made: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    for name in [*made, *(name for name in job if name not in made)]:
+        was, now = (json.dumps(held.get(name)) for held in (made, job))
+        if was != now and made.get(name) != job.get(name):  # 1 and 1.0 are one number, and NaN is itself
+            raise UserError(
+                f"{path} belongs to another job, whose {name} is {was} where this one's is {now}; resume with the "
+                "configuration that wrote it, or start again in another folder"
+            )
 
 
 def _to(tensor: torch.Tensor, job: Job) -> torch.Tensor:

@@ -16,17 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedconcord import files, spec
+from fedconcord import files, results, spec, tensors
 from fedconcord.errors import UserError
 from fedconcord.models import models
 from fedconcord.problems import Supervised
 
-FORMAT = 1
+FORMAT = 2
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 NOISY = "torch.onnx._internal.exporter._registration"  # warns of every optional package that is not installed
@@ -94,26 +92,35 @@ class Program(nn.Module):
         return out.float()
 
 
-def load(run: Path) -> Trained:
+def load(run: Path, force: bool = False) -> Trained:
     """The model of a run's folder; the training data are not needed.
 
+    Args:
+        force: take it even of a run that diverged, or with weights that are not finite.
+
     Raises:
-        UserError: the folder holds no such model, or its files do not belong together.
+        UserError: the folder holds no such model, or its files are damaged or do not belong together.
     """
     if not (run / "run.json").exists():
         raise UserError(f"{run} holds no run (no run.json); give the folder of one run")
+    status = results.read_description(run).get("status")
     try:
         about = json.loads((run / "model.json").read_text(encoding="utf-8"))
-        weights = safetensors.torch.load_file(run / "model.safetensors")
+        weights, _ = tensors.read(run / "model.safetensors")
     except FileNotFoundError as absent:
         raise UserError(
             f"{run} holds no model to use (no {Path(str(absent.filename or 'model.safetensors')).name}); give a run of "
             "classification or regression that has done a round"
         ) from None
-    except (OSError, ValueError, SafetensorError) as broken:
+    except (OSError, ValueError) as broken:
         raise UserError(f"cannot read the model of {run} ({broken}); restore it or run again") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{run / 'model.json'}: its format is {about.get('format')!r}, this version reads {FORMAT}")
+    if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
+        raise UserError(
+            f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
+            "all the same with --force (force=True in Python)"
+        )
     model = spec.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
     try:
         model.load_state_dict(weights)
@@ -124,23 +131,24 @@ def load(run: Path) -> Trained:
     return Trained(about, Program(model.to(getattr(torch, about["dtype"])), about).eval())
 
 
-def export(run: str | Path, format: Kind = "torch", out: str | Path | None = None) -> Path:
+def export(run: str | Path, format: Kind = "torch", out: str | Path | None = None, force: bool = False) -> Path:
     """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
 
     Args:
         format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime.
         out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
+        force: write even the model of a run that diverged, or weights that are not finite.
 
     Returns: the program's path.
 
     Raises:
-        UserError: the folder holds no model, the format is unknown, or ONNX is not installed.
+        UserError: the folder holds no model or a lost one, the format is unknown, or ONNX is not installed.
     """
     if format not in SUFFIX:
         raise UserError(f"the format must be torch or onnx, given {format!r}")
     if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
-    trained = load(Path(run))
+    trained = load(Path(run), force)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     raw: np.ndarray  # [b, *shape]
 
 
-def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.csv") -> Path:
+def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.csv", force: bool = False) -> Path:
     """Write what a run's model says of raw inputs, a line each, and return the file's path.
 
     A class: its name and probability. Numbers: one column each. Labels that may hold together: those with probability
@@ -36,11 +36,12 @@ def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.c
 
     Args:
         input: an .npy or .npz array [n, *shape], a .csv or .parquet table, or a folder of images.
+        force: predict even with the model of a run that diverged, or with weights that are not finite.
 
     Raises:
-        UserError: the folder holds no model, or the inputs are not what it takes.
+        UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
     """
-    trained = load(Path(run))
+    trained = load(Path(run), force)
     batches = read(trained.card, Path(input))
     first = next(batches, None)
     if first is None:

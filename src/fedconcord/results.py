@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ import numpy as np
 import torch
 
 import fedconcord
-from fedconcord import checkpoint, files
+from fedconcord import checkpoint, files, lock
 from fedconcord.answer import NOTHING, Answer, Wanted
 from fedconcord.engines import Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.training import Job, Row, State, evaluate, resolved, row_bytes, state_bytes, train
 
+TABLES = ("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv")
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
 
@@ -79,7 +81,45 @@ def execute(
     Args:
         info: put into run.json as it is (method, label, seed, configuration ...).
         checkpoint_every: seconds.
+
+    Raises:
+        UserError: another process writes in the folder, or it holds a run that is not to be resumed.
     """
+    with lock.held(folder, job.engine.team):
+        if not resume:
+            job.engine.team.tell(lambda: refuse_taken(folder))
+        if job.engine.team.rank == 0:
+            _sweep(folder)
+        return _execute(job, folder, rounds, info, eval_every, checkpoint_every, resume, on_row, wanted)
+
+
+def refuse_taken(folder: Path) -> str:
+    """While this process prepared its runs another one may have begun and ended in the folder."""
+    if any((folder / name).exists() for name in ("run.json", "compare.json")):
+        raise UserError(
+            f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
+        )
+    return ""
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; nobody else writes these files now."""
+    for name in ("checkpoint.safetensors", "model.safetensors", "model.json", "run.json", *TABLES):
+        for left in folder.glob(f".{name}.*.tmp"):
+            left.unlink(missing_ok=True)
+
+
+def _execute(
+    job: Job,
+    folder: Path,
+    rounds: int,
+    info: Mapping[str, Any],
+    eval_every: int,
+    checkpoint_every: float,
+    resume: bool,
+    on_row: Callable[[Row], None] | None,
+    wanted: Wanted,
+) -> str:
     before = read_description(folder) if resume else {}
     if isinstance(job.engine, Stacked) and "chunk" in before:
         # chosen anew on other threads they might differ, and so might the last bits
@@ -100,8 +140,6 @@ def execute(
             rows = _table(folder / "fairness.csv", state.round) if (folder / "fairness.csv").exists() else []
             answer.resume(metrics, rows, state.round)
     team.any()  # all have read what there is
-    if lead:
-        folder.mkdir(parents=True, exist_ok=True)
     if lead and state is None:
         saved.unlink(missing_ok=True)  # tables that begin again must not meet it
     if lead and state is None:
@@ -132,7 +170,7 @@ def execute(
         if latest is not None:
             if lead:
                 answer.write(latest)
-            checkpoint.write(saved, latest, team)
+            checkpoint.write(saved, latest, job)
 
     write(status)
     if any(not _finite(row) for row in metrics):
@@ -165,9 +203,9 @@ def execute(
                 write(status)
                 written = time.monotonic()
         if status == "running":
-            status = "complete"
-            if lead and latest is not None:
-                answer.judge(latest)
+            status = "diverged" if lost else "complete"
+            if status == "complete" and latest is not None:
+                team.tell(partial(answer.judge, latest))  # the others wait for as long as it takes
         save()
     return status
 

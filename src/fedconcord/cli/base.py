@@ -27,6 +27,8 @@ PROGRAM = (
     if "RANK" in os.environ
     else "fedconcord"
 )
+DIVERGED = 3  # exit code
+CODES = "2 a mistake, or nothing could run; 130 interrupted, and resumable"  # that run and compare have in common
 console = Console(highlight=False, soft_wrap=False, quiet=RANK != "0")
 
 

@@ -35,7 +35,10 @@ def _usage(error: Any) -> str:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code: 0, 1 (a run or a process failed), 2 (a mistake), 130 (interrupted)."""
+    """Run the command and return its exit code.
+
+    0; 1, a run of a comparison or a process failed; 2, a mistake; 3, diverged; 130, interrupted (docs/results.md).
+    """
     try:
         code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -10,6 +10,7 @@ import typer
 from fedconcord.cli.base import app, say
 from fedconcord.cli.options import check_choice, option
 
+Force = Annotated[bool, typer.Option("--force", help="Even of a run that diverged or weights that are not finite.")]
 Run = Annotated[str, typer.Argument(help="Folder of a run.", metavar="RUN")]
 
 
@@ -18,12 +19,13 @@ def export(
     run: Run,
     format: Annotated[str, option("torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
     out: Annotated[str | None, option("The file. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
+    force: Force = False,
 ) -> None:
     """Write a run's model as a program that takes raw inputs."""
     check_choice("--format", format, ("torch", "onnx"))
     from fedconcord import deploy
 
-    path = deploy.export(Path(run), cast(deploy.Kind, format), out)
+    path = deploy.export(Path(run), cast(deploy.Kind, format), out, force)
     say(f"model: {path} (described in {path.name}.json)")
 
 
@@ -34,8 +36,9 @@ def predict(
         str, typer.Argument(help="Raw inputs: .npy, .npz, .csv, .parquet or a folder of images.", metavar="INPUT")
     ],
     out: Annotated[str, option("The file of predictions. [predictions.csv]", "FILE")] = "predictions.csv",
+    force: Force = False,
 ) -> None:
     """Write what a run's model says of new samples."""
     from fedconcord import inference
 
-    say(f"predictions: {inference.predict(Path(run), Path(input), out)}")
+    say(f"predictions: {inference.predict(Path(run), Path(input), out, force)}")

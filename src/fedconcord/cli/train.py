@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedconcord.cli.base import PROGRAM, app, complain, say
+from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, say
 from fedconcord.cli.options import (
     LR,
     BatchSize,
@@ -57,7 +57,7 @@ from fedconcord.cli.progress import Show, interrupted, say_summary
 from fedconcord.errors import UserError, unknown
 
 
-@app.command()
+@app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
 def run(
     method: Method = None,
     data: Data = None,
@@ -116,9 +116,11 @@ def run(
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
     say(f"results: {planned.folder}")
+    if result.status == "diverged":
+        raise typer.Exit(DIVERGED)
 
 
-@app.command()
+@app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 def compare(
     methods: Methods = None,
     data: Data = None,
@@ -168,23 +170,26 @@ def compare(
     for sentence in api.notes(planned):
         say(sentence)
     again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
-    with Show(planned) as show:
-        try:
-            results = api.execute_all(planned, at_once, show)
-        except KeyboardInterrupt:
-            raise interrupted(folder, again) from None
-    if any(result.status == "interrupted" for result in results):
-        raise interrupted(folder, again)
-    failed = [result for result in results if result.status == "failed"]
-    if len(failed) == len(results):
-        raise UserError(f"every run failed, the first because: {failed[0].error}")
-    compared = api.finish_comparison(folder, results)
-    if compared.report is None:  # another process writes it
-        return
-    say_summary(folder)
-    for result in failed:
-        complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
-    say(f"report: {compared.report}")
+    with api.writing(folder, planned):
+        with Show(planned) as show:
+            try:
+                results = api.execute_all(planned, at_once, show)
+            except KeyboardInterrupt:
+                raise interrupted(folder, again) from None
+        if any(result.status == "interrupted" for result in results):
+            raise interrupted(folder, again)
+        failed = [result for result in results if result.status == "failed"]
+        if len(failed) == len(results):
+            raise UserError(f"every run failed, the first because: {failed[0].error}")
+        compared = api.finish_comparison(folder, results)
+        if compared.report is not None:  # else another process writes it
+            say_summary(folder)
+            for result in failed:
+                complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
+            say(f"report: {compared.report}")
+    if all(result.status in ("diverged", "failed") for result in results):
+        complain("diverged: no run of the comparison ended with finite metrics; a smaller --lr may help")
+        raise typer.Exit(DIVERGED)
     if failed:
         raise typer.Exit(1)
 

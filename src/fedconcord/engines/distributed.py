@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -98,12 +99,20 @@ class Ranks(NamedTuple):
         return tuple(map(bool, found.tolist()))
 
     def tell(self, text: Callable[[], str]) -> str:
+        """However long rank 0 takes: while it does, the others hear that it lives."""
         message: list[str] = ["", ""]
         if self.rank == 0:
             try:
-                message[0] = text()
+                with _beating(self.timeout / 4):
+                    message[0] = text()
             except UserError as error:
                 message[1] = str(error)
+            with _together(self.timeout):
+                _busy(False)
+        else:
+            with _together(self.timeout):
+                while _busy(False):
+                    pass
         with _together(self.timeout):
             dist.broadcast_object_list(message, src=0, device=torch.device("cpu"))
         if message[1]:
@@ -136,6 +145,32 @@ class Ranks(NamedTuple):
                         dist.recv(piece, source)
         order = found["ids"].argsort()
         return {name: leaf[order] for name, leaf in found.items()}
+
+
+def _busy(now: bool) -> bool:
+    """Whether rank 0, which says so, is not done yet."""
+    flag = torch.tensor([now], dtype=torch.uint8)
+    dist.broadcast(flag, src=0)
+    return bool(flag)
+
+
+@contextmanager
+def _beating(every: float) -> Iterator[None]:
+    """On rank 0: tell the others every so many seconds that it is busy; nothing else may be sent meanwhile."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # another process is gone, which the next message says
+            while not done.wait(every):
+                _busy(True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _pieces(leaf: Tensor) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedconcord.errors import UserError
 from fedconcord.state.fields import Fields, First, PerClient
 
 PAGE = 4096  # bytes; the file's head takes one, and a row that is longer begins on one
+HEAD = 24  # bytes of it that are used: the file's name, the number of commits, their CRC-32
 
 
 class DiskStore:
@@ -32,11 +34,12 @@ class DiskStore:
     written over: the client's first `scatter` after a checkpoint goes to another slot, and the old one is free only
     when the next checkpoint is on disk (`commit`). So at every moment the file holds all rows of the last checkpoint,
     untouched, and what a killed run wrote beyond them lies in slots that its checkpoint knows nothing of. A checkpoint
-    takes 16 bytes a row and flushes what was written since the last one; rows are not copied. The file has a slot for
+    takes 24 bytes a row and flushes what was written since the last one; rows are not copied. The file has a slot for
     each client that ever took part, and one more for each that did between two checkpoints.
 
     The head of the file holds a random name and the number of commits, so that a checkpoint of another file, or one
-    older than slots that were freed since, is refused.
+    older than slots that were freed since, is refused. The table holds each row's CRC-32 too, which `gather` verifies:
+    a row that is not the one last written, be it by a flipped byte, is refused.
 
     Args:
         path: the file; without one a temporary file without a name.
@@ -52,7 +55,7 @@ class DiskStore:
         self._stride = -(-row // PAGE) * PAGE if row >= PAGE else row
         self._file: int | None = None
         self._name = self._commits = 0  # of the file; 0 while there is none
-        self._slot, self._fresh = PerClient(-1), PerClient(0)
+        self._slot, self._sum, self._fresh = PerClient(-1), PerClient(0), PerClient(0)
         self._free, self._stale = np.zeros(0, np.int64), [np.zeros(0, np.int64)]
         self._end = 0  # slots in the file
 
@@ -60,7 +63,11 @@ class DiskStore:
         return len(self.ids())
 
     def gather(self, ids: np.ndarray) -> Tree:
-        """Rows of these clients, stacked: every field [S, ...]."""
+        """Rows of these clients, stacked: every field [S, ...].
+
+        Raises:
+            UserError: the file cannot be read, or a row is not what was written.
+        """
         if not self._fields.initial:
             return self.template
         slots = self._slot[ids]
@@ -71,8 +78,14 @@ class DiskStore:
             name: torch.zeros(len(ids), *leaf.shape, dtype=self._fields.kept[name])
             for name, leaf in self._fields.initial.items()
         }
-        known = np.flatnonzero(~absent)
-        self._move(os.preadv, [_bytes(leaf) for leaf in leaves.values()], known, slots)
+        known, parts = np.flatnonzero(~absent), [_bytes(leaf) for leaf in leaves.values()]
+        self._move(os.preadv, parts, known, slots)
+        damaged = known[_sums(parts, known) != self._sum[ids[known]]]
+        if len(damaged):
+            raise UserError(
+                f"the row of client {ids[damaged[0]]} in {self.path or 'a temporary file'} is damaged (its checksum "
+                "differs); put back the file that belongs to the checkpoint, or start the run again"
+            )
         return self._fields.with_fresh(self._fields.opened(leaves), ids, absent)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
@@ -89,8 +102,9 @@ class DiskStore:
         slots, moves = self._slot[ids], self._fresh[ids] == 0
         left = slots[moves & (slots >= 0)]
         slots[moves] = self._take(int(moves.sum()))
-        self._move(os.pwritev, [_bytes(leaf.cpu()) for leaf in leaves.values()], np.arange(len(ids)), slots)
-        self._slot[ids], self._fresh[ids] = slots, 1
+        everyone, parts = np.arange(len(ids)), [_bytes(leaf.cpu()) for leaf in leaves.values()]
+        self._move(os.pwritev, parts, everyone, slots)
+        self._slot[ids], self._sum[ids], self._fresh[ids] = slots, _sums(parts, everyone), 1
         self._stale.append(left)
 
     def known(self, ids: np.ndarray) -> np.ndarray:
@@ -102,11 +116,12 @@ class DiskStore:
         return self._slot.ids()
 
     def export(self) -> dict[str, Tensor]:
-        """The table: 'ids' [R] and 'slots' [R], and 'file' [2], what the checkpoint's file is; the rows are flushed."""
+        """The table: 'ids', 'slots' and 'sums' [R], and 'file' [2], what the file is; the rows are flushed."""
         if self._file is not None:
             os.fsync(self._file)
         ids = self.ids()
-        table = {"ids": ids, "slots": self._slot[ids], "file": np.array([self._name, self._commits + 1])}
+        file = np.array([self._name, self._commits + 1])
+        table = {"ids": ids, "slots": self._slot[ids], "sums": self._sum[ids], "file": file}
         return {name: torch.as_tensor(values) for name, values in table.items()}
 
     def commit(self) -> None:
@@ -131,14 +146,18 @@ class DiskStore:
         if name == 0:  # no row was ever written
             return
         end = int(slots.max(initial=-1)) + 1
+        # nothing pads the last slot, nor the head before the first row
+        least = PAGE + (end - 1) * self._stride + self._fields.row_bytes if end else HEAD
         try:
             if self.path is None:
                 raise FileNotFoundError(errno.ENOENT, "it was a temporary file")
             self._open(self.path, os.O_RDWR)
             assert self._file is not None
-            if os.fstat(self._file).st_size < PAGE + end * self._stride:
+            if os.fstat(self._file).st_size < least:
                 raise OSError(errno.EIO, "it is shorter than the checkpoint says")
-            held, held_commits = np.frombuffer(os.pread(self._file, 16, 0), np.int64)
+            held, held_commits, check = np.frombuffer(os.pread(self._file, HEAD, 0), np.int64)
+            if check != zlib.crc32(np.array([held, held_commits]).tobytes()):
+                raise OSError(errno.EIO, "its head is damaged")
             if held != name or held_commits > commits:
                 raise OSError(errno.EIO, "it belongs to another or a later checkpoint")
         except OSError as error:
@@ -146,7 +165,7 @@ class DiskStore:
                 f"cannot read the clients' rows in {self.path or 'a file'} ({error.strerror}); put back the file "
                 "that belongs to the checkpoint, or start the run again"
             ) from None
-        self._name, self._end, self._slot[ids] = name, end, slots
+        self._name, self._end, self._slot[ids], self._sum[ids] = name, end, slots, tensors["sums"].numpy()
         self._free = np.setdiff1d(np.arange(end), slots)
 
     def _begin(self) -> None:
@@ -169,7 +188,8 @@ class DiskStore:
 
     def _head(self) -> None:
         assert self._file is not None
-        os.pwrite(self._file, np.array([self._name, self._commits]).tobytes(), 0)
+        head = np.array([self._name, self._commits]).tobytes()
+        os.pwrite(self._file, head + np.int64(zlib.crc32(head)).tobytes(), 0)
 
     def _take(self, count: int) -> np.ndarray:
         """Slots that nothing refers to."""
@@ -200,3 +220,12 @@ def _bytes(leaf: Tensor) -> np.ndarray:
     """The memory of a tensor [S, ...] on the CPU as [S, bytes]; not a copy where it is contiguous."""
     flat = leaf.contiguous().reshape(len(leaf), -1)
     return flat.view(torch.uint8).numpy()
+
+
+def _sums(parts: list[np.ndarray], which: np.ndarray) -> np.ndarray:
+    """CRC-32 of the rows `which` of parts [S, bytes]."""
+    found = np.zeros(len(which), np.int64)
+    for row, k in enumerate(which.tolist()):
+        for part in parts:
+            found[row] = zlib.crc32(part[k], int(found[row]))
+    return found

@@ -569,7 +569,7 @@ def _resume(bench: Bench) -> None:
         path = Path(folder) / "checkpoint.safetensors"
         whole, first = bench.job(Stacked(2)), bench.job(Stacked(2))
         want = _rounds(whole, 10)
-        checkpoint.write(path, _rounds(first, 5))
+        checkpoint.write(path, _rounds(first, 5), first)
         second = bench.job(Stacked(2))
         got = _rounds(second, 5, checkpoint.read(path, second))
     difference = (
