@@ -274,9 +274,9 @@ def test_a_cohort_that_is_not_given_fits_the_clients() -> None:
 
 
 def test_the_algorithm_table_and_the_call_are_one() -> None:
-    job = resolve_run(options("algorithm.rho=0.5", method="fedadmm(start=server)"))
+    job = resolve_run(options("algorithm.rho=0.5", method="fedadmm(form=paper)"))
     assert job.method == "fedadmm"
-    assert job.label == "fedadmm(rho=0.5,start=server)"
+    assert job.label == "fedadmm(rho=0.5,form=paper)"
     assert (job.algorithm["rho"], job.algorithm["start"], job.algorithm["message"]) == (0.5, "server", "paper")
 
 

@@ -160,6 +160,7 @@ class Algorithm:
     full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
     hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
     normalised: bool = False  # uses done.normaliser (NaN otherwise), so only local solvers that have one will do
+    per_step: bool = False  # divides by done.steps, so only local steps of one size will do, not L-BFGS's iterations
     stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
     blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
     prelude: Prelude | None = None

@@ -6,7 +6,7 @@ from fedconcord.algorithms.afedpd import afedpd, afedpdsam
 from fedconcord.algorithms.fedadmm import fedadmm
 from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
 from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
-from fedconcord.algorithms.fedcm import fedcm
+from fedconcord.algorithms.fedcm import fedcm, mofedsam
 from fedconcord.algorithms.feddyn import feddyn, fedspeed
 from fedconcord.algorithms.fedgamma import fedgamma
 from fedconcord.algorithms.fedhybrid import fedhybrid
@@ -34,6 +34,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedprox": fedprox,
     "fedsam": fedsam,
     "fedcm": fedcm,
+    "mofedsam": mofedsam,
     "mfl": mfl,
     "fednova": fednova,
     "fednova_vr": fednova_vr,

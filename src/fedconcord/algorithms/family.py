@@ -62,7 +62,7 @@ def as_fedvra(
     if penalty <= 0:
         raise UserError(f"{method} needs a penalty > 0, given {penalty}")
     if method == "feddyn" and weights != "uniform":
-        raise UserError("feddyn weighs all clients alike; give weights uniform")
+        raise UserError("FedDyn by size has a penalty a client, fedvra(gamma=[alpha / (N p_i), ...], a=1, d=N/S, weights=size); give weights uniform")
     return Member(penalty, 1.0 if method == "feddyn" else 0.0, n / cohort, weights)
 
 
