@@ -106,7 +106,9 @@ MUTATIONS: dict[str, Mutation] = {
         "y = row.y + rho * (done.x - x)",
         "y = (row.y + rho * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
     ),
-    "fedadmm: server's model taken for the client's": fedadmm("before = row.w if own else x", "before = x"),
+    "fedadmm: server's model taken for the client's": fedadmm(
+        "before = row.w if isinstance(row.w, Tensor) else x", "before = x"
+    ),
     "fedprox: pushes away": Mutation(
         (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),
         (FIXED, "-k", "identities or solver"),

@@ -37,6 +37,7 @@ TABLE = {
     "losac": Row({"blocks": 3}, exact="partial", rounds=2500),
     "feddyn": Row({"alpha": 0.5}, exact="partial"),
     "fedspeed": Row({"alpha": 0.5}),
+    "fedsmoo": Row({"alpha": 0.5}),
     "fedpd": Row({"eta": 1.5}, exact="full", everyone=True),
     "fedadmm": Row({"rho": 0.3, "server_lr": "participation", "form": "paper"}, exact="partial"),
     "fedadmm_inexact": Row({"rho": 0.3}, exact="partial"),

@@ -15,7 +15,7 @@ from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import uniform
 from fedconcord.problems import Quadratic, quadratics
 from fedconcord.server import momentum, with_server
-from fedconcord.solvers import Solver
+from fedconcord.solvers import Solver, normaliser, refuse
 from fedconcord.training import Job, advance, start
 
 N, COHORT, D, BLOCKS = 8, 3, 5, 3
@@ -248,3 +248,102 @@ def test_feddyn_by_size_is_its_authors(engine: Engine) -> None:
     gamma = [alpha / (N * p) for p in sizes / sizes.sum()]
     family = METHODS["fedvra"](gamma=gamma, a=1.0, d=N / COHORT, weights="size")
     close(trajectory(replace(this, algorithm=family), engine), list(got), 4e-14)
+
+
+def clip(g: np.ndarray, limit: float) -> np.ndarray:
+    return g * min(1.0, limit / np.linalg.norm(g))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_feddyn_and_fedsmoo_of_fl_simulator_clip_their_loss(engine: Engine) -> None:
+    """woodenchild95/FL-Simulator: clip_grad_norm sees g + alpha (h - x^t); the optimiser adds (wd + alpha) y after.
+
+    FedSMOO's ascent is along g - mu - s, mu += e - s, s = radius * mean mu / (||mean mu|| + 1e-7) over the cohort.
+    """
+    alpha, radius, limit, decay = 0.4, 0.2, 0.3, 0.05
+    for name, options in (("feddyn", {}), ("fedsmoo", {"radius": radius})):
+        solver = Solver(weight_decay=decay, clip_direction=limit, clip_form="released")
+        this = job(METHODS[name](alpha=alpha, **options), solver)
+        lr, x, h, mu, s, want, cut = this.schedule.lr, origin(this), np.zeros((N, D)), np.zeros((N, D)), 0.0, [], 0
+        for plan, gradient in plans(this):
+            models = []
+            for i, steps in zip(plan.ids, plan.steps, strict=True):
+                y = x
+                for k in range(steps):
+                    g = gradient(y, int(i), k)
+                    if name == "fedsmoo":
+                        v = g - (mu[i] + s)
+                        e = v * radius / (np.linalg.norm(v) + 1e-7)
+                        mu[i] += e - s
+                        g = gradient(y + e, int(i), k)
+                    g = g + alpha * (h[i] - x)
+                    cut += np.linalg.norm(g) > limit
+                    y = y - lr * (clip(g, limit) + (decay + alpha) * y)
+                models.append(y)
+                h[i] += y - x
+            shared = mu[plan.ids].mean(0)
+            s = radius * shared / (np.linalg.norm(shared) + 1e-7)
+            x = np.mean(models, 0) + h.mean(0)
+            want.append(x)
+        assert 20 < cut < 90
+        close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_whole_direction_clipped(engine: Engine, momentum: float) -> None:
+    """All of what eta multiplies: gradient, weight decay and buffer, dual and proximal parts."""
+    alpha, limit, decay = 0.4, 0.3, 0.05
+    this = job(METHODS["feddyn"](alpha=alpha), Solver(momentum, decay, clip_direction=limit))
+    lr, x, h, want, cut = this.schedule.lr, origin(this), np.zeros((N, D)), [], 0
+    for plan, gradient in plans(this):
+        models = []
+        for i, steps in zip(plan.ids, plan.steps, strict=True):
+            y, buffer = x, np.zeros(D)
+            for k in range(steps):
+                buffer = momentum * buffer + gradient(y, int(i), k) + decay * y + alpha * h[i]
+                step = buffer + alpha * (y - x)
+                cut += np.linalg.norm(step) > limit
+                y = y - lr * clip(step, limit)
+            models.append(y)
+            h[i] += y - x
+        x = np.mean(models, 0) + h.mean(0)
+        want.append(x)
+    assert cut > 20
+    close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nesterov_is_torch_s(engine: Engine) -> None:
+    """torch.optim.SGD itself on every client, fresh each round."""
+    this = job(METHODS["fedavg"](), Solver(0.8, 0.05, nesterov=True))
+    x, want = origin(this), []
+    for plan, gradient in plans(this):
+        models = []
+        for i, steps in zip(plan.ids, plan.steps, strict=True):
+            y = torch.tensor(x, requires_grad=True)
+            optimiser = torch.optim.SGD([y], lr=plan.lr, momentum=0.8, weight_decay=0.05, nesterov=True)
+            for k in range(steps):
+                y.grad = torch.as_tensor(gradient(y.detach().numpy(), int(i), k))
+                optimiser.step()
+            models.append(y.detach().numpy())
+        x = np.mean(models, 0)
+        want.append(x)
+    close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_nesterov_s_normaliser_is_the_response_to_unit_gradients(mu: float) -> None:
+    eta, momentum, decay, tau = 0.02, 0.9, 0.95, 13
+    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum, decay, nesterov=True))
+    x = buffer = 0.0
+    for k in range(tau):
+        buffer = momentum * buffer + 1.0
+        x -= eta * decay**k * (1.0 + momentum * buffer + mu * x)
+    assert got == pytest.approx(-x / eta, rel=1e-13)
+
+
+def test_newton_steps_are_not_clipped() -> None:
+    reason = refuse(Solver(clip_direction=1.0), METHODS["fedhybrid"]())
+    assert reason is not None
+    assert "Newton" in reason

@@ -214,7 +214,7 @@ def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
     if client.gradient is not None:
         client = client._replace(gradient=g)
     local = with_oracle(job.algorithm.start(seen.down, seen.row, client), oracle, seen.x, g)
-    solver = job.solver._replace(clip=None, tolerance=None)
+    solver = job.solver._replace(clip=None, clip_direction=None, tolerance=None)
     blocks = None if seen.plan.blocks is None else seen.plan.blocks[seen.position]
     none = torch.empty(0, dtype=torch.int64, device=g.device)
     steps = [none] * int(seen.done.steps)

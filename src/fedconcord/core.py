@@ -82,6 +82,13 @@ class Cohort(NamedTuple):
     regulariser: Regulariser | None = None  # of the objective
 
 
+class Tilt(NamedTuple):
+    """SAM's ascent of length radius goes along g - own - common, and own += ascent - common at every step."""
+
+    own: Tensor  # [d]
+    common: Tensor  # [d]
+
+
 class Local(NamedTuple):
     """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)), followed by the
     regulariser's proximal step of size eta unless the algorithm leaves that to the server.
@@ -103,6 +110,7 @@ class Local(NamedTuple):
     dual_rate: float = 0.0  # (ADMM with inexact steps)
     momentum: float | None = None  # in place of the solver's (MFL)
     buffer: Tensor | None = None  # [d] the momentum buffer at the start, in place of none (MFL)
+    tilt: Tilt | None = None  # of SAM's ascent (FedSMOO)
     metric: Tensor | None = None  # [d, d] the direction, pull included, is solved against it (Newton clients)
 
 
@@ -115,6 +123,7 @@ class Done(NamedTuple):
     linear: Tensor | None = None  # [d] as it ended, where steps change it
     table: Tensor | None = None  # [M, d] as it ended
     buffer: Tensor | None = None  # [d] momentum buffer as it ended
+    tilt: Tensor | None = None  # [d] the tilt's own part as it ended
 
 
 class Oracle(NamedTuple):

@@ -56,7 +56,8 @@ def forms(algorithm: Algorithm, x: Tensor) -> Forms:
     local = algorithm.start(down, row, client)
     linear = None if local.linear is None else local.linear.expand(1, d)
     buffer = many if local.buffer is None else local.buffer.expand(1, d)
-    sent, _ = algorithm.finish(down, row, Done(local.x.expand(1, d), one, one, linear, local.table, buffer), client)
+    done = Done(local.x.expand(1, d), one, one, linear, local.table, buffer, None if local.tilt is None else many)
+    sent, _ = algorithm.finish(down, row, done, client)
     broadcast = tree_map(_bare, algorithm.broadcast(server))
     return Forms(broadcast, sent, asked, answer, local.snapshot is not None)
 

@@ -15,6 +15,7 @@ from fedconcord.algorithms.fednova_vr import fednova_vr
 from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedconcord.algorithms.fedpaq import fedpaq
 from fedconcord.algorithms.fedpd import fedpd
+from fedconcord.algorithms.fedsmoo import fedsmoo
 from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.algorithms.losac import fedsaga, losac
 from fedconcord.algorithms.mfl import mfl
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "losac": losac,
     "feddyn": feddyn,
     "fedspeed": fedspeed,
+    "fedsmoo": fedsmoo,
     "fedpd": fedpd,
     "fedadmm": fedadmm,
     "fedadmm_inexact": fedadmm_inexact,

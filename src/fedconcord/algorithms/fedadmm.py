@@ -52,7 +52,7 @@ def fedadmm(
 
     def finish(x: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         y = row.y + rho * (done.x - x)
-        before = row.w if own else x
+        before = row.w if isinstance(row.w, Tensor) else x
         return done.x - before + (y - row.y) / rho, Row(y, done.x if own else ())
 
     def step(cohort: Cohort) -> float:

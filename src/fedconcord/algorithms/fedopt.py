@@ -1,7 +1,7 @@
 """FedAvg's aggregate handed to a server optimiser.
 
-FedAvgM: Hsu et al., 2019. FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2. What their options are for
-is in server.optimizers.
+FedAvgM: Hsu et al., 2019. FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2. What their options are
+for is in server.optimizers.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ def solve(
     oracle, regulariser = oracle_of(algorithm, solver), local_regulariser(problem, algorithm)
     x, linear, buffer = local.x, local.linear, local.buffer
     table = None if local.table is None else local.table.clone()
+    tilt = None if local.tilt is None else local.tilt.own
     momentum = momentum_of(solver, local)
     taken = evaluations = 0
     if solver.kind == "lbfgs":
@@ -137,14 +138,20 @@ def solve(
         return Done(x, count, count * torch.nan), evaluations * full_cost
 
     each = full_cost if oracle.kind == "full" else 1
+    released = solver.clip_direction is not None and solver.clip_form == "released"
 
     def oracle_gradient(samples: Tensor) -> Tensor:
-        nonlocal evaluations
+        nonlocal evaluations, tilt
         evaluations += each
         g = problem.gradient(x, samples)
         if oracle.kind == "sam":
             evaluations += each
-            g = problem.gradient(ascent(x, g, oracle.radius), samples)
+            if local.tilt is not None and tilt is not None:
+                g = g - tilt - local.tilt.common
+            above = ascent(x, g, oracle.radius)
+            if local.tilt is not None and tilt is not None:
+                tilt = tilt + (above - x) - local.tilt.common
+            g = problem.gradient(above, samples)
         if local.snapshot is not None:
             evaluations += each
             g = g - problem.gradient(local.snapshot, samples)
@@ -158,11 +165,18 @@ def solve(
         if table is not None:
             assert blocks is not None
             g, table[blocks[k]] = g - table[blocks[k]], g
-        direction = local.scale * g + solver.weight_decay * x
+        direction = local.scale * g if released else local.scale * g + solver.weight_decay * x
         if linear is not None:
             direction = direction + linear
+        if released:
+            constant = direction if local.anchor is None else direction - local.prox * local.anchor
+            direction = clipped(constant, solver.clip_direction) + solver.weight_decay * x
         buffer = direction if buffer is None else momentum * buffer + direction
-        step = buffer + pull()
+        step = direction + momentum * buffer if solver.nesterov else buffer
+        if released:
+            step = step if local.anchor is None else step + local.prox * x
+        else:
+            step = clipped(step + pull(), solver.clip_direction)
         if local.metric is not None:
             step = torch.linalg.solve(local.metric, step)
         eta = lr * local.lr_scale * solver.step_decay**k
@@ -184,8 +198,8 @@ def solve(
     norm = count * torch.nan
     if algorithm.normalised:
         base = lr * local.lr_scale
-        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale)
-    return Done(x, count, norm, linear, table, buffer), evaluations
+        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
+    return Done(x, count, norm, linear, table, buffer, tilt), evaluations
 
 
 def _one(clients: Client) -> Client:

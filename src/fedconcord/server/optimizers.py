@@ -2,9 +2,9 @@
 
 Adaptive ones: Reddi et al., ICLR 2021 (FedOpt), Algorithm 2: m_0 = 0, v_0 = tau^2, no bias correction,
 x <- x + lr m / (sqrt(v) + tau), where Delta is the method's own step x^{t+1} - x^t. Options for what other code does:
-FL-Simulator's Adam has v_0 = 0; optax (FedJAX), whose eps is tau, has v_0 = 0 and the bias correction m / (1 - beta1^t),
-v / (1 - beta2^t) in adam, the correction, v_0 = 1e-6 and m_0 = -1e-6 in yogi, and in adagrad beta1 = 0, v_0 = 0.1,
-tau = 0 and its eps inside the root: eps_root.
+FL-Simulator's Adam has v_0 = 0; optax (FedJAX), whose eps is tau, has v_0 = 0 and the bias correction
+m / (1 - beta1^t), v / (1 - beta2^t) in adam, the correction, v_0 = 1e-6 and m_0 = -1e-6 in yogi, and in adagrad
+beta1 = 0, v_0 = 0.1, tau = 0 and its eps inside the root: eps_root.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ def yogi(
 
 
 @definition()
-def adagrad(
-    lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, v0: V0 = None, eps_root: EpsRoot = 0.0
-) -> Optimizer:
+def adagrad(lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, v0: V0 = None, eps_root: EpsRoot = 0.0) -> Optimizer:
     """FedAdagrad's server step."""
     return _Adaptive(lr, beta1, tau, v0, eps_root).optimizer(lambda v, square: v + square)
 
