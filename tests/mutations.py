@@ -89,8 +89,10 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         (FIXED, "-k", "sums or identities"),
     ),
-    "feddyn: sign flipped": feddyn("linear=alpha * row.h", "linear=-alpha * row.h"),
-    "feddyn: half of the penalty missing": feddyn("linear=alpha * row.h, prox=alpha, anchor=x", "linear=alpha * row.h"),
+    "feddyn: sign flipped": feddyn("linear=penalty * row.h", "linear=-penalty * row.h"),
+    "feddyn: half of the penalty missing": feddyn(
+        "linear=penalty * row.h, prox=penalty, anchor=down.x", "linear=penalty * row.h"
+    ),
     "feddyn: offset from participants only": feddyn("client.p * move)", "client.w * move)"),
     "fednova: tau_eff cancelled": fednova(("client.w * up.a,", "client.w / up.a,"), ("total.a if", "1 / total.a if")),
     "fednova: models averaged, not moves": fednova(
@@ -105,7 +107,7 @@ MUTATIONS: dict[str, Mutation] = {
         "y = (row.y + rho * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
     ),
     "fedadmm: server's model taken for the client's": fedadmm(
-        'before = row.w if message == "paper" else x', "before = x"
+        "before = row.w if isinstance(row.w, Tensor) else x", "before = x"
     ),
     "fedprox: pushes away": Mutation(
         (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),

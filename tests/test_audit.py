@@ -119,7 +119,9 @@ def test_a_step_that_is_too_long_ends_the_curve() -> None:
 # -- the message ---------------------------------------------------------------------------------------------------
 
 
-READ = [name for name in TABLE if name not in ("fedhybrid", "fedpaq", "fedsaga", "losac")]  # fedpaq: rounded, below
+READ = [  # fedpaq: rounded, below
+    name for name in TABLE if name not in ("fedhybrid", "fedpaq", "fedsaga", "fedsmoo", "losac")
+]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -135,6 +137,12 @@ def test_the_protocol_gives_the_gradient_away(name: str) -> None:
         true = this.problem.gradient(ascent(at, true, this.algorithm.oracle.radius), touched(this, seen))
     last = list(readings(this, seen).values())[-1]
     assert float((last - true).norm() / true.norm()) < 1e-3
+
+
+def test_a_message_with_the_dual_of_an_ascent_is_refused() -> None:
+    this = job(make("fedsmoo"), samples=5, steps=3)
+    with pytest.raises(UserError, match="audit fedspeed in place of fedsmoo"):
+        readings(this, capture(this, 3, client=0))
 
 
 @pytest.mark.parametrize("name", ["fedsaga", "losac"])

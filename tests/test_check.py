@@ -30,7 +30,7 @@ VARIANTS: dict[str, Factory] = {
     "scaffold option 1": partial(METHODS["scaffold"], option=1),
     "scaffold size": partial(METHODS["scaffold"], weights="size"),
     "fednova proximal": partial(METHODS["fednova"], mu=0.5, tau_eff="tau"),
-    "fedadmm server": partial(METHODS["fedadmm"], start="server", message="repo", server_lr=[(0, 1.0), (2, 0.5)]),
+    "fedadmm paper": partial(METHODS["fedadmm"], form="paper", server_lr=[(0, 1.0), (2, 0.5)]),
     "fedpd skipping": partial(METHODS["fedpd"], p_skip=0.5),
     "fedvra per client": partial(METHODS["fedvra"], gamma=[0.1 * k for k in range(7)], d="fednova"),
     "losac gradient tables": partial(METHODS["losac"], blocks=4, init="gradient", block_scale="mean"),

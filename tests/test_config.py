@@ -274,10 +274,10 @@ def test_a_cohort_that_is_not_given_fits_the_clients() -> None:
 
 
 def test_the_algorithm_table_and_the_call_are_one() -> None:
-    job = resolve_run(options("algorithm.rho=0.5", method="fedadmm(start=server)"))
+    job = resolve_run(options("algorithm.rho=0.5", method="fedadmm(form=paper)"))
     assert job.method == "fedadmm"
-    assert job.label == "fedadmm(rho=0.5,start=server)"
-    assert (job.algorithm["rho"], job.algorithm["start"], job.algorithm["message"]) == (0.5, "server", "paper")
+    assert job.label == "fedadmm(rho=0.5,form=paper)"
+    assert (job.algorithm["rho"], job.algorithm["form"], job.algorithm["server_lr"]) == (0.5, "paper", 1.0)
 
 
 def test_a_method_has_its_own_local_settings() -> None:
@@ -564,6 +564,15 @@ def test_settings_become_a_job() -> None:
     assert job.problem.dim == 4
     assert len(job.problem.offsets) == 7
     assert job.solver == Solver(0.9, 0.01, 3.0, Oracle("svrg"), 0.95, 1e-3)
+    clipped = build(
+        resolve_run(
+            options(
+                "local.momentum=0.9", "local.nesterov=true", "local.clip_direction=10",
+                data="quadratics(dim=4)", clients=6, cohort=2,
+            )
+        )
+    )  # fmt: skip
+    assert clipped.solver == Solver(0.9, nesterov=True, clip_direction=10.0)
     assert job.engine == Stacked(2)
     plan = job.schedule.plan(1, job.algorithm, job.problem.offsets, job.problem.sizes)
     assert plan.batches is None

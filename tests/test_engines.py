@@ -12,7 +12,7 @@ from torch import nn
 
 from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Local, Oracle, Regulariser, tree_leaves
+from fedconcord.core import Local, Oracle, Regulariser, Tilt, tree_leaves
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked, chunk, local
 from fedconcord.errors import UserError
@@ -178,6 +178,13 @@ CASES = {
         False, Solver(momentum=0.9), AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))
     ),
     "clip": Case(False, Solver(clip=0.2)),
+    "clip of the direction": Case(
+        False,
+        Solver(weight_decay=0.1, momentum=0.5, clip_direction=0.2),
+        AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(D)),
+    ),
+    "nesterov": Case(False, Solver(momentum=0.9, nesterov=True)),
+    "tilt": Case(False, Solver(oracle=Oracle("sam", 0.1)), AT._replace(tilt=Tilt(vectors(5, D), vectors(D)))),
     "tolerance": Case(False, Solver(tolerance=1e-3)),
     "table": Case(False, local=AT._replace(table=vectors(5, 2, D), linear=vectors(D), table_rate=0.5)),
     "prox by client": Case(False, local=AT._replace(prox=vectors(5, 1).abs(), anchor=vectors(D))),
@@ -221,8 +228,10 @@ def test_the_short_loop_is_the_loop(name: str) -> None:
         Solver(oracle=Oracle("sam", 0.1)),
         Solver(oracle=Oracle("svrg"), momentum=0.5),
         Solver(tolerance=0.05),
+        Solver(momentum=0.8, step_decay=0.9, nesterov=True),
+        Solver(weight_decay=0.1, clip_direction=0.2, clip_form="released"),
     ],
-    ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance"],
+    ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance", "nesterov", "clip-direction"],
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
@@ -262,6 +271,11 @@ def test_lbfgs_and_tolerance(name: str) -> None:
     ("name", "solver", "reason"),
     [
         ("scaffold", Solver(kind="lbfgs"), "L-BFGS does not have"),
+        ("fedcm", Solver(kind="lbfgs"), "divides moves by eta and the local steps"),
+        ("fedavg", Solver(nesterov=True), "set local.momentum > 0"),
+        ("fedavg", Solver(kind="lbfgs", clip_direction=1.0), "leave local.clip_direction out"),
+        ("fedavg", Solver(momentum=0.9, clip_direction=1.0, clip_form="released"), "without local momentum"),
+        ("fednova", Solver(clip_direction=1.0), "which a clipped direction does not have"),
         ("losac", Solver(oracle=Oracle("sam", 0.1)), "cannot be sam"),
         ("mimesvrg", Solver(tolerance=1e-3), "mini-batch gradients"),
         ("fedsam", Solver(oracle=Oracle("svrg")), "brings its own gradient"),

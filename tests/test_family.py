@@ -73,7 +73,7 @@ def test_what_is_no_member() -> None:
         (lambda: as_fedvra(unknown, 20, 5), "FedVRA holds fedavg, fedprox, fednova and feddyn, given 'scaffold'"),
         (lambda: as_fedvra("fedavg", 20, 21), "cohort must be between 1 and n, given cohort 21 of n 20"),
         (lambda: as_fedvra("feddyn", 20, 5, 0.0), "feddyn needs a penalty > 0, given 0.0"),
-        (lambda: as_fedvra("feddyn", 20, 5, weights="size"), "feddyn weighs all clients alike"),
+        (lambda: as_fedvra("feddyn", 20, 5, weights="size"), "has a penalty a client"),
     ):
         with pytest.raises(UserError, match=text):
             call()

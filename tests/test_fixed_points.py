@@ -95,7 +95,7 @@ def test_partial_participation_is_refused_with_the_reason(name: str) -> None:
 
 def test_fedadmm_with_server_step_one_keeps_a_floor() -> None:
     """grad F = rho (1 - |S| / N) (theta - theta^0) at its fixed point: biased away from the start."""
-    this = job(METHODS["fedadmm"](rho=0.1))
+    this = job(METHODS["fedadmm"](rho=0.1, form="paper"))
     x = run(this, 3000).server.x
     assert isinstance(this.problem, Quadratic)
     gradient = this.problem.H_mean.mean(0) @ x - this.problem.b_mean.mean(0)
@@ -225,12 +225,12 @@ def test_identities(engine: Serial | Stacked) -> None:
     same(path(METHODS["fednova"](), steps=4), path(METHODS["fedavg"](), steps=4))
     same(path(METHODS["scaffold"](option=1), 20, 1), path(METHODS["fedsgd"](), 20))
     same(path(METHODS["scaffold"](option=2), 20, 1), path(METHODS["fedsgd"](), 20))
-    same(path(METHODS["fedadmm"](rho=0.3, start="server", message="repo"), 5), path_twice(engine))
+    same(path(METHODS["fedadmm"](rho=0.3), 5), path_twice(engine))
 
 
 def path_twice(engine: Serial | Stacked) -> torch.Tensor:
     """FedADMM's released message is twice the client's move: a server step of 2 on FedAvg's aggregate of its models."""
-    base = METHODS["fedadmm"](rho=0.3, start="server")
+    base = METHODS["fedadmm"](rho=0.3)
     doubled = replace(
         base,
         finish=lambda x, row, done, client: (2 * (done.x - x), base.finish(x, row, done, client)[1]),

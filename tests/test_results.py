@@ -119,7 +119,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypa
 
 
 def test_store_round_trip_and_growth() -> None:
-    template = METHODS["fedadmm"]().init_client(torch.arange(3.0))
+    template = METHODS["fedadmm"](form="paper").init_client(torch.arange(3.0))
     store = MemoryStore(template)
     ids = np.array([5, 2, 900_000])
     assert torch.equal(store.gather(ids).w, torch.arange(3.0).expand(3, 3))
@@ -136,7 +136,7 @@ def test_store_round_trip_and_growth() -> None:
 
 
 def test_state_that_cannot_fit_is_refused_before_round_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    this = job("fedadmm", start="server")
+    this = job("fedadmm", form="paper")
     assert state_bytes(this, 2) == 6 * 2 * 5 * 4  # 2 rounds of 3 of 12 clients, 2 vectors of 5 float32
     assert state_bytes(this, 100) == 12 * 2 * 5 * 4
     monkeypatch.setattr(results.os, "sysconf", lambda name: 10)

@@ -214,7 +214,7 @@ def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
     if client.gradient is not None:
         client = client._replace(gradient=g)
     local = with_oracle(job.algorithm.start(seen.down, seen.row, client), oracle, seen.x, g)
-    solver = job.solver._replace(clip=None, tolerance=None)
+    solver = job.solver._replace(clip=None, clip_direction=None, tolerance=None)
     blocks = None if seen.plan.blocks is None else seen.plan.blocks[seen.position]
     none = torch.empty(0, dtype=torch.int64, device=g.device)
     steps = [none] * int(seen.done.steps)
@@ -228,8 +228,13 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
     """The estimates of the client's mean gradient [d], float64; one alone where both are the same.
 
     Raises:
-        UserError: the message is not affine in the gradients (Newton steps, L-BFGS).
+        UserError: the message is not affine in the gradients (Newton steps, L-BFGS, a dual of SAM's ascent).
     """
+    if seen.done.tilt is not None:
+        raise UserError(
+            "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "
+            "ascent; audit fedspeed in place of fedsmoo"
+        )
     if job.algorithm.hessian_at is not None or job.solver.kind == "lbfgs":
         raise UserError(
             "the audit reads messages of gradient steps, and this job's clients take Newton or L-BFGS steps; audit it "

@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "control variates": ("scaffold", "vrlsgd", "fednova_vr", "mimesvrg"),
     "gradient tables": ("fedsaga", "losac"),
     "primal-dual": ("feddyn", "fedpd", "fedadmm", "fedadmm_inexact", "fedhybrid", "fedvra", "afedpd"),
-    "sharpness-aware": ("fedsam", "fedgamma", "fedspeed", "afedpdsam"),
+    "sharpness-aware": ("fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "afedpdsam"),
 }
 FOREIGN = "from other packages"
 

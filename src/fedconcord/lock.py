@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedconcord.engines.base import ALONE, Team
+from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError, reason
 
 NAME = ".lock"

@@ -59,7 +59,9 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
     local = algorithm.start(down, row, client)
     linear = None if local.linear is None else local.linear.expand(*lead, d)
     buffer = many if local.buffer is None else local.buffer.expand(*lead, d)
-    sent, _ = algorithm.finish(down, row, Done(local.x.expand(*lead, d), one, one, linear, local.table, buffer), client)
+    tilt = None if local.tilt is None else many
+    done = Done(local.x.expand(*lead, d), one, one, linear, local.table, buffer, tilt)
+    sent, _ = algorithm.finish(down, row, done, client)
     if algorithm.settle is not None:
         settled = tree_map(_bare, algorithm.settle.send(algorithm.broadcast(server), server))
     if algorithm.prologue is not None:

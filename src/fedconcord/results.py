@@ -203,8 +203,8 @@ def _execute(
                 write(status)
                 written = time.monotonic()
         if status == "running":
-            status = "diverged" if lost else "complete"
-            if status == "complete" and latest is not None:
+            status = "complete"
+            if latest is not None:
                 team.tell(partial(answer.judge, latest))  # the others wait for as long as it takes
         save()
     return status

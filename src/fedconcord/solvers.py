@@ -16,8 +16,11 @@ class Solver(NamedTuple):
         x <- x - eta_k * (filter(scale * clip(g) + weight_decay * x + linear) + prox * (x - anchor))
 
     The momentum buffer is the direction itself on the first step of a round and `momentum * buffer + direction` after;
-    it never outlives a round. The proximal pull stays outside the buffer, so that FedNova's a_i is a linear recursion.
-    Clipping acts on the oracle's gradient alone, before weight decay and dual terms.
+    it never outlives a round. Nesterov's form steps by direction + momentum * buffer (torch.optim.SGD's). The proximal
+    pull stays outside the buffer, so that FedNova's a_i is a linear recursion. `clip` acts on the oracle's gradient
+    alone, before weight decay and dual terms; `clip_direction` on all of what eta multiplies (`clip_form` whole), or as
+    FL-Simulator and FedDyn do (released): on scale * g + linear - prox * anchor, to which weight decay and prox * x are
+    added unclipped.
     """
 
     momentum: float = 0.0
@@ -27,6 +30,9 @@ class Solver(NamedTuple):
     step_decay: float = 1.0  # eta_k = eta * step_decay ** k within a round
     tolerance: float | None = None  # stop when ||grad L_i||^2 <= this (FedADMM eq. (6)); the planned steps are the cap
     kind: Literal["sgd", "lbfgs"] = "sgd"
+    nesterov: bool = False
+    clip_direction: float | None = None  # largest l2 norm of the direction
+    clip_form: Literal["whole", "released"] = "whole"
 
 
 def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> str | None:
@@ -41,10 +47,16 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
             return "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
     if algorithm.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
         return "the method takes one Newton or gradient step a round; use plain local SGD"
+    if solver.nesterov and not solver.momentum:
+        return "local.nesterov is a form of momentum; set local.momentum > 0, or leave it out"
+    if solver.clip_direction is not None and (reason := _refuse_clip(solver, algorithm)) is not None:
+        return reason
     if algorithm.stepwise and (solver.kind == "lbfgs" or solver.momentum):
         return "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
     if solver.kind == "lbfgs" and algorithm.needs_normaliser:
         return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
+    if solver.kind == "lbfgs" and algorithm.per_step:
+        return "the method divides moves by eta and the local steps, which L-BFGS does not have; use local SGD"
     if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
         return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
     if solver.kind == "lbfgs" and regularised and algorithm.regularise == "local":
@@ -56,6 +68,22 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
     return None
 
 
+def _refuse_clip(solver: Solver, algorithm: Algorithm) -> str | None:
+    """Why a direction cannot be clipped here, or None."""
+    if solver.kind == "lbfgs":
+        return "L-BFGS chooses its own steps; leave local.clip_direction out"
+    if algorithm.hessian_at is not None:
+        return "the method takes one Newton or gradient step a round; leave local.clip_direction out"
+    if solver.clip_form == "released" and solver.momentum:
+        return "local.clip_form released is that of codes without local momentum; set local.momentum 0, or use whole"
+    if solver.clip_form == "whole" and algorithm.needs_normaliser:
+        return (
+            "the method divides by ||a_i||_1, which a clipped direction does not have; use local.clip, or "
+            "local.clip_form released, which counts what it clips as the gradient"
+        )
+    return None
+
+
 def normaliser(
     steps: Tensor,
     longest: int,
@@ -64,6 +92,7 @@ def normaliser(
     momentum: float,
     step_decay: float = 1.0,
     scale: float | Tensor = 1.0,
+    nesterov: bool = False,
 ) -> Tensor:
     """||a_i||_1 of FedNova (IEEE TSP 2021, section IV): the local step run on the scalar gradient 1.
 
@@ -74,7 +103,7 @@ def normaliser(
         longest: a bound on them, known to the host so that nothing waits for the device.
         prox: the proximal weight, a number or one a client.
         lr: local step size eta.
-        momentum, step_decay: of the local solver.
+        momentum, step_decay, nesterov: of the local solver.
         scale: weight of the gradient in the direction.
 
     Returns: the shape of `steps`; equal to `steps` for plain SGD.
@@ -84,7 +113,8 @@ def normaliser(
     moved, buffer, eta = torch.zeros_like(steps), 0.0 * scale, 1.0
     for k in range(longest):
         buffer = momentum * buffer + scale
-        moved = torch.where(steps > k, moved + eta * (buffer - lr * prox * moved), moved)
+        direction = scale + momentum * buffer if nesterov else buffer
+        moved = torch.where(steps > k, moved + eta * (direction - lr * prox * moved), moved)
         eta *= step_decay
     return moved
 

@@ -239,5 +239,6 @@ def _unmoved(algorithm: Algorithm, x: Tensor) -> Tree:
         down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(zero, sender, cohort))
     local = algorithm.start(down, row, client)
     buffer = zero if local.buffer is None else local.buffer
-    up, _ = algorithm.finish(down, row, Done(local.x, one, one, local.linear, local.table, buffer), client)
+    tilt = None if local.tilt is None else local.tilt.own
+    up, _ = algorithm.finish(down, row, Done(local.x, one, one, local.linear, local.table, buffer, tilt), client)
     return up

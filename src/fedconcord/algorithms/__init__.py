@@ -6,7 +6,7 @@ from fedconcord.algorithms.afedpd import afedpd, afedpdsam
 from fedconcord.algorithms.fedadmm import fedadmm
 from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
 from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
-from fedconcord.algorithms.fedcm import fedcm
+from fedconcord.algorithms.fedcm import fedcm, mofedsam
 from fedconcord.algorithms.feddyn import feddyn, fedspeed
 from fedconcord.algorithms.fedgamma import fedgamma
 from fedconcord.algorithms.fedhybrid import fedhybrid
@@ -15,6 +15,7 @@ from fedconcord.algorithms.fednova_vr import fednova_vr
 from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedconcord.algorithms.fedpaq import fedpaq
 from fedconcord.algorithms.fedpd import fedpd
+from fedconcord.algorithms.fedsmoo import fedsmoo
 from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.algorithms.losac import fedsaga, losac
 from fedconcord.algorithms.mfl import mfl
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedprox": fedprox,
     "fedsam": fedsam,
     "fedcm": fedcm,
+    "mofedsam": mofedsam,
     "mfl": mfl,
     "fednova": fednova,
     "fednova_vr": fednova_vr,
@@ -45,6 +47,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "losac": losac,
     "feddyn": feddyn,
     "fedspeed": fedspeed,
+    "fedsmoo": fedsmoo,
     "fedpd": fedpd,
     "fedadmm": fedadmm,
     "fedadmm_inexact": fedadmm_inexact,

@@ -41,7 +41,7 @@ def as_fedvra(
 
     Under uniform sampling without replacement and with the same local solver, plain SGD. `fedavg` and `fedprox` are the
     unbiased forms x + (N/m) sum_A omega_i Delta_i of eq. (21): those methods' weights="unbiased" for omega by size, and
-    "uniform" for omega uniform. `fednova` is the vanilla one. `feddyn` weighs all clients alike; the paper calls it an
+    "uniform" for omega uniform. `fednova` is the vanilla one. `feddyn` is the uniform one; the paper calls it an
     approximation because it compares an exact local solution with SGD: with one local solver the two are identical.
 
     Args:
@@ -62,7 +62,10 @@ def as_fedvra(
     if penalty <= 0:
         raise UserError(f"{method} needs a penalty > 0, given {penalty}")
     if method == "feddyn" and weights != "uniform":
-        raise UserError("feddyn weighs all clients alike; give weights uniform")
+        raise UserError(
+            "FedDyn by size has a penalty a client, fedvra(gamma=[alpha / (N p_i), ...], a=1, d=N/S, weights=size); "
+            "give weights uniform"
+        )
     return Member(penalty, 1.0 if method == "feddyn" else 0.0, n / cohort, weights)
 
 

@@ -1,19 +1,21 @@
 """FedCM: client-level momentum.
 
 Xu et al., 2021. Local direction alpha g + (1 - alpha) D with D = -mean_A Delta_i / (K_i eta), each client's move over
-its own number of steps (the released code, where all K_i are equal, uses their common value).
+the steps that it took, which it sends (the released code, where all K_i are equal, uses their common value).
+MoFedSAM: Qu et al., ICML 2022: the same with the SAM gradient.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Cohort, Local, Sender
+from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
+from fedconcord.core import Algorithm, Cohort, Local, Oracle, Sender
 from fedconcord.identity import definition
 
 
@@ -22,9 +24,17 @@ class Server(NamedTuple):
     direction: Tensor  # [d] D, the last round's mean direction
 
 
-@definition()
+class Message(NamedTuple):
+    move: Tensor  # [d] x_i - x
+    steps: Tensor  # [] local steps taken
+
+
+Alpha = Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient")]
+
+
+@definition(version=2)
 def fedcm(
-    alpha: Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient")] = 0.1,
+    alpha: Alpha = 0.1,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:
@@ -33,15 +43,27 @@ def fedcm(
     Xu et al., 2021.
     """
 
-    def contribute(move: Tensor, sender: Sender, cohort: Cohort) -> Server:
-        return Server(sender.w * move, -sender.w * move / (sender.steps * sender.lr))
+    def contribute(up: Message, sender: Sender, cohort: Cohort) -> Server:
+        return Server(sender.w * up.move, -sender.w * up.move / (up.steps * sender.lr))
 
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, linear=(1 - alpha) * down.direction, scale=alpha),
-        finish=lambda down, row, done, client: (done.x - down.x, row),
+        finish=lambda down, row, done, client: (Message(done.x - down.x, done.steps), row),
         contribute=contribute,
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),
         weights=weights,
+        per_step=True,
     )
+
+
+@definition()
+def mofedsam(
+    alpha: Alpha = 0.1, radius: Radius = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform"
+) -> Algorithm:
+    """MoFedSAM: FedCM with sharpness-aware local gradients.
+
+    Qu et al., ICML 2022.
+    """
+    return replace(fedcm(alpha, server_lr, weights), oracle=Oracle("sam", radius))

@@ -2,19 +2,21 @@
 
 Acar et al., ICLR 2021, Algorithm 1, in the letters of its released code: h_i = -(1/alpha) * (gradient memory), in model
 units. The server's offset is the mean of h over *all* clients, a running sum. FedSpeed is it with the SAM gradient.
+By size, as that code has it: alpha_i = alpha / (N p_i), while the means stay plain. At a fixed cohort size it is
+fedvra(gamma=[alpha_i], a=1, d=N/S, weights="size").
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Population, Sender
 from fedconcord.identity import definition
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
@@ -23,7 +25,13 @@ Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulari
 class Server(NamedTuple):
     x: Tensor  # [d]
     mean: Tensor  # [d] participants' mean model, before the offset
-    h: Tensor  # [d] sum_i p_i h_i
+    h: Tensor  # [d] mean of all h_i, by weight where that is uniform
+    n: Tensor | tuple[()] = ()  # [] clients N, by size
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    n: Tensor | tuple[()]  # []
 
 
 class Row(NamedTuple):
@@ -31,32 +39,54 @@ class Row(NamedTuple):
 
 
 class Sums(NamedTuple):
-    move: Tensor  # [d] sum w_i (x_i - x)
-    h: Tensor  # [d] sum p_i (x_i - x)
+    move: Tensor  # [d] mean of x_i - x over the cohort
+    h: Tensor  # [d] what the mean of h gains
 
 
 @definition()
-def feddyn(alpha: Alpha = 0.1) -> Algorithm:
+def feddyn(
+    alpha: Alpha = 0.1,
+    weights: Annotated[
+        Literal["uniform", "size"], Field(description="the objective's; size: penalty alpha / (N p_i) at client i")
+    ] = "uniform",
+) -> Algorithm:
     """FedDyn: a linear term and a pull that align clients' and server's stationary points.
 
     Acar et al., ICLR 2021, Algorithm 1.
     """
 
-    def finish(x: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        move = done.x - x
+    by_size = weights == "size"
+
+    def init(x: Tensor, population: Population) -> Server:
+        return Server(x, x, torch.zeros_like(x), x.new_tensor(population.n) if by_size else ())
+
+    def start(down: Down, row: Row, client: Client) -> Local:
+        penalty = alpha / (down.n * client.p) if isinstance(down.n, Tensor) else alpha
+        return Local(down.x, linear=penalty * row.h, prox=penalty, anchor=down.x)
+
+    def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        move = done.x - down.x
         return move, Row(row.h + move)
+
+    def contribute(move: Tensor, sender: Sender, cohort: Cohort) -> Sums:
+        if by_size:
+            return Sums(move / cohort.size, move / cohort.n)
+        return Sums(sender.w * move, sender.p * move)
 
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         mean, h = server.x + total.move, server.h + total.h
-        return Server(mean + h, mean, h)
+        return Server(mean + h, mean, h, server.n)
 
     return Algorithm(
-        init=lambda x, population: Server(x, x, torch.zeros_like(x)),
+        init=init,
         init_client=lambda x: Row(torch.zeros_like(x)),
-        start=lambda x, row, client: Local(x, linear=alpha * row.h, prox=alpha, anchor=x),
+        broadcast=lambda server: Down(server.x, server.n),
+        start=start,
         finish=finish,
-        contribute=lambda move, sender, cohort: Sums(sender.w * move, sender.p * move),
+        contribute=contribute,
+        needs_p=by_size,
         update=update,
+        weights=weights,
         models=lambda server: {"server": server.x, "mean": server.mean},
     )
 

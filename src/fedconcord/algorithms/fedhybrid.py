@@ -1,10 +1,11 @@
 """FedHybrid: gradient clients and Newton clients in one primal-dual method, all clients every round.
 
-Niu and Wei, arXiv 2106.01279 (reconstructed from memory of it; tested for its fixed point, not against its numbers):
+Niu and Wei, arXiv 2106.01279, as their code has it (xiaochunniu/FedHybrid; its dual is minus ours, its mu is rho):
     x_0 = mean_i (x_i + lambda_i / rho),   x_i+ = x_i - s_i B_i^{-1} (grad f_i(x_i) + lambda_i + rho (x_i - x_0)),
-    lambda_i+ = lambda_i + dual_lr C_i (x_i+ - x_0).
-Newton clients (the first ids): B_i = C_i = grad^2 f_i(x_i) + rho I, s_i = newton_lr. Gradient clients: B_i = I,
-C_i = rho I, s_i = the local step size. One step a round, with full gradients; strongly convex problems only.
+    lambda_i+ = lambda_i + C_i (x_i - x_0), with the *old* x_i.
+Newton clients (the first ids): B_i = grad^2 f_i(x_i) + rho I, s_i = newton_lr, C_i = newton_dual_lr B_i. Gradient
+clients: B_i = I, s_i = the local step size, C_i = gradient_dual_lr I. Their alpha_1, alpha_2 are the s_i, their
+beta_1, beta_2 the dual step sizes. One step a round, with full gradients; strongly convex problems only.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ class Row(NamedTuple):
     dual: Tensor  # [d] lambda_i
 
 
-@definition()
+@definition(version=2)
 def fedhybrid(
     rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 1.0,
     newton_share: Annotated[float, Field(ge=0, le=1, description="share of the clients with Newton steps")] = 0.5,
     newton_lr: Annotated[float, Field(gt=0, le=1, description="step size of Newton clients")] = 1.0,
-    dual_lr: Annotated[float, Field(gt=0, description="dual step size, relative to the curvature")] = 0.5,
+    gradient_dual_lr: Annotated[float, Field(gt=0, description="dual step size of gradient clients")] = 0.5,
+    newton_dual_lr: Annotated[
+        float, Field(gt=0, description="dual step size of Newton clients, relative to the curvature")
+    ] = 0.5,
 ) -> Algorithm:
     """FedHybrid: clients that can take Newton steps do, the others take gradient steps; strongly convex problems only.
 
@@ -57,8 +61,9 @@ def fedhybrid(
 
     def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         newton, B = curvature(down, client)
-        gap = done.x - down.x
-        dual = row.dual + dual_lr * (newton * (B @ gap[..., None])[..., 0] + (1 - newton) * rho * gap)
+        gap = row.x - down.x
+        curved = newton_dual_lr * (B @ gap[..., None])[..., 0]
+        dual = row.dual + newton * curved + (1 - newton) * gradient_dual_lr * gap
         return done.x - row.x + (dual - row.dual) / rho, Row(done.x, dual)
 
     return Algorithm(

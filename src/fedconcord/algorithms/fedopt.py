@@ -1,6 +1,7 @@
 """FedAvg's aggregate handed to a server optimiser.
 
-FedAvgM: Hsu et al., 2019. FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2 (server.optimizers).
+FedAvgM: Hsu et al., 2019. FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2. What their options are
+for is in server.optimizers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.core import Algorithm
 from fedconcord.identity import definition
 from fedconcord.server import adagrad, adam, momentum, with_server, yogi
-from fedconcord.server.optimizers import LR, Beta1, Beta2, Tau
+from fedconcord.server.optimizers import LR, M0, V0, Beta1, Beta2, Correction, EpsRoot, Tau
 
 
 @definition()
@@ -31,32 +32,52 @@ def fedavgm(
 
 @definition()
 def fedadam(
-    server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+    server_lr: LR = 0.1,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.99,
+    tau: Tau = 1e-3,
+    weights: WeightsOption = "uniform",
+    v0: V0 = None,
+    bias_correction: Correction = False,
+    eps_root: EpsRoot = 0.0,
 ) -> Algorithm:
     """FedAdam: FedAvg with Adam at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau))
+    return with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root))
 
 
 @definition()
 def fedyogi(
-    server_lr: LR = 0.1, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+    server_lr: LR = 0.1,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.99,
+    tau: Tau = 1e-3,
+    weights: WeightsOption = "uniform",
+    v0: V0 = None,
+    bias_correction: Correction = False,
+    eps_root: EpsRoot = 0.0,
+    m0: M0 = 0.0,
 ) -> Algorithm:
     """FedYogi: FedAvg with Yogi at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), yogi(server_lr, beta1, beta2, tau))
+    return with_server(fedavg(weights=weights), yogi(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root, m0))
 
 
 @definition()
 def fedadagrad(
-    server_lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, weights: WeightsOption = "uniform"
+    server_lr: LR = 0.1,
+    beta1: Beta1 = 0.9,
+    tau: Tau = 1e-3,
+    weights: WeightsOption = "uniform",
+    v0: V0 = None,
+    eps_root: EpsRoot = 0.0,
 ) -> Algorithm:
     """FedAdagrad: FedAvg with Adagrad at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau))
+    return with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau, v0, eps_root))

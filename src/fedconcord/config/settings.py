@@ -41,10 +41,19 @@ class LocalSettings(BaseModel):
     lr: Annotated[float, Field(gt=0, description="local step size")] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1, description="heavy-ball momentum, fresh each round")] = 0.0
+    nesterov: Annotated[bool, Field(description="Nesterov's form of the momentum")] = False
     weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
     clip: Annotated[
         Annotated[float, Field(gt=0)] | None, Field(description="largest l2 norm of a stochastic gradient")
     ] = None
+    clip_direction: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="largest l2 norm of a whole direction, dual and proximal parts included"),
+    ] = None
+    clip_form: Annotated[
+        Literal["whole", "released"],
+        Field(description="of clip_direction; released, as FL-Simulator and FedDyn: decay and rho x are added after"),
+    ] = "whole"
     oracle: Annotated[
         str,
         Field(

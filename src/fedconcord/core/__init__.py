@@ -12,6 +12,7 @@ from fedconcord.core.contract import (
     Prologue,
     Sender,
     Settle,
+    Tilt,
     Weights,
     model_of,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Roster",
     "Sender",
     "Settle",
+    "Tilt",
     "Tree",
     "TwoBlockRow",
     "Weights",

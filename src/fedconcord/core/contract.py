@@ -83,6 +83,13 @@ class Cohort(NamedTuple):
     regulariser: Regulariser | None = None  # of the objective
 
 
+class Tilt(NamedTuple):
+    """SAM's ascent of length radius goes along g - own - common, and own += ascent - common at every step."""
+
+    own: Tensor  # [d]
+    common: Tensor  # [d]
+
+
 class Local(NamedTuple):
     """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)), followed by the
     regulariser's proximal step of size eta unless the algorithm leaves that to the server.
@@ -104,6 +111,7 @@ class Local(NamedTuple):
     dual_rate: float = 0.0  # (ADMM with inexact steps)
     momentum: float | None = None  # in place of the solver's (MFL)
     buffer: Tensor | None = None  # [d] the momentum buffer at the start, in place of none (MFL)
+    tilt: Tilt | None = None  # of SAM's ascent (FedSMOO)
     metric: Tensor | None = None  # [d, d] the direction, pull included, is solved against it (Newton clients)
 
 
@@ -116,6 +124,7 @@ class Done(NamedTuple):
     linear: Tensor | None = None  # [d] as it ended, where steps change it
     table: Tensor | None = None  # [M, d] as it ended
     buffer: Tensor | None = None  # [d] momentum buffer as it ended
+    tilt: Tensor | None = None  # [d] the tilt's own part as it ended
 
 
 class Oracle(NamedTuple):
@@ -176,6 +185,7 @@ class Algorithm:
     needs_x0: bool = False  # `init_client` uses the values of x^0, which a client that joins late is sent
     needs_full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
     needs_normaliser: bool = False  # done.normaliser (NaN otherwise), so only local solvers that have one will do
+    per_step: bool = False  # divides by done.steps, so only local steps of one size will do, not L-BFGS's iterations
     stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
     served: bool = False  # has a server optimiser
     keeps_late: bool = False  # late replies are kept for the round they come in

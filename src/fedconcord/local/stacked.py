@@ -34,34 +34,40 @@ def solve(
     samples = _everything(objective, places) if full else _batches(objective, places, mine)
     each = (1 + (oracle.kind == "sam") + (local.snapshot is not None)) * (cost if oracle.kind == "full" else 1)
     linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
+    tilt = None
     accumulate = _fused(objective, solver, local, momentum)
     if accumulate is not None and samples is not None:
         linear, buffer = _short(accumulate, solver, oracle, regulariser, local, lr, x, samples, steps)
         evaluations = int((each * steps).sum())
     else:
         each = each + (cost if solver.tolerance is not None else 0)
-        x, linear, table, buffer, taken, evaluations = _general(
+        x, linear, table, buffer, tilt, taken, evaluations = _general(
             objective, solver, oracle, regulariser, local, places, mine, lr, x, samples, steps, each
         )
     count = torch.as_tensor(taken, device=objective.device).to(objective.dtype)[:, None]
     norm = count * torch.nan
     if algorithm.needs_normaliser:
         step = lr * local.lr_scale
-        norm = normaliser(count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale)
-    return Done(x, count, norm, linear, table, buffer), evaluations
+        norm = normaliser(
+            count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale, solver.nesterov
+        )
+    return Done(x, count, norm, linear, table, buffer, tilt), evaluations
 
 
 def _fused(objective: Objective, solver: Solver, local: Local, momentum: float) -> Accumulate | None:
     """The problem's kernel where a step only adds the gradient, times a number, to the model or the momentum buffer.
 
-    That is where nothing acts on the gradient alone (clip, table) or solves against it (metric), no tolerance asks for
-    more, clients share the numbers rho and kappa, and there is no dual rate beside a buffer.
+    That is where nothing acts on the gradient alone (clip, table) or on the direction (clip_direction, nesterov,
+    metric), SAM's ascent is its own, no tolerance asks for more, clients share the numbers rho and kappa, and there is
+    no dual rate beside a buffer.
     """
     filtered = momentum or local.buffer is not None
     plain = (
-        not (solver.clip or solver.tolerance is not None or (local.dual_rate and filtered))
+        not (solver.clip or solver.clip_direction or solver.nesterov)
+        and not (solver.tolerance is not None or (local.dual_rate and filtered))
         and local.table is None
         and local.metric is None
+        and local.tilt is None
         and not any(isinstance(number, Tensor) for number in (local.prox, local.scale))
     )
     return objective.accumulate if plain else None
@@ -142,8 +148,8 @@ def _general(
     drawn: Samples | None,
     steps: np.ndarray,
     per_step: np.ndarray | int,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, np.ndarray, int]:
-    """The steps as `core.Local` and `solvers.Solver` state them; x, linear, table, buffer, steps taken, evaluations.
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, np.ndarray, int]:
+    """The steps as `core.Local` and `solvers.Solver` state them; x, linear, table, buffer, tilt, taken, evaluations.
 
     The affine form: x <- (1 - eta rho) x - eta (filter(kappa g + wd x + linear) - rho anchor).
     """
@@ -152,12 +158,14 @@ def _general(
         linear = linear.expand(len(x), -1).clone()
     table = None if local.table is None else local.table.clone()  # [S, M, d]
     buffer = None if local.buffer is None else local.buffer.expand(len(x), -1).clone()
+    tilt = None if local.tilt is None else local.tilt.own.expand(len(x), -1).clone()
     momentum = momentum_of(solver, local)
     anchor, pulled = local.anchor, None
     if anchor is not None and (isinstance(local.prox, Tensor) or local.prox != 0.0):
         pulled = local.prox * anchor  # [S, d] or [d], once and not at every step
     snapshot = None if local.snapshot is None else local.snapshot.expand(len(x), -1)
     blocks = None if mine[0].blocks is None else _blocks(objective, mine)
+    released = solver.clip_direction is not None and solver.clip_form == "released"
     each = np.broadcast_to(per_step, len(x))
     taken = steps.copy()
     evaluations = 0
@@ -180,7 +188,12 @@ def _general(
 
         g = gradient(xs)  # ours: changed in place from here on
         if oracle.kind == "sam":
-            g = gradient(ascent(xs, g, oracle.radius))
+            if local.tilt is not None and tilt is not None:
+                g = g.sub_(tilt[here]).sub_(_rows(local.tilt.common, here))
+            above = ascent(xs, g, oracle.radius)
+            if local.tilt is not None and tilt is not None:
+                tilt[here] += above - xs - _rows(local.tilt.common, here)
+            g = gradient(above)
         if snapshot is not None:
             g = g.sub_(gradient(snapshot[here]))
         g = direction = clipped(g, solver.clip)
@@ -193,21 +206,31 @@ def _general(
             direction = g.sub_(before).clone()  # g still moves `linear` below
         if isinstance(local.scale, Tensor) or local.scale != 1.0:
             direction.mul_(_rows(local.scale, here))
-        if solver.weight_decay:
+        if solver.weight_decay and not released:
             direction.add_(xs, alpha=solver.weight_decay)
         if linear is not None:
             direction.add_(_rows(linear, here))
+        if released:
+            constant = direction if pulled is None else direction.sub_(_rows(pulled, here))
+            direction = clipped(constant, solver.clip_direction).add(xs, alpha=solver.weight_decay)
         if momentum or buffer is not None:
             if buffer is None:
                 buffer = torch.zeros_like(x)
             kept = buffer[here].mul_(momentum).add_(direction)
             if not isinstance(here, slice):
                 buffer[here] = kept
-            direction = kept
+            direction = direction.add(kept, alpha=momentum) if solver.nesterov else kept
         eta = lr * local.lr_scale * solver.step_decay**k
         if local.metric is not None:
             pull = _rows(local.prox, here) * (xs - _rows(anchor, here)) if anchor is not None else 0.0
             xs.sub_(torch.linalg.solve(_rows(local.metric, here), direction + pull), alpha=eta)
+        elif solver.clip_direction is not None:
+            if released:
+                step = direction if pulled is None else direction + _rows(local.prox, here) * xs
+            else:
+                pull = 0.0 if pulled is None else _rows(local.prox, here) * xs - _rows(pulled, here)
+                step = clipped(direction + pull, solver.clip_direction)
+            xs.sub_(step, alpha=eta)
         else:
             if pulled is not None:
                 xs.mul_(1.0 - eta * _rows(local.prox, here)).add_(_rows(pulled, here), alpha=eta)
@@ -231,7 +254,7 @@ def _general(
                 residual = residual + _rows(local.prox, here) * (xs - _rows(anchor, here))
             reached = (residual.square().sum(-1) <= solver.tolerance).cpu().numpy()
             taken[active[reached]] = k + 1
-    return x, linear, table, buffer, taken, evaluations
+    return x, linear, table, buffer, tilt, taken, evaluations
 
 
 def _lbfgs(

@@ -113,6 +113,7 @@ def solve(
     regulariser = local_regulariser(objective, algorithm)
     x, linear, buffer = local.x, local.linear, local.buffer
     table = None if local.table is None else local.table.clone()
+    tilt = None if local.tilt is None else local.tilt.own
     momentum = momentum_of(solver, local)
     taken = evaluations = 0
     if solver.kind == "lbfgs":
@@ -121,14 +122,20 @@ def solve(
         return Done(x, count, count * torch.nan), evaluations * full_cost
 
     each = full_cost if oracle.kind == "full" else 1
+    released = solver.clip_direction is not None and solver.clip_form == "released"
 
     def oracle_gradient(samples: Tensor) -> Tensor:
-        nonlocal evaluations
+        nonlocal evaluations, tilt
         evaluations += each
         g = objective.gradient(x, samples)
         if oracle.kind == "sam":
             evaluations += each
-            g = objective.gradient(ascent(x, g, oracle.radius), samples)
+            if local.tilt is not None and tilt is not None:
+                g = g - tilt - local.tilt.common
+            above = ascent(x, g, oracle.radius)
+            if local.tilt is not None and tilt is not None:
+                tilt = tilt + (above - x) - local.tilt.common
+            g = objective.gradient(above, samples)
         if local.snapshot is not None:
             evaluations += each
             g = g - objective.gradient(local.snapshot, samples)
@@ -142,11 +149,18 @@ def solve(
         if table is not None:
             assert blocks is not None
             g, table[blocks[k]] = g - table[blocks[k]], g
-        direction = local.scale * g + solver.weight_decay * x
+        direction = local.scale * g if released else local.scale * g + solver.weight_decay * x
         if linear is not None:
             direction = direction + linear
+        if released:
+            constant = direction if local.anchor is None else direction - local.prox * local.anchor
+            direction = clipped(constant, solver.clip_direction) + solver.weight_decay * x
         buffer = direction if buffer is None else momentum * buffer + direction
-        step = buffer + pull()
+        step = direction + momentum * buffer if solver.nesterov else buffer
+        if released:
+            step = step if local.anchor is None else step + local.prox * x
+        else:
+            step = clipped(step + pull(), solver.clip_direction)
         if local.metric is not None:
             step = torch.linalg.solve(local.metric, step)
         eta = lr * local.lr_scale * solver.step_decay**k
@@ -168,8 +182,8 @@ def solve(
     norm = count * torch.nan
     if algorithm.needs_normaliser:
         base = lr * local.lr_scale
-        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale)
-    return Done(x, count, norm, linear, table, buffer), evaluations
+        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
+    return Done(x, count, norm, linear, table, buffer, tilt), evaluations
 
 
 def _stack(row: Tree) -> Tree:

@@ -30,7 +30,7 @@ SOLVERS: dict[str, tuple[Solver, int]] = {  # and the planned steps, which cap t
 def methods(rho: float) -> dict[str, Algorithm]:
     """FedADMM and the proximal family with one penalty."""
     return {
-        "FedADMM": METHODS["fedadmm"](rho=rho),
+        "FedADMM": METHODS["fedadmm"](rho=rho, form="paper"),
         "FedProx": METHODS["fedprox"](mu=rho),
         "FedDyn": METHODS["feddyn"](alpha=rho),
         "FedVRA": METHODS["fedvra"](gamma=rho, a=0.5, d=1.0),

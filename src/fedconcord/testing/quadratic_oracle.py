@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Engine
 from fedconcord.problems import Quadratic
@@ -43,7 +45,13 @@ def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
         options["weights"] = "unbiased"
     if options.get("d") == "see README":
         options["d"] = "fednova"
+    cold = factory is METHODS["fedadmm"] and options.pop("start", "own") == "server"
+    if factory is METHODS["fedadmm"]:
+        options.setdefault("form", "paper")
     algorithm = built(factory, options)
+    if cold:  # the paper's message with the server's start, which the method does not offer
+        warm = algorithm.start
+        algorithm = replace(algorithm, start=lambda x, row, client: warm(x, row, client)._replace(x=x))
     return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
 

@@ -1,0 +1,80 @@
+"""FedSMOO: FedDyn's regulariser for the models, and one like it for SAM's perturbations.
+
+Sun et al., ICML 2023, as FL-Simulator has it. A local step climbs by e of length `radius` along g - mu_i - s, sets
+mu_i += e - s, and steps by the gradient up there with FedDyn's dual and pull. mu_i is the client's own dual, s the
+server's perturbation: the cohort's mean mu_i at length `radius`. Deviation of that code from the paper, kept: the mean
+is of mu_i alone, where the paper subtracts each client's last e.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.algorithms.fedavg import Radius
+from fedconcord.algorithms.feddyn import Alpha
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Tilt
+from fedconcord.identity import definition
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+    mean: Tensor  # [d] participants' mean model, before the offset
+    h: Tensor  # [d] sum_i p_i h_i
+    s: Tensor  # [d] the common perturbation
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    s: Tensor  # [d]
+
+
+class Row(NamedTuple):
+    h: Tensor  # [d]
+    mu: Tensor  # [d] dual of the perturbation
+
+
+class Message(NamedTuple):
+    move: Tensor  # [d] x_i - x
+    mu: Tensor  # [d]
+
+
+class Sums(NamedTuple):
+    move: Tensor  # [d] sum w_i (x_i - x)
+    h: Tensor  # [d] sum p_i (x_i - x)
+    mu: Tensor  # [d] sum w_i mu_i
+
+
+@definition()
+def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
+    """FedSMOO: FedDyn with sharpness-aware gradients whose perturbations agree.
+
+    Sun et al., ICML 2023.
+    """
+
+    def start(down: Down, row: Row, client: Client) -> Local:
+        return Local(down.x, linear=alpha * row.h, prox=alpha, anchor=down.x, tilt=Tilt(row.mu, down.s))
+
+    def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Message, Row]:
+        assert done.tilt is not None
+        move = done.x - down.x
+        return Message(move, done.tilt), Row(row.h + move, done.tilt)
+
+    def update(server: Server, total: Sums, cohort: Cohort) -> Server:
+        mean, h = server.x + total.move, server.h + total.h
+        length = torch.linalg.vector_norm(total.mu, dim=-1, keepdim=True)
+        return Server(mean + h, mean, h, total.mu * (radius / (length + 1e-7)))
+
+    return Algorithm(
+        init=lambda x, population: Server(x, x, torch.zeros_like(x), torch.zeros_like(x)),
+        init_client=lambda x: Row(torch.zeros_like(x), torch.zeros_like(x)),
+        broadcast=lambda server: Down(server.x, server.s),
+        start=start,
+        finish=finish,
+        contribute=lambda up, sender, cohort: Sums(sender.w * up.move, sender.p * up.move, sender.w * up.mu),
+        update=update,
+        models=lambda server: {"server": server.x, "mean": server.mean},
+        oracle=Oracle("sam", radius),
+    )
