@@ -49,7 +49,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     header: dict[str, Any] = {"__metadata__": {"checksum": ZEROS.decode(), **(metadata or {})}}
     pieces, end = list[memoryview](), 0
     for name, leaf in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        piece = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        piece = raw(leaf).numpy().data
         begin, end = end, end + len(piece)
         header[name] = {"dtype": NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
         pieces.append(piece)
@@ -91,3 +91,11 @@ def _verify(path: Path) -> None:
             found = zlib.crc32(piece, found)
     if head[start:] != b"%08x" % found:
         raise DamagedError("its checksum differs")
+
+
+def raw(leaf: Tensor) -> Tensor:
+    """The bytes of a tensor [n * itemsize] uint8, in order; a view where its memory is that already."""
+    flat = leaf.detach().cpu().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one number of a larger tensor counts as contiguous whatever its stride
+        flat = flat.clone()
+    return flat.view(torch.uint8)

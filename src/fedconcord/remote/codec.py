@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.identity import Identity
+from fedconcord.tensors import raw
 
 MAGIC, VERSION = b"FCW1", 1
 HEAD = 12  # bytes before the header
@@ -62,7 +63,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> int:
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(tensors.items()):
         found.update(name.encode())
-        found.update(_bytes(tensor))
+        found.update(raw(tensor).numpy().data)
     return int.from_bytes(found.digest(), "little") >> 1
 
 
@@ -80,7 +81,7 @@ def write(frame: Frame) -> bytes:
     }
     body = json.dumps(header, separators=(",", ":")).encode()
     length = len(body).to_bytes(4, "little")
-    body = b"".join([body, *(_bytes(tensor) for tensor in frame.tensors.values())])
+    body = b"".join([body, *(raw(tensor).numpy().tobytes() for tensor in frame.tensors.values())])
     return MAGIC + length + zlib.crc32(body, zlib.crc32(length)).to_bytes(4, "little") + body
 
 
@@ -159,7 +160,3 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
