@@ -19,9 +19,11 @@ import fedconcord.report
 from fedconcord import api, cli
 from fedconcord import config as settings
 from fedconcord.algorithms import plugins
-from fedconcord.api import Finished, Planned
 from fedconcord.cli import listing
 from fedconcord.errors import UserError
+from fedconcord.runs import execution, plan, pool
+from fedconcord.runs.outcome import Finished
+from fedconcord.runs.plan import Planned
 from fedconcord.training import Row
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
@@ -261,7 +263,7 @@ def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path: Path) -> None:
         if isinstance(event, Row):
             busy.add(number)
         if len(busy) == 2 and not killed:
-            workers = [pid for pid in children(os.getpid()) if b"api import worker" in cmdline(pid)]
+            workers = [pid for pid in children(os.getpid()) if b"pool import worker" in cmdline(pid)]
             os.kill(workers[0], signal.SIGKILL)
             killed.append(workers[0])
 
@@ -282,7 +284,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, planned, _ = api.plan_comparison(
+    _, planned, _ = plan.plan_comparison(
         1, settings.from_nested({"methods": "fedavg,fedprox", **plain(QUICK), "out": str(tmp_path / "c")}, "test")
     )
     sound = settings.build
@@ -293,14 +295,14 @@ def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, m
         return sound(config)
 
     monkeypatch.setattr(settings, "build", broken)
-    first, second = api.execute_all(planned)
+    first, second = pool.execute_all(planned)
     assert (first.status, second.status) == ("failed", "complete")
     assert first.error == f"RuntimeError: planted (all of it in {first.folder / 'error.txt'})"
     assert "planted" in (first.folder / "error.txt").read_text()
 
 
 def plain(named: dict[str, Any]) -> dict[str, Any]:
-    return {api.NAMED.get(name, name): value for name, value in named.items()}
+    return {api.KEYS.get(name, name): value for name, value in named.items()}
 
 
 def test_default_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +387,13 @@ def test_the_list_is_kept_until_the_package_changes(
 
 def test_what_needs_no_torch_imports_none(whole: Path, cache: Path) -> None:
     assert cli.call(["list"]) == 0
-    for arguments in (["--help"], ["list"], ["report", str(whole), "--out", str(cache / "r")], ["list", "metods"]):
+    for arguments in (
+        ["--help"],
+        ["run", "--help"],
+        ["list"],
+        ["report", str(whole), "--out", str(cache / "r")],
+        ["list", "metods"],
+    ):
         code = f"import sys; from fedconcord.cli import call; call({arguments}); sys.exit('torch' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -539,7 +547,7 @@ def test_every_run_failing_is_an_error(
     def fail(entry: Planned, on_row: object = None) -> Finished:
         raise OSError(28, "No space left on device", str(entry.folder))
 
-    monkeypatch.setattr(api, "execute", fail)
+    monkeypatch.setattr(execution, "execute", fail)
     arguments = ["compare", "--methods", "fedavg,fedprox", "--data", "quadratics", "--out", str(tmp_path / "c")]
     assert cli.call(arguments) == 2
     captured = capsys.readouterr()

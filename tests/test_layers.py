@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 LAYERS = [
-    {"errors", "files", "imports", "tensors"},
+    {"errors", "files", "imports", "tensors", "options"},
     {"core", "rng", "flat", "spec", "identity"},
     {"problems", "data", "models", "regularisers"},
     {"algorithms", "solvers", "server", "uploads", "oracles", "messages", "late", "transforms"},
@@ -18,7 +18,9 @@ LAYERS = [
     {"engines"},
     {"run", "training", "refusals", "evaluate", "diagnose", "audit", "checkpoint", "results"}
     | {"answer", "fairness", "personalise", "stopping", "lock"},
-    {"config", "api", "cli", "report", "catalogue", "recipes", "__main__"} | {"deploy", "inference"},
+    {"config", "report", "catalogue", "recipes", "deploy", "inference"},
+    {"runs"},
+    {"api", "cli", "__main__"},
     {"testing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

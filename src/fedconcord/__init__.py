@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import Compared, Finished, compare, run, write_report
+    from fedconcord.api import compare, run, write_report
     from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
     from fedconcord.data import DATASETS, Dataset
     from fedconcord.deploy import export
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedconcord.models import MODELS
     from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
+    from fedconcord.runs.outcome import Compared, Finished
     from fedconcord.server import OPTIMIZERS, with_server
     from fedconcord.solvers import Solver
     from fedconcord.training import Job, Row, State, advance, evaluate, start, train
@@ -95,7 +96,7 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "Compared Finished compare run write_report",
+    "fedconcord.api": "compare run write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.deploy": "export",
@@ -109,6 +110,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.models": "MODELS",
     "fedconcord.oracles": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
+    "fedconcord.runs.outcome": "Compared Finished",
     "fedconcord.server": "OPTIMIZERS with_server",
     "fedconcord.solvers": "Solver",
     "fedconcord.training": "Job Row State advance evaluate start train",

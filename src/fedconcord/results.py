@@ -163,6 +163,8 @@ def _execute(
         done = latest.round if latest is not None else 0
         _write_tables(folder, metrics, timing)
         about = _description(job, info, status, rounds, done, grows_to)
+        if latest is not None and (wire := job.engine.report(latest.store)):
+            about["wire"] = wire
         files.write_json(folder / "run.json", about | answer.description())
 
     def save() -> None:

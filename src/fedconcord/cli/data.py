@@ -9,21 +9,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedconcord.cli.base import app, console, say
-from fedconcord.cli.options import (
-    ClientColumn,
-    Clients,
-    ConfigFile,
-    Data,
-    DataDir,
-    LabelColumn,
-    Partition,
-    Seed,
-    Set,
-    TargetKind,
-    TestData,
-    option,
-    sources_of,
-)
+from fedconcord.cli.options import Given, option, setting, sources_of, takes_settings
 from fedconcord.errors import UserError
 
 app_data = typer.Typer(
@@ -39,22 +25,12 @@ def root(context: typer.Context) -> None:
 
 
 @app_data.command()
+@takes_settings("data")
 def describe(
-    data: Data = None,
-    data_dir: DataDir = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    target_kind: TargetKind = None,
-    test_data: TestData = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    seed: Seed = None,
-    config: ConfigFile = None,
-    set: Set = None,
+    given: Given,
     out: Annotated[str | None, option("Folder of figure and tables. [runs/partition-<n>]", "DIR")] = None,
 ) -> None:
     """Draw and measure a partition: who holds how much of what."""
-    given = {name: value for name, value in locals().items() if name != "out"}
     sources = sources_of(given)
     from fedconcord import config as settings
     from fedconcord import spec
@@ -78,7 +54,7 @@ def describe(
 @app_data.command()
 def fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; --list shows all.", metavar="[NAME...]")] = None,
-    data_dir: DataDir = None,
+    data_dir: Annotated[str | None, setting("data_dir")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is and whether it is in the folder.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Fetch also what is there.")] = False,
     mirror: Annotated[str | None, option("URL of a copy of the publisher's files; checksums stay.", "URL")] = None,

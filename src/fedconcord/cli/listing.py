@@ -79,7 +79,7 @@ def _fingerprint() -> str:
 
 
 def _make_listing() -> dict[str, Any]:
-    from fedconcord import catalogue, config, spec
+    from fedconcord import catalogue, config
     from fedconcord.algorithms import plugins
     from fedconcord.data import DATASETS
     from fedconcord.heterogeneity.availability import AVAILABILITY
@@ -130,26 +130,22 @@ def _make_listing() -> dict[str, Any]:
         (name, recipe.claim, f"{recipe.source}. Minutes on two cores, full and quick: {recipe.minutes}.", [])
         for name, recipe in RECIPES.items()
     ]
-    chosen = {
-        "method": "fedavg",
-        "seed": 0,
-        "seeds": [0],
-        "partition": config.DEFAULT_PARTITION,
-        "model": config.DEFAULT_MODEL,
-    }
-    settings = []
-    for key, schema in config.keys().items():
-        values = spec.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
-        default = chosen.get(key, schema.get("default"))
-        shown = "" if default in (None, {}) else default if isinstance(default, str) else spec.text(default)
-        settings.append((key, shown, values, schema.get("description", "")))
     return {
         "groups": [(group.title, [catalogue.cells(facts) for facts in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,
         "legend": catalogue.LEGEND,
         "entries": entries,
-        "settings": settings,
+        "settings": _settings(),
     }
+
+
+def _settings() -> list[Parameter]:
+    from fedconcord import config
+
+    return [
+        (key, config.default_text(schema), config.values_text(schema), schema.get("description", ""))
+        for key, schema in config.keys().items()
+    ]
 
 
 def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, str, str, list[Parameter]]:

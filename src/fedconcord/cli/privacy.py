@@ -6,52 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 from fedconcord.cli.base import app, say
-from fedconcord.cli.options import (
-    LR,
-    BatchSize,
-    Clients,
-    CohortOption,
-    ConfigFile,
-    Data,
-    DataDir,
-    Dtype,
-    Epochs,
-    Methods,
-    Model,
-    OneMethod,
-    Partition,
-    Seed,
-    Set,
-    Steps,
-    Upload,
-    check_choice,
-    count,
-    option,
-    sources_of,
-)
+from fedconcord.cli.options import Given, check_choice, count, option, sources_of, takes_settings
 from fedconcord.errors import UserError
-
-AUDIT_OPTIONS = ("client", "round", "iterations", "optimiser", "attack_lr", "labels", "out")
 
 
 @app.command()
+@takes_settings("job", hidden=("method",), without=("seeds",))
 def audit(
-    methods: Methods = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    cohort: CohortOption = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    lr: LR = None,
-    upload: Upload = None,
-    seed: Seed = None,
-    dtype: Dtype = None,
-    config: ConfigFile = None,
-    set: Set = None,
+    given: Given,
     client: Annotated[str | None, option("Client whose message is attacked. [first of that round]", "ID")] = None,
     round: Annotated[str, option("Round whose message is attacked, from 1. [5]", "N")] = "5",
     iterations: Annotated[str, option("Iterations of the attack. [100]", "N")] = "100",
@@ -61,11 +23,9 @@ def audit(
         "known"
     ),
     out: Annotated[str | None, option("Folder of the findings. [runs/audit-<n>]", "DIR")] = None,
-    method: OneMethod = None,
 ) -> None:
     """Attack what your own configuration sends, to see what it leaks."""
-    given = dict(locals())
-    sources = sources_of({name: given[name] for name in given if name not in AUDIT_OPTIONS})
+    sources = sources_of(given)
     from fedconcord import audit as auditor
     from fedconcord import config as settings
     from fedconcord import spec

@@ -17,7 +17,8 @@ from rich.table import Table
 from fedconcord.cli.base import complain, console, say
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from fedconcord.api import Finished, Planned
+    from fedconcord.runs.outcome import Finished
+    from fedconcord.runs.plan import Planned
     from fedconcord.training import Row
 
 LARGE = 2**30  # bytes of clients' state that are worth a word
@@ -43,7 +44,7 @@ def latest_metric(metrics: Mapping[str, float]) -> str:
 
 
 class Show:
-    """Live progress, called as `api.Progress`: a bar a run on a terminal, plain lines elsewhere."""
+    """Live progress, called as `runs.outcome.Progress`: a bar a run on a terminal, plain lines elsewhere."""
 
     def __init__(self, planned: Sequence[Planned]) -> None:
         self.planned = planned

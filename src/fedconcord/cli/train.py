@@ -9,171 +9,62 @@ from typing import Annotated
 import typer
 
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, say
-from fedconcord.cli.options import (
-    LR,
-    BatchSize,
-    CheckpointEvery,
-    ClientColumn,
-    Clients,
-    CohortOption,
-    ConfigFile,
-    Data,
-    DataDir,
-    Device,
-    Dtype,
-    EngineOption,
-    Epochs,
-    EvalEvery,
-    Jobs,
-    LabelColumn,
-    ManyMethods,
-    ManySeeds,
-    Method,
-    Methods,
-    Model,
-    Momentum,
-    OneMethod,
-    OneSeed,
-    Oracle,
-    Out,
-    Partition,
-    Resume,
-    Rounds,
-    Sampling,
-    Seed,
-    Seeds,
-    Server,
-    Set,
-    Steps,
-    Target,
-    TargetKind,
-    TestData,
-    Upload,
-    count,
-    option,
-    sources_of,
-)
+from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 from fedconcord.errors import UserError, unknown
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
-def run(
-    method: Method = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    target_kind: TargetKind = None,
-    test_data: TestData = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    cohort: CohortOption = None,
-    rounds: Rounds = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    lr: LR = None,
-    momentum: Momentum = None,
-    oracle: Oracle = None,
-    sampling: Sampling = None,
-    server: Server = None,
-    upload: Upload = None,
-    seed: Seed = None,
-    target: Target = None,
-    eval_every: EvalEvery = None,
-    checkpoint_every: CheckpointEvery = None,
-    out: Out = None,
-    resume: Resume = None,
-    device: Device = None,
-    engine: EngineOption = None,
-    dtype: Dtype = None,
-    config: ConfigFile = None,
-    set: Set = None,
-    methods: ManyMethods = None,
-    seeds: ManySeeds = None,
-) -> None:
+@takes_settings("run", hidden=("methods", "seeds"))
+def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
-    sources = sources_of(locals())
-    from fedconcord import api
+    sources = sources_of(given)
+    from fedconcord.runs import execution, outcome, plan
 
-    planned = api.plan_resumed_run(Path(resume), *sources) if resume else api.plan_run(*sources)
-    for sentence in api.notes([planned]):
+    planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
+    for sentence in plan.notes([planned]):
         say(sentence)
     again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
     with Show([planned]) as show:
         show(0, None)
         try:
-            result = api.execute(planned, lambda row: show(0, row))
+            result = execution.execute(planned, lambda row: show(0, row))
         except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
             raise interrupted(planned.folder, again) from None
         show(0, result)
     if result.status == "interrupted":
         raise interrupted(planned.folder, again)
-    if (stopped := api.stopped(result.folder)) is not None:
+    if (stopped := outcome.stopped(result.folder)) is not None:
         say(stopped)
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
+    if (wire := outcome.wire(result.folder)) is not None:
+        say(wire)
     say(f"results: {planned.folder}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
-def compare(
-    methods: Methods = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    target_kind: TargetKind = None,
-    test_data: TestData = None,
-    partition: Partition = None,
-    model: Model = None,
-    clients: Clients = None,
-    cohort: CohortOption = None,
-    rounds: Rounds = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch_size: BatchSize = None,
-    lr: LR = None,
-    momentum: Momentum = None,
-    oracle: Oracle = None,
-    sampling: Sampling = None,
-    server: Server = None,
-    upload: Upload = None,
-    seeds: Seeds = None,
-    target: Target = None,
-    eval_every: EvalEvery = None,
-    checkpoint_every: CheckpointEvery = None,
-    jobs: Jobs = None,
-    out: Out = None,
-    resume: Resume = None,
-    device: Device = None,
-    engine: EngineOption = None,
-    dtype: Dtype = None,
-    config: ConfigFile = None,
-    set: Set = None,
-    method: OneMethod = None,
-    seed: OneSeed = None,
-) -> None:
+@takes_settings("run", hidden=("method", "seed"))
+def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     """Compare methods on the same clients; write the report."""
-    sources = sources_of(locals())
-    from fedconcord import api
+    sources = sources_of(given)
+    from fedconcord.api import finish_comparison
+    from fedconcord.runs import plan, pool
 
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
-        folder, planned, at_once = api.plan_resumed_comparison(Path(resume), at_once, *sources)
+        folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)
     else:
-        folder, planned, at_once = api.plan_comparison(at_once, *sources)
-    for sentence in api.notes(planned):
+        folder, planned, at_once = plan.plan_comparison(at_once, *sources)
+    for sentence in plan.notes(planned):
         say(sentence)
     again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
-    with api.writing(folder, planned):
+    with plan.writing(folder, planned):
         with Show(planned) as show:
             try:
-                results = api.execute_all(planned, at_once, show)
+                results = pool.execute_all(planned, at_once, show)
             except KeyboardInterrupt:
                 raise interrupted(folder, again) from None
         if any(result.status == "interrupted" for result in results):
@@ -181,7 +72,7 @@ def compare(
         failed = [result for result in results if result.status == "failed"]
         if len(failed) == len(results):
             raise UserError(f"every run failed, the first because: {failed[0].error}")
-        compared = api.finish_comparison(folder, results)
+        compared = finish_comparison(folder, results)
         if compared.report is not None:  # else another process writes it
             say_summary(folder)
             for result in failed:

@@ -20,7 +20,8 @@ from fedconcord.config.methods import local_for, read_method, runs, single
 from fedconcord.config.own import dataset_of, folder_name, kind_of, said
 from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.config.resolve import resolve_compare, resolve_run
-from fedconcord.config.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings, keys
+from fedconcord.config.schema import default_text, keys, values_text
+from fedconcord.config.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings
 from fedconcord.config.sources import Source, from_file, from_nested, from_options, toml_value
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "canonical",
     "dataset_of",
+    "default_text",
     "device_of",
     "divided",
     "folder_name",
@@ -57,6 +59,7 @@ __all__ = [
     "single",
     "team_of",
     "toml_value",
+    "values_text",
     "wanted",
     "work_of",
 ]

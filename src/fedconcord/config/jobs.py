@@ -21,7 +21,7 @@ from fedconcord.core import Algorithm, Oracle, Problem
 from fedconcord.data import Dataset
 from fedconcord.data.holdout import hold_out
 from fedconcord.deploy import card
-from fedconcord.engines import Engine, Serial, Stacked, distributed
+from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.fairness import supervised
@@ -35,6 +35,7 @@ from fedconcord.models import MODELS, models
 from fedconcord.oracles import with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
+from fedconcord.remote.link import Faults
 from fedconcord.server import with_server
 from fedconcord.solvers import Solver
 from fedconcord.state import Storage
@@ -213,7 +214,11 @@ def build(config: Config) -> Job:
     )
     work = getattr(local, unit)
     engine: Engine = Serial()
-    if config.engine.name != "serial":
+    if config.engine.name == "wire":
+        wire = config.wire
+        faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
+        engine = Wire(faults, wire.tries, config.seed or 0)
+    elif config.engine.name != "serial":
         engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
     called = spec.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = spec.build(plugins.available(), "method", called)

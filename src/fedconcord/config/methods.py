@@ -8,7 +8,8 @@ from typing import Any
 from fedconcord import spec
 from fedconcord.algorithms import plugins
 from fedconcord.config.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
-from fedconcord.config.settings import Config, LocalSettings, Value, validated
+from fedconcord.config.schema import validated
+from fedconcord.config.settings import Config, LocalSettings, Value
 from fedconcord.config.sources import prepare
 from fedconcord.errors import UserError, closest
 

@@ -12,6 +12,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.config import own
 from fedconcord.config.methods import check_local, label_of, read_method, single
 from fedconcord.config.parts import PARTS, canonical, part
+from fedconcord.config.schema import validated
 from fedconcord.config.settings import (
     DEFAULT_MODEL,
     DEFAULT_PARTITION,
@@ -19,7 +20,6 @@ from fedconcord.config.settings import (
     RIVALS,
     Config,
     EvalSettings,
-    validated,
 )
 from fedconcord.config.sources import Source, prepare
 from fedconcord.data import DATASETS

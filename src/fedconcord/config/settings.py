@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedconcord import spec
-from fedconcord.errors import UserError
+from fedconcord.options.option import Short
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
+Fault = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Value = spec.Value
 WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
+DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
 
 
 class LocalSettings(BaseModel):
@@ -25,10 +24,13 @@ class LocalSettings(BaseModel):
     model_config = STRICT
     epochs: Annotated[
         Count | str | None,
-        Field(description="passes over its samples", json_schema_extra=WORK_TEXT),
+        Field(description="passes of a client over its samples in a round", json_schema_extra=WORK_TEXT),
+        Short("epochs", "job", "WORK"),
     ] = 1
     steps: Annotated[
-        Count | str | None, Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT)
+        Count | str | None,
+        Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT),
+        Short("steps", "job", "WORK"),
     ] = None
     seconds: Annotated[
         Annotated[float, Field(gt=0)] | str | None,
@@ -37,10 +39,16 @@ class LocalSettings(BaseModel):
             json_schema_extra={"wanted": "a number > 0 or a draw such as uniform(1,5)"},
         ),
     ] = None
-    batch_size: Annotated[Count | Literal["full"], Field(description="samples a step, or full")] = 10
-    lr: Annotated[float, Field(gt=0, description="local step size")] = 0.1
+    batch_size: Annotated[
+        Count | Literal["full"], Field(description="samples a local step, or full"), Short("batch_size", "job")
+    ] = 10
+    lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job")] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
-    momentum: Annotated[float, Field(ge=0, lt=1, description="heavy-ball momentum, fresh each round")] = 0.0
+    momentum: Annotated[
+        float,
+        Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
+        Short("momentum", "job"),
+    ] = 0.0
     nesterov: Annotated[bool, Field(description="Nesterov's form of the momentum")] = False
     weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
     clip: Annotated[
@@ -60,6 +68,7 @@ class LocalSettings(BaseModel):
             description="which gradient a local step uses",
             json_schema_extra={"wanted": "a gradient oracle such as full or sam(0.1)"},
         ),
+        Short("oracle", "job"),
     ] = "minibatch"
     solver: Annotated[
         Literal["sgd", "lbfgs"], Field(description="gradient steps, or L-BFGS on the client's full objective")
@@ -78,16 +87,24 @@ class EngineSettings(BaseModel):
 
     model_config = STRICT
     name: Annotated[
-        Literal["stacked", "serial", "distributed"],
-        Field(description="many clients at once, one by one, or shared by the processes that torchrun starts"),
+        Literal["stacked", "serial", "distributed", "wire"],
+        Field(
+            description="many clients at once, one by one, shared by the processes that torchrun starts, or server and "
+            "clients that share nothing but bytes"
+        ),
+        Short("engine", "run"),
     ] = "stacked"
     chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
     workers: Annotated[
         Count | Literal["auto"],
         Field(description="batches of clients computed at once where a model has a kernel; auto: by counted work"),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute")] = "cpu"
-    dtype: Annotated[Literal["float32", "float64"], Field(description="precision of models and data")] = "float32"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute"), Short("device", "run")] = (
+        "cpu"
+    )
+    dtype: Annotated[
+        Literal["float32", "float64"], Field(description="precision of models and data"), Short("dtype", "job")
+    ] = "float32"
     threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
     timeout: Annotated[
         float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
@@ -102,14 +119,28 @@ class EngineSettings(BaseModel):
     ] = "full"
 
 
+class WireSettings(BaseModel):
+    """What goes wrong on the wire of engine wire, as probabilities keyed by the run's seed."""
+
+    model_config = STRICT
+    loss: Annotated[Fault, Field(description="a message does not arrive, either way")] = 0.0
+    duplicate: Annotated[Fault, Field(description="a message arrives twice")] = 0.0
+    delay: Annotated[Fault, Field(description="a message arrives up to three exchanges late")] = 0.0
+    corrupt: Annotated[Fault, Field(description="a message arrives with another bit")] = 0.0
+    restart: Annotated[Fault, Field(description="a client restarts before it gets a message")] = 0.0
+    server_restart: Annotated[Fault, Field(description="the server restarts at an exchange")] = 0.0
+    tries: Annotated[Count, Field(description="times that a client is asked before a round goes on without it")] = 5
+
+
 class EvalSettings(BaseModel):
     """What is measured between rounds."""
 
     model_config = STRICT
-    every: Annotated[int, Field(ge=1, description="rounds between evaluations")] = 1
+    every: Annotated[int, Field(ge=1, description="rounds between evaluations"), Short("eval_every", "run")] = 1
     target: Annotated[
         Annotated[float, Field(gt=0)] | None,
         Field(description="test accuracy, or other first metric, whose first round is reported"),
+        Short("target", "run"),
     ] = None
     train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
     clients: Annotated[bool, Field(description="look at every client after the last round")] = True
@@ -138,13 +169,26 @@ class InputSettings(BaseModel):
     """How data of your own are read: a table, arrays, images."""
 
     model_config = STRICT
-    label: Annotated[list[str], Field(description="columns to be learnt, or the array's key")] = []
-    client: Annotated[str | None, Field(description="column whose values are the clients")] = None
+    label: Annotated[
+        list[str],
+        Field(description="columns of your data to be learnt, or the array's key"),
+        Short("label_column", "data", "NAME"),
+    ] = []
+    client: Annotated[
+        str | None,
+        Field(description="column of your data whose values are the clients"),
+        Short("client_column", "data"),
+    ] = None
     target: Annotated[
         Literal["class", "number", "labels"] | None,
         Field(description="classes, numbers, or labels that may hold together; guessed, and said, if none"),
+        Short("target_kind", "data", "KIND"),
     ] = None
-    test: Annotated[str | None, Field(description="where test samples are; a share of each client's if none")] = None
+    test: Annotated[
+        str | None,
+        Field(description="where your test samples are; a share of each client's if none"),
+        Short("test_data", "data", "PATH"),
+    ] = None
     test_share: Annotated[float, Field(gt=0, lt=1, description="part of each client's samples for the test")] = 0.2
     ignore: Annotated[list[str], Field(description="columns that are left out")] = []
     categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
@@ -166,14 +210,22 @@ class CheckpointSettings(BaseModel):
     """How much work an interruption may cost."""
 
     model_config = STRICT
-    every: Annotated[float, Field(ge=0, description="seconds between checkpoints; 0 is every round")] = 30.0
+    every: Annotated[
+        float,
+        Field(ge=0, description="seconds between checkpoints; 0 is every round"),
+        Short("checkpoint_every", "run", "SECONDS"),
+    ] = 30.0
 
 
 class Config(BaseModel):
     """A whole job: one run (`method`, `seed`) or a comparison (`methods` x `seeds`)."""
 
     model_config = STRICT
-    method: Annotated[str | None, Field(description="the method of a run, fedavg or fedprox(mu=0.1)")] = None
+    method: Annotated[
+        str | None,
+        Field(description="the method of a run, fedavg or fedprox(mu=0.1)", json_schema_extra={"usual": "fedavg"}),
+        Short("method", "job"),
+    ] = None
     methods: Annotated[
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
@@ -181,17 +233,28 @@ class Config(BaseModel):
             "as do server= and upload=",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
+        Short("methods", "job"),
     ] = None
     algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
     label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
     data: Annotated[
         str,
         Field(description="data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
+        Short("data", "data", "DATA"),
     ] = "digits"
-    data_dir: Annotated[str | None, Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache")] = (
-        None
-    )
-    partition: Annotated[str | None, Field(description="which client holds which samples")] = None
+    data_dir: Annotated[
+        str | None,
+        Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache"),
+        Short("data_dir", "data", "DIR"),
+    ] = None
+    partition: Annotated[
+        str | None,
+        Field(
+            description="which client holds which samples",
+            json_schema_extra={"usual": DEFAULT_PARTITION, "wanted": "a partition such as shards(2)"},
+        ),
+        Short("partition", "data"),
+    ] = None
     skew: Annotated[
         str | None,
         Field(
@@ -199,7 +262,13 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a feature skew such as rotate(90) or noise(0.5)"},
         ),
     ] = None
-    model: Annotated[str | None, Field(description="the model, or package.module:factory for your own")] = None
+    model: Annotated[
+        str | None,
+        Field(
+            description="the model, or package.module:factory for your own", json_schema_extra={"usual": DEFAULT_MODEL}
+        ),
+        Short("model", "job"),
+    ] = None
     loss: Annotated[
         str | None,
         Field(
@@ -236,19 +305,22 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a regulariser such as l1(0.001)"},
         ),
     ] = None
-    clients: Annotated[int, Field(ge=1, description="clients N")] = 50
-    cohort: Annotated[int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer")] = 10
+    clients: Annotated[int, Field(ge=1, description="clients in all, N"), Short("clients", "data")] = 50
+    cohort: Annotated[
+        int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer"), Short("cohort", "job")
+    ] = 10
     validation: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
         Field(description="part of each client's samples that is set apart and never trained on; none if none"),
     ] = None
-    rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
+    rounds: Annotated[int, Field(ge=1, description="communication rounds"), Short("rounds", "run")] = 100
     sampling: Annotated[
         str,
         Field(
             description="which clients take part in a round",
             json_schema_extra={"wanted": "a sampling such as uniform or bernoulli(0.1)"},
         ),
+        Short("sampling", "job"),
     ] = "uniform"
     availability: Annotated[
         str | None,
@@ -283,6 +355,7 @@ class Config(BaseModel):
             description="what the method's step at the server goes through; the step as it is if none",
             json_schema_extra={"wanted": "a server optimiser such as momentum(0.9)"},
         ),
+        Short("server", "job"),
     ] = None
     upload: Annotated[
         str | None,
@@ -290,20 +363,32 @@ class Config(BaseModel):
             description="how the clients' messages are compressed; not at all if none",
             json_schema_extra={"wanted": "a compressor such as quantise(8) or topk(0.1)"},
         ),
+        Short("upload", "job"),
     ] = None
     seed: Annotated[
-        Seed | None, Field(description="the seed of a run", json_schema_extra={"wanted": "an integer >= 0"})
+        Seed | None,
+        Field(
+            description="the seed of a run, of all its randomness",
+            json_schema_extra={"usual": 0, "wanted": "an integer >= 0"},
+        ),
+        Short("seed", "data"),
     ] = None
     seeds: Annotated[
         Annotated[list[Seed], Field(min_length=1)] | None,
         Field(
             description="the seeds of a comparison; all methods of a seed meet the same clients and batches",
-            json_schema_extra={"wanted": "a list of integers >= 0 such as 0,1,2"},
+            json_schema_extra={"usual": [0], "wanted": "a list of integers >= 0 such as 0,1,2"},
         ),
+        Short("seeds", "job"),
     ] = None
-    out: Annotated[str | None, Field(description="folder of the results; a new one below runs/ if none")] = None
+    out: Annotated[
+        str | None,
+        Field(description="folder of the results; a new one below runs/ if none"),
+        Short("out", "run", "DIR"),
+    ] = None
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
+    wire: WireSettings = WireSettings()
     eval: EvalSettings = EvalSettings()
     input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -313,6 +398,8 @@ class Config(BaseModel):
         full = self.model_dump(mode="json")
         if self.input == InputSettings():  # others' data
             del full["input"]
+        if self.engine.name != "wire":
+            del full["wire"]
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}
@@ -321,6 +408,7 @@ class Config(BaseModel):
 SECTIONS: dict[str, type[BaseModel]] = {
     "local": LocalSettings,
     "engine": EngineSettings,
+    "wire": WireSettings,
     "eval": EvalSettings,
     "input": InputSettings,
     "checkpoint": CheckpointSettings,
@@ -329,32 +417,4 @@ RIVALS = (
     *(("method", "methods"), ("seed", "seeds"), ("local.epochs", "local.steps")),
     *(("local.epochs", "local.seconds"), ("local.steps", "local.seconds")),
 )
-DEFAULT_PARTITION, DEFAULT_MODEL = "dirichlet(0.1)", "2nn"
 NATURAL = "natural"  # the partition of data that come in clients
-
-
-@functools.cache
-def keys() -> dict[str, dict[str, Any]]:
-    """Every key in dotted form with its JSON schema; `algorithm` stands for the method's own parameters."""
-    found: dict[str, dict[str, Any]] = dict(Config.model_json_schema()["properties"])
-    for section, model in SECTIONS.items():
-        del found[section]
-        found |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
-    return found
-
-
-def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
-    """The values as a model; the first wrong one becomes a sentence."""
-    try:
-        # JSON mode is strict about numbers, texts and booleans alike
-        return model.model_validate_json(json.dumps(values, default=str), strict=True)
-    except ValidationError as error:
-        loc = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
-        full = prefix + loc[0] + (f".{loc[1]}" if loc[0] in SECTIONS and len(loc) > 1 else "")
-        value: Any = values
-        for part in full.removeprefix(prefix).split("."):
-            value = value[part]
-        place = f" ({origin[full]})" if full in origin else ""
-        schema = keys()[full.split(": ")[-1]]
-        given = f"{spec.shown(value)}{spec.near_choice(schema, value)}{place}"
-        raise UserError(f"{full} must be {spec.must_be(schema)}, given {given}") from None

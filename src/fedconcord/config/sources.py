@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord import spec
-from fedconcord.config.settings import SECTIONS, keys
+from fedconcord.config.schema import keys
+from fedconcord.config.settings import SECTIONS
 from fedconcord.errors import UserError
-
-LISTS = ("methods", "seeds", "metrics", "input.label", "input.ignore", "input.categories")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def toml_value(written: str) -> Any:
 
 def prepare(key: str, value: Any) -> Any:
     """Lists may be written as 'a,b', a single value stands for a list of it, and none unsets what may be unset."""
-    if key in LISTS:
+    if _is_list(key):
         if isinstance(value, str):
             parts = spec.split_list(value)
             return [spec.scalar(part) for part in parts] if key == "seeds" else parts
@@ -86,6 +85,11 @@ def prepare(key: str, value: Any) -> Any:
     if value == "none" and key in keys() and {"type": "null"} in keys()[key].get("anyOf", ()):
         return None
     return value
+
+
+def _is_list(key: str) -> bool:
+    schema = keys().get(key, {})
+    return any(leaf.get("type") == "array" for leaf in schema.get("anyOf", [schema]))
 
 
 def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,36 @@
+"""What the schema says of an option beside its field, and what the table says of it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Stage = Literal["data", "job", "run"]
+"""The first part of a job that needs an option: its clients' data, what is trained on them, or how a run goes on."""
+STAGES: tuple[Stage, ...] = ("data", "job", "run")
+
+
+class Short(NamedTuple):
+    """A setting's short name, beside its Field: `Short("batch_size", "job")` is --batch-size, and an argument."""
+
+    name: str
+    stage: Stage
+    metavar: str = ""  # what stands for its value in --help; by its type if empty
+
+
+class Option(NamedTuple):
+    """An option as the table has it."""
+
+    name: str  # of the argument; the command has --name
+    key: str  # of the setting, dotted
+    stage: Stage
+    metavar: str
+    literal: bool  # its value is text as it stands; that of others may be a number
+    values: str  # what it must be; empty where any text will do
+    default: str
+    meaning: str
+
+    @property
+    def about(self) -> str:
+        """Meaning, values and default on one line: 'Local step size (number > 0). [0.1]'."""
+        values = f" ({self.values})" if self.values else ""
+        return f"{self.meaning[0].upper()}{self.meaning[1:]}{values}. [{self.default}]"

@@ -1,0 +1,148 @@
+"""The options of the command and the arguments of `run` and `compare`: written, do not edit.
+
+The schema is `fedconcord.config.settings`; `python -m fedconcord.config.options` writes this file from it.
+"""
+
+# ruff: noqa: E501
+# fmt: off
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from fedconcord.options.option import Option
+
+OPTIONS = (
+    Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1)"),
+    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload="),
+    Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
+    Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),
+    Option("partition", "partition", "data", "NAME", True, "partition such as shards(2)", "dirichlet(0.1)", "which client holds which samples"),
+    Option("model", "model", "job", "NAME", True, "", "2nn", "the model, or package.module:factory for your own"),
+    Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "clients in all, N"),
+    Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "clients that take part in a round; 10, or all if fewer"),
+    Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "communication rounds"),
+    Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "which clients take part in a round"),
+    Option("server", "server", "job", "NAME", True, "server optimiser such as momentum(0.9)", "none", "what the method's step at the server goes through; the step as it is if none"),
+    Option("upload", "upload", "job", "NAME", True, "compressor such as quantise(8) or topk(0.1)", "none", "how the clients' messages are compressed; not at all if none"),
+    Option("seed", "seed", "data", "N", False, "integer >= 0", "0", "the seed of a run, of all its randomness"),
+    Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison; all methods of a seed meet the same clients and batches"),
+    Option("out", "out", "run", "DIR", True, "", "none", "folder of the results; a new one below runs/ if none"),
+    Option("epochs", "local.epochs", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "1", "passes of a client over its samples in a round"),
+    Option("steps", "local.steps", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "none", "local steps, instead of epochs"),
+    Option("batch_size", "local.batch_size", "job", "N", False, "integer >= 1 or full", "10", "samples a local step, or full"),
+    Option("lr", "local.lr", "job", "NUMBER", False, "number > 0", "0.1", "local step size"),
+    Option("momentum", "local.momentum", "job", "NUMBER", False, "number >= 0 and < 1", "0", "heavy-ball momentum of local steps, fresh each round"),
+    Option("oracle", "local.oracle", "job", "NAME", True, "gradient oracle such as full or sam(0.1)", "minibatch", "which gradient a local step uses"),
+    Option("engine", "engine.name", "run", "NAME", True, "one of stacked, serial, distributed, wire", "stacked", "many clients at once, one by one, shared by the processes that torchrun starts, or server and clients that share nothing but bytes"),
+    Option("device", "engine.device", "run", "NAME", True, "one of auto, cpu, cuda", "cpu", "where to compute"),
+    Option("dtype", "engine.dtype", "job", "NAME", True, "one of float32, float64", "float32", "precision of models and data"),
+    Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "1", "rounds between evaluations"),
+    Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
+    Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
+    Option("client_column", "input.client", "data", "NAME", True, "", "none", "column of your data whose values are the clients"),
+    Option("target_kind", "input.target", "data", "KIND", True, "class, number, labels", "none", "classes, numbers, or labels that may hold together; guessed, and said, if none"),
+    Option("test_data", "input.test", "data", "PATH", True, "", "none", "where your test samples are; a share of each client's if none"),
+    Option("checkpoint_every", "checkpoint.every", "run", "SECONDS", False, "number >= 0", "30", "seconds between checkpoints; 0 is every round"),
+)
+
+
+class Shared(TypedDict, total=False):
+    """Arguments of both functions; one that is None is not given."""
+
+    data: str | Path | None
+    "Data set or problem (`list data`), or your own: a file, a folder, package.module:factory. [digits]"
+
+    data_dir: str | Path | None
+    "Folder of data files; else $FEDCONCORD_DATA, else a cache. [none]"
+
+    partition: str | None
+    "Which client holds which samples (partition such as shards(2)). [dirichlet(0.1)]"
+
+    model: str | None
+    "The model, or package.module:factory for your own. [2nn]"
+
+    clients: int | None
+    "Clients in all, N (integer >= 1). [50]"
+
+    cohort: int | None
+    "Clients that take part in a round; 10, or all if fewer (integer >= 1). [10]"
+
+    rounds: int | None
+    "Communication rounds (integer >= 1). [100]"
+
+    sampling: str | None
+    "Which clients take part in a round (sampling such as uniform or bernoulli(0.1)). [uniform]"
+
+    server: str | None
+    "What the method's step at the server goes through; the step as it is if none (server optimiser such as momentum(0.9)). [none]"
+
+    upload: str | None
+    "How the clients' messages are compressed; not at all if none (compressor such as quantise(8) or topk(0.1)). [none]"
+
+    out: str | Path | None
+    "Folder of the results; a new one below runs/ if none. [none]"
+
+    epochs: int | str | None
+    "Passes of a client over its samples in a round (integer >= 1 or a draw such as uniform(1,5)). [1]"
+
+    steps: int | str | None
+    "Local steps, instead of epochs (integer >= 1 or a draw such as uniform(1,5)). [none]"
+
+    batch_size: int | Literal["full"] | None
+    "Samples a local step, or full (integer >= 1 or full). [10]"
+
+    lr: float | None
+    "Local step size (number > 0). [0.1]"
+
+    momentum: float | None
+    "Heavy-ball momentum of local steps, fresh each round (number >= 0 and < 1). [0]"
+
+    oracle: str | None
+    "Which gradient a local step uses (gradient oracle such as full or sam(0.1)). [minibatch]"
+
+    engine: Literal["stacked", "serial", "distributed", "wire"] | None
+    "Many clients at once, one by one, shared by the processes that torchrun starts, or server and clients that share nothing but bytes (one of stacked, serial, distributed, wire). [stacked]"
+
+    device: Literal["auto", "cpu", "cuda"] | None
+    "Where to compute (one of auto, cpu, cuda). [cpu]"
+
+    dtype: Literal["float32", "float64"] | None
+    "Precision of models and data (one of float32, float64). [float32]"
+
+    eval_every: int | None
+    "Rounds between evaluations (integer >= 1). [1]"
+
+    target: float | None
+    "Test accuracy, or other first metric, whose first round is reported (number > 0). [none]"
+
+    label_column: str | Sequence[str] | None
+    "Columns of your data to be learnt, or the array's key (list of texts). [none]"
+
+    client_column: str | None
+    "Column of your data whose values are the clients. [none]"
+
+    target_kind: Literal["class", "number", "labels"] | None
+    "Classes, numbers, or labels that may hold together; guessed, and said, if none (class, number, labels). [none]"
+
+    test_data: str | Path | None
+    "Where your test samples are; a share of each client's if none. [none]"
+
+    checkpoint_every: float | None
+    "Seconds between checkpoints; 0 is every round (number >= 0). [30]"
+
+
+class RunOptions(Shared, total=False):
+    """Arguments of `run`."""
+
+    seed: int | None
+    "The seed of a run, of all its randomness (integer >= 0). [0]"
+
+
+class CompareOptions(Shared, total=False):
+    """Arguments of `compare`."""
+
+    seeds: int | Sequence[int] | None
+    "The seeds of a comparison; all methods of a seed meet the same clients and batches (list of integers >= 0 such as 0,1,2). [0]"

@@ -1,0 +1,79 @@
+"""What came of runs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedconcord import results
+from fedconcord.runs.plan import Planned
+from fedconcord.training import Row
+
+
+class Finished(NamedTuple):
+    """What became of one run."""
+
+    folder: Path
+    label: str
+    seed: int
+    status: str  # complete, diverged, interrupted or failed
+    rounds: int  # rounds done
+    metrics: dict[str, float]  # of the last evaluated round
+    error: str | None = None  # why it failed
+
+
+class Compared(NamedTuple):
+    """What became of a comparison."""
+
+    folder: Path
+    runs: list[Finished]
+    report: Path | None  # None if it was interrupted, every run failed, or another process writes it
+
+
+Progress = Callable[[int, "Row | Finished | None"], None]
+"""(number of the run, None when it starts, a Row after each round, Finished at its end)."""
+
+
+def finished(folder: Path) -> Finished:
+    """What the folder of a run says of it."""
+    saved = results.read_description(folder)
+    try:
+        with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+            last = list(csv.DictReader(file))[-1:]
+    except OSError:
+        last = []
+    skip = ("round", *results.COUNTERS)
+    metrics = {name: float(value) for row in last for name, value in row.items() if name not in skip and value}
+    return Finished(folder, saved["label"], saved["seed"], saved["status"], saved["rounds_done"], metrics)
+
+
+def stopped(folder: Path) -> str | None:
+    """Why the run of a folder stopped before its last round, or None."""
+    found: str | None = results.read_description(folder).get("stopped")
+    return found
+
+
+def wire(folder: Path) -> str | None:
+    """What the run of a folder sent over a wire, in a sentence, or None."""
+    found = results.read_description(folder).get("wire")
+    if found is None:
+        return None
+    payload, framing, again = (
+        results.size(found[f"{what}_down"] + found[f"{what}_up"]) for what in ("payload", "framing", "resent")
+    )
+    return (
+        f"wire: {payload} of payload, {framing} of framing, {again} sent again; {found['lost']} messages lost, "
+        f"{found['corrupted']} damaged, {found['duplicated']} doubled, {found['delayed']} delayed, "
+        f"{found['refused']} refused by the server, {found['repeated']} it had already; {found['client_restarts']} "
+        f"clients and {found['server_restarts']} times the server restarted; {found['clients_lost']} times a client "
+        "was left out of a round"
+    )
+
+
+def not_done(entry: Planned, status: str, error: str | None = None) -> Finished:
+    rounds = 0
+    if (entry.folder / "run.json").exists():
+        rounds = int(results.read_description(entry.folder)["rounds_done"])
+    return Finished(entry.folder, entry.config.label or "", entry.config.seed or 0, status, rounds, {}, error)

@@ -1,0 +1,223 @@
+"""Runs that are to be done: their folders, those that are resumed, and what may change then."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedconcord import config as settings_module
+from fedconcord import files, lock, results, spec
+from fedconcord.config import Config, Source
+from fedconcord.errors import UserError
+from fedconcord.training import Job, start
+
+ON_RESUME = frozenset(  # settings that a resumed job may change
+    (
+        *("rounds", "checkpoint.every", "eval.target"),
+        *("engine.name", "engine.device", "engine.threads", "engine.timeout"),
+    )
+)
+FORMAT = 1
+
+
+class Planned(NamedTuple):
+    """A run that is to be done: its resolved settings and its folder."""
+
+    config: Config
+    folder: Path
+    resume: bool = False
+
+
+# -- folders -------------------------------------------------------------------------------------------------------
+
+
+def plan_run(*sources: Source) -> Planned:
+    """A new run in a new folder, which is made when the run starts."""
+    config = settings_module.resolve_run(*sources)
+    settings_module.advise(config)
+    return Planned(config.model_copy(update={"out": None}), _new_folder(config, config.method or "run"))
+
+
+def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
+    """The run of a folder, to be continued.
+
+    Raises:
+        UserError: the folder holds no run, or a change is more than how long and where it computes.
+    """
+    if not (folder / "run.json").exists() and (folder / "compare.json").exists():
+        raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
+    saved = results.read_description(folder)
+    _allowed(changes, folder)
+    config = settings_module.resolve_run(settings_module.from_nested(saved.get("config", {}), "run.json"), *changes)
+    _longer(config, folder, saved)
+    return Planned(config, folder, resume=True)
+
+
+def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Planned], int]:
+    """A new comparison: its folder, its runs and how many of them go on at once.
+
+    Raises:
+        UserError: a setting is wrong or a run cannot start, before anything is written.
+    """
+    config = settings_module.resolve_compare(*sources)
+    jobs = _jobs(1 if jobs is None else jobs, config)
+    config = _with_threads(config, jobs)
+    folder = _new_folder(config, "compare")
+    config = config.model_copy(update={"out": None})
+    planned = _runs(config, folder)
+    _try_start(planned, jobs)
+    with writing(folder, planned):
+        settings_module.team_of(config).tell(lambda: results.refuse_taken(folder))
+        _save_comparison(folder, config, jobs)
+    return folder, planned, jobs
+
+
+def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) -> tuple[Path, list[Planned], int]:
+    """What is left of a comparison: all its runs; those that are finished end at once when they are executed.
+
+    Raises:
+        UserError: the folder holds no comparison, or a change is more than how long and where it computes.
+    """
+    path = folder / "compare.json"
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        nested, before = saved["config"], saved["jobs"]
+    except FileNotFoundError:
+        if (folder / "run.json").exists():
+            raise UserError(f"{folder} holds one run; continue it with fedconcord run --resume {folder}") from None
+        raise UserError(
+            f"{folder} holds no comparison (no compare.json); give the folder that fedconcord compare wrote"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
+    _allowed(changes, folder)
+    config = settings_module.resolve_compare(settings_module.from_nested(nested, "compare.json"), *changes)
+    jobs = _jobs(before if jobs is None else jobs, config)
+    planned = [entry._replace(resume=True) for entry in _runs(config, folder)]
+    for entry in planned:
+        if (entry.folder / "run.json").exists():
+            _longer(entry.config, entry.folder, results.read_description(entry.folder))
+    with writing(folder, planned):
+        _save_comparison(folder, config, jobs)
+    return folder, planned, jobs
+
+
+def _runs(config: Config, folder: Path) -> list[Planned]:
+    return [
+        Planned(one, folder / spec.folder_name(one.label or "") / f"seed-{one.seed}")
+        for one in settings_module.runs(config)
+    ]
+
+
+def writing(folder: Path, planned: Sequence[Planned]) -> AbstractContextManager[None]:
+    """Alone in the folder of a comparison; each of its runs is so in its own."""
+    return lock.held(folder, settings_module.team_of(planned[0].config))
+
+
+def _save_comparison(folder: Path, config: Config, jobs: int) -> None:
+    if settings_module.team_of(config).rank != 0:
+        return
+    files.write_json(folder / "compare.json", {"format": FORMAT, "config": config.as_dict(), "jobs": jobs})
+
+
+def _new_folder(config: Config, what: str) -> Path:
+    """The folder asked for, if it is free, else a numbered one below runs/; one choice for all processes."""
+    return Path(settings_module.team_of(config).tell(lambda: str(_free_folder(config, what))))
+
+
+def _free_folder(config: Config, what: str) -> Path:
+    if config.out is None:
+        data = settings_module.folder_name(config.data)
+        return spec.free_folder(Path("runs"), f"{data}-{what}")
+    folder = Path(config.out).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"out {folder} is a file; give a folder")
+    if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
+        raise UserError(
+            f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
+        )
+    return folder
+
+
+def _allowed(changes: Sequence[Source], folder: Path) -> None:
+    for source in changes:
+        for key in source.values:
+            if key not in ON_RESUME:
+                raise UserError(
+                    f"{key} ({source.origin[key]}) cannot change when {folder} is resumed, which keeps its settings; "
+                    "leave it out, or start anew without --resume"
+                )
+
+
+def _longer(config: Config, folder: Path, saved: Mapping[str, Any]) -> None:
+    done = int(saved.get("rounds_done", 0))
+    if config.rounds < done:
+        raise UserError(f"{folder} has done {done} rounds already, given rounds {config.rounds}; give {done} or more")
+
+
+def _jobs(jobs: int, config: Config) -> int:
+    if jobs < 1:
+        raise UserError(f"jobs must be an integer >= 1, given {jobs}")
+    if jobs > 1 and config.engine.name == "distributed":
+        raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
+    return min(jobs, len(config.methods or [1]) * len(config.seeds or [1]))
+
+
+def _with_threads(config: Config, jobs: int) -> Config:
+    """Settings in which runs that go on at once share the cores; saved, as the number of threads can move last bits."""
+    if jobs == 1 or config.engine.threads is not None:
+        return config
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": max(1, cores // jobs)})})
+
+
+def _try_start(planned: Sequence[Planned], jobs: int) -> None:
+    """Build the runs of the first seed once, so that what no run could do is said before anything is written."""
+    for entry in planned:
+        if entry.config.seed == planned[0].config.seed:
+            with threads(entry.config.engine.threads):
+                prepared(entry.config, entry.folder)
+                settings_module.advise(entry.config)
+    if jobs > 1:  # the workers have their own
+        settings_module.forget_problem()
+
+
+def prepared(config: Config, folder: Path) -> tuple[Job, list[str]]:
+    """The job of a run and the names of the models that its method offers; refuses what the method refuses."""
+    job = settings_module.build(config)
+    try:
+        # a prologue asks every client, which takes its time, and changes neither names nor refusals
+        state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
+        settings_module.refuse(job, config)
+        results.refuse_too_much(results.placed(job, folder), config.rounds)
+    except UserError as error:
+        raise UserError(f"{config.label}: {error}") from None
+    return job, list(job.algorithm.models(state.server))
+
+
+def notes(planned: Sequence[Planned]) -> list[str]:
+    """What was guessed of data of the user's own, or left out of them."""
+    config = planned[0].config
+    if settings_module.kind_of(config.data) != "file":
+        return []
+    return settings_module.said(
+        settings_module.dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    )
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
