@@ -36,9 +36,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedconcord import files, rng
-from fedconcord.core import Client, Cohort, Done, Plan, Problem, Tree, n_clients, tree_bytes, tree_leaves, tree_map
+from fedconcord.core import (
+    Client,
+    Cohort,
+    Done,
+    Plan,
+    Problem,
+    Tree,
+    cohort_of,
+    n_clients,
+    tree_bytes,
+    tree_leaves,
+    tree_map,
+)
 from fedconcord.engines import Serial
-from fedconcord.engines.base import cohort_of, everything, oracle_of, with_oracle
+from fedconcord.engines.base import everything, oracle_of, with_oracle
 from fedconcord.engines.serial import solve
 from fedconcord.errors import UserError
 from fedconcord.problems import Supervised

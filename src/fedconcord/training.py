@@ -15,6 +15,7 @@ from fedconcord import refusals
 from fedconcord.core import (
     Algorithm,
     Draws,
+    Outcome,
     Plan,
     Population,
     Problem,
@@ -24,7 +25,7 @@ from fedconcord.core import (
     tree_bytes,
 )
 from fedconcord.engines import Engine, Stacked
-from fedconcord.engines.base import Outcome, first_rows
+from fedconcord.engines.base import first_rows
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.clock import Cost
 from fedconcord.heterogeneity.turnout import View

@@ -28,6 +28,7 @@ from fedconcord.core.objective import (
     roster_of,
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
+from fedconcord.core.round import Outcome, Space, behind, cohort_of, column_of, sender_of, senders_of, space_of
 from fedconcord.core.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Objective",
     "Oracle",
     "Orders",
+    "Outcome",
     "Plan",
     "Population",
     "Prelude",
@@ -54,13 +56,20 @@ __all__ = [
     "Roster",
     "Sender",
     "Settle",
+    "Space",
     "Tilt",
     "Tree",
     "TwoBlockRow",
     "Weights",
+    "behind",
+    "cohort_of",
+    "column_of",
     "model_of",
     "orders_of",
     "roster_of",
+    "sender_of",
+    "senders_of",
+    "space_of",
     "tree_bytes",
     "tree_leaves",
     "tree_map",

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import (
-    Algorithm,
-    Cohort,
-    Plan,
-    Population,
-    Problem,
-    Regulariser,
-    Sender,
-    Tree,
-    TwoBlockRow,
-    tree_bytes,
-    tree_map,
-)
+from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, TwoBlockRow, tree_bytes, tree_map
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import Duty, behind, block_gradients, column_of
+from fedconcord.local.duty import Duty, block_gradients
 from fedconcord.state import First, Storage, Store
-
-
-class Outcome(NamedTuple):
-    """A finished round and what it cost."""
-
-    server: Tree
-    bytes_down: int  # all messages to the cohort
-    bytes_up: int  # all messages of the cohort
-    gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
 
 
 class Engine(Protocol):
@@ -71,59 +49,6 @@ class Engine(Protocol):
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round: returns the new server state and writes the cohort's rows to the store."""
         ...
-
-
-class Space(NamedTuple):
-    """What a server knows of the objectives."""
-
-    n: int  # clients N
-    dim: int  # d
-    dtype: torch.dtype
-    device: torch.device
-    regulariser: Regulariser | None
-
-
-def space_of(problem: Problem) -> Space:
-    """What the server of a problem knows."""
-    objective = problem.objective
-    return Space(problem.roster.n, objective.dim, objective.dtype, objective.device, objective.regulariser)
-
-
-def cohort_of(space: Space, plan: Plan) -> Cohort:
-    """The scalars of a round that the server knows beforehand."""
-    p, steps = plan.p[plan.heard], behind(plan)[plan.heard]
-    mass = float(p.sum())
-    return Cohort(
-        round=plan.round,
-        n=space.n,
-        size=len(p),
-        mass=mass,
-        mean_steps=float(p @ steps) / mass if mass else 0.0,
-        dim=space.dim,
-        coin=plan.coin,
-        regulariser=space.regulariser,
-        lr=plan.lr,
-    )
-
-
-def senders_of(space: Space, plan: Plan, select: np.ndarray) -> Sender:
-    """What the server knows of the clients at these positions of the plan, scalars stacked as [S, 1]."""
-    column = partial(column_of, space.dtype, space.device, select)
-    return Sender(
-        id=column(plan.ids, torch.int64),
-        w=column(plan.w),
-        p=column(plan.p),
-        steps=column(behind(plan)),
-        inclusion=column(plan.inclusion),
-        lr=plan.lr,
-        late=None if plan.late is None else column(plan.late),
-    )
-
-
-def sender_of(space: Space, plan: Plan, position: int) -> Sender:
-    """What the server knows of one client, scalars as []."""
-    senders = senders_of(space, plan, np.array([position]))
-    return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
 
 
 # -- what simulations do alike: all clients are at hand --------------------------------------------------------

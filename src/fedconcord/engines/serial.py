@@ -6,9 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Plan, Population, Problem, Tree, orders_of, tree_bytes, tree_map
+from fedconcord.core import (
+    Outcome,
+    Plan,
+    Population,
+    Problem,
+    Tree,
+    cohort_of,
+    orders_of,
+    sender_of,
+    space_of,
+    tree_bytes,
+    tree_map,
+)
 from fedconcord.engines import base
-from fedconcord.engines.base import Outcome, cohort_of, sender_of, space_of
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty, settled
 from fedconcord.local.step import ask, client_step, passes

@@ -14,27 +14,23 @@ from torch import Tensor
 from fedconcord.core import (
     Cohort,
     Objective,
+    Outcome,
     Plan,
     Population,
     Problem,
+    Space,
     Tree,
+    cohort_of,
     model_of,
     orders_of,
+    senders_of,
+    space_of,
     tree_bytes,
     tree_map,
 )
 from fedconcord.engines import base, chunk, workers
-from fedconcord.engines.base import Outcome, Space, cohort_of, senders_of, space_of
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import (
-    Duty,
-    clients_of,
-    close_rows,
-    curvature,
-    open_rows,
-    settled,
-    with_oracle,
-)
+from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
 from fedconcord.local.stacked import full_gradient, solve
 from fedconcord.state import First, MemoryStore, Storage, Store
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fedconcord import rng
-from fedconcord.core import Plan, Population, Problem, Tree, tree_map
-from fedconcord.engines.base import Outcome, space_of
+from fedconcord.core import Outcome, Plan, Population, Problem, Tree, space_of, tree_map
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.local.duty import Duty, settled

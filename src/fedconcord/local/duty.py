@@ -23,6 +23,8 @@ from fedconcord.core import (
     Settle,
     Tree,
     TwoBlockRow,
+    behind,
+    column_of,
 )
 from fedconcord.errors import UserError
 from fedconcord.solvers import Solver
@@ -83,18 +85,6 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
         noise,
         late=late,
     )
-
-
-def column_of(
-    usual: torch.dtype, device: torch.device, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Values [S] of a plan at these positions, as a column [S', 1] of the usual number type unless another is given."""
-    return torch.as_tensor(values[select]).to(dtype=dtype or usual, device=device)[:, None]
-
-
-def behind(plan: Plan) -> np.ndarray:
-    """Local steps [S] behind each client's reply."""
-    return plan.steps if plan.waited is None else plan.steps + plan.waited
 
 
 def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:

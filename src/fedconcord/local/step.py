@@ -15,15 +15,7 @@ from torch import Tensor
 
 from fedconcord.core import Done, Local, Objective, Orders, Tree, model_of, tree_map
 from fedconcord.local import lbfgs
-from fedconcord.local.duty import (
-    Duty,
-    client_of,
-    close_rows,
-    curvature,
-    local_regulariser,
-    open_rows,
-    with_oracle,
-)
+from fedconcord.local.duty import Duty, client_of, close_rows, curvature, local_regulariser, open_rows, with_oracle
 from fedconcord.solvers import ascent, clipped, momentum_of, normaliser
 
 

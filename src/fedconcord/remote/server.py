@@ -13,8 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Orders, Plan, Population, Tree, orders_of, tree_map
-from fedconcord.engines.base import Outcome, Space, cohort_of, sender_of
+from fedconcord.core import (
+    Algorithm,
+    Orders,
+    Outcome,
+    Plan,
+    Population,
+    Space,
+    Tree,
+    cohort_of,
+    orders_of,
+    sender_of,
+    tree_map,
+)
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity import weights
 from fedconcord.messages import Forms

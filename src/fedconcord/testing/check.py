@@ -45,13 +45,15 @@ from fedconcord.core import (
     Problem,
     Roster,
     Tree,
+    cohort_of,
+    space_of,
     tree_leaves,
     tree_map,
     tree_unflatten,
 )
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.engines.base import cohort_of, joining, space_of
+from fedconcord.engines.base import joining
 from fedconcord.errors import unknown
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.schedule import Schedule

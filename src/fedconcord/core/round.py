@@ -1,0 +1,89 @@
+"""What the server knows of a round besides its plan, and what a round comes to."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.core.contract import Cohort, Sender
+from fedconcord.core.objective import Problem, Regulariser
+from fedconcord.core.plan import Plan
+from fedconcord.core.trees import Tree
+
+
+class Outcome(NamedTuple):
+    """A finished round and what it cost."""
+
+    server: Tree
+    bytes_down: int  # all messages to the cohort
+    bytes_up: int  # all messages of the cohort
+    gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
+
+
+class Space(NamedTuple):
+    """What a server knows of the objectives."""
+
+    n: int  # clients N
+    dim: int  # d
+    dtype: torch.dtype
+    device: torch.device
+    regulariser: Regulariser | None
+
+
+def space_of(problem: Problem) -> Space:
+    """What the server of a problem knows."""
+    objective = problem.objective
+    return Space(problem.roster.n, objective.dim, objective.dtype, objective.device, objective.regulariser)
+
+
+def cohort_of(space: Space, plan: Plan) -> Cohort:
+    """The scalars of a round that the server knows beforehand."""
+    p, steps = plan.p[plan.heard], behind(plan)[plan.heard]
+    mass = float(p.sum())
+    return Cohort(
+        round=plan.round,
+        n=space.n,
+        size=len(p),
+        mass=mass,
+        mean_steps=float(p @ steps) / mass if mass else 0.0,
+        dim=space.dim,
+        coin=plan.coin,
+        regulariser=space.regulariser,
+        lr=plan.lr,
+    )
+
+
+def senders_of(space: Space, plan: Plan, select: np.ndarray) -> Sender:
+    """What the server knows of the clients at these positions of the plan, scalars stacked as [S, 1]."""
+    column = partial(column_of, space.dtype, space.device, select)
+    return Sender(
+        id=column(plan.ids, torch.int64),
+        w=column(plan.w),
+        p=column(plan.p),
+        steps=column(behind(plan)),
+        inclusion=column(plan.inclusion),
+        lr=plan.lr,
+        late=None if plan.late is None else column(plan.late),
+    )
+
+
+def sender_of(space: Space, plan: Plan, position: int) -> Sender:
+    """What the server knows of one client, scalars as []."""
+    senders = senders_of(space, plan, np.array([position]))
+    return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
+
+
+def column_of(
+    usual: torch.dtype, device: torch.device, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Values [S] of a plan at these positions, as a column [S', 1] of the usual number type unless another is given."""
+    return torch.as_tensor(values[select]).to(dtype=dtype or usual, device=device)[:, None]
+
+
+def behind(plan: Plan) -> np.ndarray:
+    """Local steps [S] behind each client's reply."""
+    return plan.steps if plan.waited is None else plan.steps + plan.waited
