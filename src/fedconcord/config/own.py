@@ -57,7 +57,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     if kind == "named":
         found: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
         return found
-    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories")}
+    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
     settings = Input(
         **lists,
         client=given.client,

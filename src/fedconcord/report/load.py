@@ -219,9 +219,7 @@ def varying(runs: Iterable[Run]) -> list[str]:
 def _apart(runs: Iterable[Run]) -> list[str]:
     """The keys among `varying` that make runs of one label different methods: they are no seeds of one."""
     return [
-        k
-        for k in varying(runs)
-        if k in NUMBERS or not (k in ANYWHERE or k.split(".")[0] in ("engine", "checkpoint"))
+        k for k in varying(runs) if k in NUMBERS or not (k in ANYWHERE or k.split(".")[0] in ("engine", "checkpoint"))
     ]
 
 

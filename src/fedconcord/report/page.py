@@ -292,7 +292,7 @@ def whole_job(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _values(named: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
-    """`key = value` of the keys that a method's runs have; two values where its seeds ran at another place or longer."""
+    """`key = value` of the keys that a method's runs have; two where its seeds ran elsewhere or longer."""
     flats = [flatten(r.head.config) for r in runs]
     found = {name: dict.fromkeys(show(f[k]) for f in flats if k in f) for k, name in named.items()}
     return [f"{name} = {' or '.join(values)}" for name, values in found.items() if values]
