@@ -14,7 +14,7 @@ from torch import nn
 from fedconcord import rng, spec
 from fedconcord.algorithms import family, plugins
 from fedconcord.answer import Wanted
-from fedconcord.config.own import dataset_of
+from fedconcord.config.own import dataset_of, stamp
 from fedconcord.config.parts import TASKS, part, work_of
 from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
 from fedconcord.core import Algorithm, Oracle, Population, Problem, n_clients
@@ -45,7 +45,7 @@ from fedconcord.uploads import with_uploads
 
 
 def problem_of(config: Config) -> Problem:
-    """The clients of a run. The last one is kept: the methods of one seed share it."""
+    """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
     return _problem(
         config.data,
         config.data_dir,
@@ -63,6 +63,7 @@ def problem_of(config: Config) -> Problem:
         config.loss,
         tuple(config.metrics),
         config.input.model_dump_json(),
+        stamp(config.data, config.input),
     )
 
 
@@ -84,6 +85,7 @@ def _problem(
     loss: str | None,
     metrics: tuple[str, ...],
     given: str,
+    stamp: str,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)

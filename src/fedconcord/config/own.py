@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedconcord import imports, spec
@@ -69,7 +71,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
         memory=given.memory,
     )
     if kind == "file":
-        return _read(data, settings, _stamp(Path(data)))
+        return _read(data, settings, stamp(data, given))
     from fedconcord.data.own import made  # pyarrow, which other data do not need
 
     registry = imports.open_factories(DATASETS, "data set", LEADING)
@@ -77,18 +79,33 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
 
 
 @functools.lru_cache(maxsize=1)
-def _read(data: str, settings: Input, stamp: tuple[int, ...]) -> Dataset:
+def _read(data: str, settings: Input, stamp: str) -> Dataset:
     from fedconcord.data.own import read_own
 
     return read_own(Path(data), settings)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written anew."""
-    if not path.exists():
-        return ()
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
+def stamp(data: str, given: InputSettings) -> str:
+    """What changes when one of the files that such data are read from is written anew; '' where they are not files."""
+    if kind_of(data) != "file":
+        return ""
+    found = hashlib.sha256()
+    for path in (data, given.test, given.statistics):
+        for file in () if path is None else _files(Path(path).expanduser()):
+            state = file.stat()
+            # the time of change too, for a copy may keep the time of writing
+            found.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
+    return found.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """A file, or all below a folder, sorted."""
+    if not path.is_dir():
+        yield from [path] if path.is_file() else []
+        return
+    for folder, below, names in os.walk(path):
+        below.sort()
+        yield from (file for name in sorted(names) if (file := Path(folder, name)).is_file())
 
 
 def said(dataset: Dataset) -> list[str]:
