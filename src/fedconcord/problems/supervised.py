@@ -17,6 +17,7 @@ from fedconcord.flat import Layout
 from fedconcord.problems import convolution, dense
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
+from fedconcord.problems.vectorised import vectorised
 
 EVAL_BATCH = 2048
 HESSIAN_LIMIT = 4096
@@ -186,10 +187,11 @@ class Supervised:
         if len(x) == 1 and weight is None:
             return self.gradient(x[0], samples[0])[None]
         inputs, labels = self.x[samples], self.y[samples]
-        if weight is None:
-            out: Tensor = self._gradients_plain(x, inputs, labels)
-        else:
-            out = self._gradients(x, inputs, labels, weight)
+        with vectorised(f"model {type(self.model).__name__} or its loss"):
+            if weight is None:
+                out: Tensor = self._gradients_plain(x, inputs, labels)
+            else:
+                out = self._gradients(x, inputs, labels, weight)
         return out
 
     def _accumulate(
