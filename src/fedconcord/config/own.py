@@ -108,10 +108,12 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (file for name in sorted(names) if (file := Path(folder, name)).is_file())
 
 
-def said(dataset: Dataset) -> list[str]:
-    """Sentences on what was guessed or left out."""
-    notes = (dataset.preprocessing or {}).get("said", [])
-    return [f"data {dataset.name}: {note}" for note in notes]
+def notes(config: Config) -> list[str]:
+    """What was guessed of data of the user's own, or left out of them."""
+    if kind_of(config.data) != "file":
+        return []
+    dataset = dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    return [f"data {dataset.name}: {note}" for note in (dataset.preprocessing or {}).get("said", [])]
 
 
 def check_unused(config: Config, given: Iterable[str]) -> None:
