@@ -9,6 +9,7 @@ from fedconcord.cli.base import app, say
 from fedconcord.cli.options import (
     LR,
     BatchSize,
+    ClientColumn,
     Clients,
     CohortOption,
     ConfigFile,
@@ -16,6 +17,7 @@ from fedconcord.cli.options import (
     DataDir,
     Dtype,
     Epochs,
+    LabelColumn,
     Methods,
     Model,
     OneMethod,
@@ -23,6 +25,8 @@ from fedconcord.cli.options import (
     Seed,
     Set,
     Steps,
+    TargetKind,
+    TestData,
     Upload,
     check_choice,
     count,
@@ -39,6 +43,10 @@ def audit(
     methods: Methods = None,
     data: Data = None,
     data_dir: DataDir = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    target_kind: TargetKind = None,
+    test_data: TestData = None,
     partition: Partition = None,
     model: Model = None,
     clients: Clients = None,
@@ -80,6 +88,8 @@ def audit(
     resolved = settings.resolve_compare(*sources)
     if resolved.seeds is not None and len(resolved.seeds) > 1:
         raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give --seed")
+    for sentence in settings.notes(resolved):
+        say(sentence)
     jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
     folder = Path(out) if out else spec.free_folder(Path("runs"), "audit")
     attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
