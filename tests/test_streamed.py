@@ -6,7 +6,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -116,4 +115,4 @@ def test_what_needs_all_samples_is_refused(small: None) -> None:
             problem_of(settings(**more))
     with pytest.raises(UserError, match="do not fit in memory to be described"):
         divided(settings())
-    assert np.diff(problem_of(settings()).offsets).min() > 0
+    assert problem_of(settings()).roster.samples.min() > 0

@@ -125,7 +125,7 @@ def blank(job: Job) -> tuple[State, Population]:
     if objective.private is not None:
         template = TwoBlockRow(template, objective.private.first)
     server = job.algorithm.init(x, population)
-    first = first_rows(job.problem, job.duty, server.x, template)
+    first = first_rows(job.problem, job.duty, server, template)
     store = job.engine.open(job.problem, job.duty, job.storage, template, first)
     return State(0, server, store, 0, 0, 0), population
 
