@@ -87,7 +87,7 @@ def started(job: Job, args: argparse.Namespace) -> State:
     """The state before round 0, with the clients' rows where they were asked for; --fill gives every client one."""
     state = start(job)
     if args.fill:
-        n = len(job.problem.offsets) - 1
+        n = job.problem.roster.n
         for ids in np.array_split(np.arange(n), -(-n // 1000)):
             state.store.scatter(ids, state.store.gather(ids))
         if args.store == "disk":
@@ -109,8 +109,8 @@ def saved(state: State, args: argparse.Namespace) -> dict[str, float]:
 def after(job: Job, state: State) -> State:
     """The state one round later, with nothing left to wait for."""
     state = advance(job, state)
-    if job.problem.device.type == "cuda":
-        torch.cuda.synchronize(job.problem.device)
+    if job.problem.objective.device.type == "cuda":
+        torch.cuda.synchronize(job.problem.objective.device)
     return state
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from settings import Federation, Setting
 from torch import Tensor, nn
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
+from fedconcord.core import Objective, roster_of
 from fedconcord.data import data_folder
 from fedconcord.rng import Purpose, generator
 
@@ -65,8 +65,6 @@ class Pool:
     Client i's j-th sample is the pool's (i n + j) mod 1000. Labels are those of a random linear teacher.
     """
 
-    regulariser = None
-
     def __init__(self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         draw = generator(seed, Purpose.DATA)
         x = draw.standard_normal((POOL_CLIENTS * 10 + 500, POOL_FEATURES)).astype(np.float32)
@@ -77,7 +75,25 @@ class Pool:
         self.pool = Supervised(lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device)
         self.dim, self.dtype, self.device, self.size = self.pool.dim, dtype, device, cut
         self.offsets = np.arange(setting.clients + 1, dtype=np.int64) * setting.samples
-        self.sizes = np.full(setting.clients, float(setting.samples))
+
+        self.objective = Objective(
+            dim=self.dim,
+            offsets=self.offsets,
+            dtype=dtype,
+            device=device,
+            gradient=self.gradient,
+            gradients=self.gradients,
+            loss=self.loss,
+            alone=self.alone,
+            hessian=self.hessian,
+            sample_size=POOL_FEATURES,
+        )
+        self.roster, self.evaluator = roster_of(self.offsets), self.pool.evaluator
+
+    def alone(self, place: int) -> Objective:
+        """One client's objective, with copies of its samples."""
+        own = self.objective.samples(place) % self.size
+        return self.pool.holding(self.pool.x[own], self.pool.y[own]).objective
 
     def init(self, seed: int) -> Tensor:
         return self.pool.init(seed)
@@ -93,12 +109,3 @@ class Pool:
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
         return self.pool.hessian(x, samples % self.size)
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.pool.evaluate(x)
-
-    def export(self, x: Tensor) -> Mapping[str, Tensor]:
-        return self.pool.export(x)
-
-    def label_counts(self) -> None:
-        return None

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fedconcord.core import Oracle, Plan, tree_leaves
+from fedconcord.core import Oracle, tree_leaves
 from fedconcord.engines import Stacked, distributed
-from fedconcord.engines.base import ALONE, Team
+from fedconcord.engines.team import ALONE, Team
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.work import fixed
 from fedconcord.solvers import Solver
 from fedconcord.training import Job, State
 from fedconcord.uploads import topk, with_uploads
-from table import make
+from table import batches_of, make
 from test_engines import SCHEDULE, run, small
 from test_two_block import small as semi
 
@@ -52,10 +52,12 @@ def facts(state: State, team: Team = ALONE) -> dict[str, torch.Tensor]:
     return found | {"counts": torch.tensor([state.bytes_up, state.bytes_down, state.gradient_steps])}
 
 
-def drawn(plan: Plan) -> list[bytes]:
-    """Ids and batches of a plan, bit by bit."""
-    assert plan.batches is not None
-    return [plan.ids.tobytes(), plan.steps.tobytes(), *(batch.tobytes() for batch in plan.batches)]
+def drawn(job: Job) -> list[bytes]:
+    """Ids and batches of a round, bit by bit."""
+    plan = job.schedule.plan(3, job.algorithm, job.problem.roster)
+    batches = [batch for batch in batches_of(job, plan) if batch is not None]
+    assert len(batches) == len(plan.ids)
+    return [plan.ids.tobytes(), plan.steps.tobytes(), *(batch.tobytes() for batch in batches)]
 
 
 def _refuse(rank: int) -> str:
@@ -82,8 +84,7 @@ def main(out: Path) -> None:
         assert team.owns(ids).all(), "a row of another rank's client"
         distributed.PIECE = 24  # many messages
         found[name] = facts(state, team)
-        plan = job.schedule.plan(3, job.algorithm, job.problem.offsets, job.problem.sizes)
-        plans[name] = drawn(plan)
+        plans[name] = drawn(job)
     try:
         team.tell(lambda: _refuse(team.rank))
     except UserError as error:

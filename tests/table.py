@@ -2,8 +2,11 @@
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, Plan, orders_of
+from fedconcord.training import Job
 
 
 class Row(NamedTuple):
@@ -51,3 +54,10 @@ TABLE = {
 def make(name: str, **options: Any) -> Algorithm:
     """The method with its row's options."""
     return METHODS[name](**(TABLE[name].options | options))
+
+
+def batches_of(job: Job, plan: Plan) -> list[np.ndarray | None]:
+    """What each client of a plan draws for itself: its batches [K, B], -1 pads, or None for all its samples."""
+    n, algorithm = job.problem.roster.samples, job.algorithm
+    orders = [orders_of(plan, k, algorithm) for k in range(len(plan.ids))]
+    return [job.schedule.draws.draw(algorithm, order, int(n[order.id])).batches for order in orders]

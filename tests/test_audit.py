@@ -132,9 +132,9 @@ def test_the_protocol_gives_the_gradient_away(name: str) -> None:
     seen = capture(this, 3, client=0)
     # where its gradients are: at the client's own model, which some methods keep; SAM's a radius away
     at = seen.row.x if name in ("fedpd", "fedadmm_inexact") else seen.row.w if name == "fedadmm" else seen.x
-    true = this.problem.gradient(at, touched(this, seen))
+    true = this.problem.objective.gradient(at, touched(this, seen))
     if this.algorithm.oracle is not None and this.algorithm.oracle.kind == "sam":
-        true = this.problem.gradient(ascent(at, true, this.algorithm.oracle.radius), touched(this, seen))
+        true = this.problem.objective.gradient(ascent(at, true, this.algorithm.oracle.radius), touched(this, seen))
     last = list(readings(this, seen).values())[-1]
     assert float((last - true).norm() / true.norm()) < 1e-3
 
@@ -149,7 +149,7 @@ def test_a_message_with_the_dual_of_an_ascent_is_refused() -> None:
 def test_tables_of_one_block_give_the_gradient_away(name: str) -> None:
     this = job(METHODS[name](blocks=1), samples=5, steps=3, lr=1e-5)
     seen = capture(this, 3, client=0)
-    true = this.problem.gradient(seen.x, touched(this, seen))
+    true = this.problem.objective.gradient(seen.x, touched(this, seen))
     last = list(readings(this, seen).values())[-1]
     assert float((last - true).norm() / true.norm()) < 1e-3
 
@@ -159,7 +159,7 @@ def test_compressed_messages_are_read_as_they_arrive(compressor: object) -> None
     this = job(with_uploads(METHODS["fedavg"](), compressor), samples=5, lr=1e-4)  # type: ignore[arg-type]
     seen = capture(this, 1, client=0)
     (estimate,) = readings(this, seen).values()
-    true = this.problem.gradient(seen.x, touched(this, seen))
+    true = this.problem.objective.gradient(seen.x, touched(this, seen))
     kept = estimate != 0
     assert 0 < int(kept.sum()) < len(true) or compressor is not None
     assert torch.allclose(estimate[kept], true[kept], rtol=1e-3, atol=2e-2 * float(true.norm()))
@@ -191,8 +191,8 @@ def test_the_samples_of_the_round_are_those_of_its_batches() -> None:
     this = job(METHODS["fedavg"](), samples=6)
     this = replace(this, schedule=replace(this.schedule, batch_size=2))
     seen = capture(this, 2, client=3)
-    assert seen.plan.batches is not None
-    assert touched(this, seen).tolist() == sorted(18 + seen.plan.batches[seen.position].ravel())
+    assert seen.drawn.batches is not None
+    assert touched(this, seen).tolist() == sorted(18 + seen.drawn.batches.ravel())
     full = replace(this, algorithm=METHODS["mimesvrg"]())
     assert touched(full, capture(full, 2, client=3)).tolist() == list(range(18, 24))
 

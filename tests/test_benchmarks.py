@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedconcord import METHODS, MODELS, Dataset, Plan, Supervised, advance, start
+from table import batches_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIELDS = {"seconds_per_round", "accuracy", "peak_rss_bytes", "versions", "threads", "setting", "options", "engine"}
@@ -89,21 +90,25 @@ def test_the_plain_loop_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -
         loop = plain.loop_of(setting, federation)
         model = problem.init(0).clone()
         for round in range(2):
-            plan = job.schedule.plan(round, job.algorithm, problem.offsets, problem.sizes)
+            plan = job.schedule.plan(round, job.algorithm, problem.roster)
             state = advance(job, state)
             total = torch.zeros_like(model)
-            plain.train(loop, plain.views(model, loop.model), plain.views(total, loop.model), work_of(setting, plan))
+            work = work_of(setting, plan, batches_of(job, plan))
+            plain.train(loop, plain.views(model, loop.model), plain.views(total, loop.model), work)
             model = total
         assert torch.allclose(state.server.x, model, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(problem.init(0), model, atol=1e-3)
 
 
-def work_of(setting: Any, plan: Plan) -> list[tuple[int, list[torch.Tensor | None]]]:
+def work_of(setting: Any, plan: Plan, batches: list[np.ndarray | None]) -> list[tuple[int, list[torch.Tensor | None]]]:
     """A plan's clients with the order of their samples in every pass."""
-    if plan.batches is None:
-        return [(int(i), [None] * int(steps)) for i, steps in zip(plan.ids, plan.steps, strict=True)]
-    orders = [np.split(drawn[drawn >= 0], setting.epochs) for drawn in plan.batches]
-    return [(int(i), [torch.from_numpy(one) for one in own]) for i, own in zip(plan.ids, orders, strict=True)]
+    return [
+        (
+            int(i),
+            [None] * int(steps) if own is None else [*map(torch.from_numpy, np.split(own[own >= 0], setting.epochs))],
+        )
+        for i, steps, own in zip(plan.ids, plan.steps, batches, strict=True)
+    ]
 
 
 def test_contestants_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

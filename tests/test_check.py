@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.sampling import by_size
@@ -80,9 +80,9 @@ def good() -> Algorithm:
         levels = torch.floor(move / scale * 64 + client.noise(move.shape[-1]))
         return Message(levels, scale if scale.ndim > 1 else scale[0]), Row(row.dual + 0.1 * move)
 
-    def contribute(up: Message, client: Client, cohort: Cohort) -> Server:
+    def contribute(up: Message, sender: Sender, cohort: Cohort) -> Server:
         move = up.move * up.scale / 64
-        return Server(client.w * move, 0.1 * client.p * move)
+        return Server(sender.w * move, 0.1 * sender.p * move)
 
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
@@ -162,14 +162,14 @@ def global_state() -> Algorithm:
     return changed(init=lambda x, population: Server(x + offset, torch.zeros_like(x)))()
 
 
-def by_position(up: Message, client: Client, cohort: Cohort) -> Server:
-    rank = torch.arange(len(client.w))[:, None] if client.w.ndim else 0
-    return good().contribute(up._replace(scale=up.scale * (1 + rank)), client, cohort)
+def by_position(up: Message, sender: Sender, cohort: Cohort) -> Server:
+    rank = torch.arange(len(sender.w))[:, None] if sender.w.ndim else 0
+    return good().contribute(up._replace(scale=up.scale * (1 + rank)), sender, cohort)
 
 
-def by_cohort(up: Message, client: Client, cohort: Cohort) -> Server:
+def by_cohort(up: Message, sender: Sender, cohort: Cohort) -> Server:
     """Divides by what is the cohort's total in one engine and the client's own weight in the other."""
-    return good().contribute(up._replace(scale=up.scale / client.w.sum()), client, cohort)
+    return good().contribute(up._replace(scale=up.scale / sender.w.sum()), sender, cohort)
 
 
 def one_scalar(x: Tensor, row: Row, done: Done, client: Client) -> Row:
@@ -208,6 +208,14 @@ BROKEN: dict[str, tuple[Factory, str, str]] = {
     "a float in the state": (counts_in_a_float, "state", "server.rounds is float 0.0"),
     "a row that grows": (kept(lambda x, row, done, client: Row(row.dual[None])), "state", "[1, 4]"),
     "diverges": (changed(update=lambda server, total, cohort: Server(server.x / 0, server.h)), "state", "inf or nan"),
+    "a first row of x^0": (changed(init_client=lambda x: Row(0.1 * x)), "needs", "row.dual changed by"),
+    "asks for x^0 in vain": (changed(needs_x0=True), "needs", "the same first row"),
+    "weighs itself": (
+        kept(lambda x, row, done, client: Row(row.dual + 0.1 * client.p * (done.x - x))),
+        "needs",
+        "client.p in finish",
+    ),
+    "asks for p in vain": (changed(needs_p=True), "needs", "no use of it"),
     "draws": (kept(lambda x, row, done, client: Row(row.dual + torch.rand(()))), "purity", "finish"),
     "one dual in a closure": (one_dual_in_a_closure, "purity", "same output of finish"),
     "global state": (global_state, "purity", "the same job run twice"),
@@ -226,7 +234,7 @@ BROKEN: dict[str, tuple[Factory, str, str]] = {
     "sends nothing": (
         changed(
             finish=lambda x, row, done, client: ((good().finish(x, row, done, client)[0], None), row),
-            contribute=lambda up, client, cohort: good().contribute(up[0], client, cohort),
+            contribute=lambda up, sender, cohort: good().contribute(up[0], sender, cohort),
         ),
         "messages",
         "1 is NoneType",
@@ -277,19 +285,31 @@ def test_engines_tell_each_client_its_own_plan(engine: Engine) -> None:
     heard: dict[int, list[float]] = {}
 
     def finish(down: Any, row: Any, done: Done, client: Client) -> Any:
-        columns = [client.steps, done.steps, client.w, client.p, client.inclusion]
+        assert bool(client.p.isnan().all())  # it is the server's
         for k, i in enumerate(client.id.reshape(-1).tolist()):
-            heard[i] = [float(column.reshape(-1)[k]) for column in columns] + [client.lr]
+            heard[i] = [float(column.reshape(-1)[k]) for column in (client.steps, done.steps)] + [client.lr]
         return algorithm.finish(down, row, done, client)
 
-    job = Job(problem, replace(algorithm, finish=finish), schedule, engine=engine)
+    def contribute(up: Any, sender: Sender, cohort: Cohort) -> Any:
+        columns = [sender.steps, sender.w, sender.p, sender.inclusion]
+        for k, i in enumerate(sender.id.reshape(-1).tolist()):
+            sent[i] = [float(column.reshape(-1)[k]) for column in columns] + [sender.lr]
+        return algorithm.contribute(up, sender, cohort)
+
+    sent: dict[int, list[float]] = {}
+    job = Job(problem, replace(algorithm, finish=finish, contribute=contribute), schedule, engine=engine)
     state = start(job)
     for t in range(5):
-        plan = schedule.plan(t, algorithm, problem.offsets, problem.sizes)
+        plan = schedule.plan(t, algorithm, problem.roster)
         heard.clear()
+        sent.clear()
         state = advance(job, state)
-        told = zip(plan.steps, plan.steps, plan.w, plan.p, plan.inclusion, [plan.lr] * len(plan.ids), strict=True)
-        assert heard == {int(i): [float(value) for value in row] for i, row in zip(plan.ids, told, strict=True)}
+        rates = [plan.lr] * len(plan.ids)
+        for found, told in (
+            (heard, zip(plan.steps, plan.steps, rates, strict=True)),
+            (sent, zip(plan.steps, plan.w, plan.p, plan.inclusion, rates, strict=True)),
+        ):
+            assert found == {int(i): [float(value) for value in row] for i, row in zip(plan.ids, told, strict=True)}
         assert plan.lr == pytest.approx(0.1 * 0.9**t, rel=1e-15)
 
 
@@ -317,5 +337,8 @@ def test_checks_can_be_left_out() -> None:
 
 
 def test_a_cohort_that_is_refused_is_named() -> None:
-    with pytest.raises(CheckFailedError, match=r"check 'contract': .*VRL-SGD needs all 7 clients every round"):
+    with pytest.raises(
+        CheckFailedError,
+        match=r"check 'contract': .*vrlsgd needs all 7 clients in every round, and a cohort of 2 may",
+    ):
         check_algorithm(METHODS["vrlsgd"], cohort=2)

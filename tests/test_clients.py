@@ -21,7 +21,6 @@ import fedconcord
 from fedconcord import api, config, results
 from fedconcord.answer import Wanted
 from fedconcord.config import from_nested, resolve_run
-from fedconcord.core import n_clients
 from fedconcord.data import DATASETS
 from fedconcord.data.holdout import hold_out
 from fedconcord.engines import Serial
@@ -33,6 +32,7 @@ from fedconcord.problems import Supervised
 from fedconcord.problems.losses import metrics_of
 from fedconcord.stopping import Patience
 from fedconcord.training import Job, Row
+from table import batches_of
 
 JOB = {
     "data": "digits",
@@ -77,14 +77,14 @@ def test_no_batch_holds_a_sample_set_apart() -> None:
     assert len(apart) == len(problem.judged.y) > 0
     drawn: set[int] = set()
     for round in range(30):
-        plan = this.schedule.plan(round, this.algorithm, problem.offsets, problem.sizes)
-        assert plan.batches is not None
-        for i, batch in zip(plan.ids, plan.batches, strict=True):
-            drawn |= set((problem.offsets[i] + np.asarray(batch)[np.asarray(batch) >= 0]).tolist())
+        plan = this.schedule.plan(round, this.algorithm, problem.roster)
+        for i, batch in zip(plan.ids, batches_of(this, plan), strict=True):
+            assert batch is not None
+            drawn |= set((problem.offsets[i] + batch[batch >= 0]).tolist())
     assert len(drawn) > 1000
     assert not apart & {problem.x[k].numpy().tobytes() for k in drawn}
     whole = config.build(resolve_run(from_nested({**JOB, "validation": "none"}, "test"))).problem
-    assert whole.sizes.sum() == 1437
+    assert whole.roster.sizes.sum() == 1437
 
 
 # -- the grouped pass ----------------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ def test_fine_tuning_is_plain_sgd_on_the_clients_own_samples() -> None:
     for name, values in scores.values.items():
         assert values == pytest.approx(serial.values[name], rel=1e-10)
     plan_of = replace(this.schedule, cohort=12, work=lambda seed, round, client: 7, unit="steps")  # type: ignore[type-var]
-    plan = plan_of.plan(5, this.algorithm, problem.offsets, problem.sizes)
-    assert plan.batches is not None
-    for i in range(n_clients(problem)):
+    plan = plan_of.plan(5, this.algorithm, problem.roster)
+    for i, batches in enumerate(batches_of(this, plan)):
+        assert batches is not None
         model = x.clone()
-        for batch in np.asarray(plan.batches[i]):
+        for batch in batches:
             kept = torch.as_tensor(problem.offsets[i] + batch[batch >= 0])
             model = model - 0.3 * problem.gradient(model, kept)
         a, b = problem.judged.offsets[i : i + 2]

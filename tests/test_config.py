@@ -34,6 +34,7 @@ from fedconcord.problems import PROBLEMS
 from fedconcord.solvers import Solver
 from fedconcord.spec import Spec, parse, split_list
 from fedconcord.training import Job, State, advance, start
+from table import batches_of
 
 
 def sentence(f: Callable[[], Any]) -> str:
@@ -561,8 +562,8 @@ def test_settings_become_a_job() -> None:
             )
         )
     )  # fmt: skip
-    assert job.problem.dim == 4
-    assert len(job.problem.offsets) == 7
+    assert job.problem.objective.dim == 4
+    assert job.problem.roster.n == 6
     assert job.solver == Solver(0.9, 0.01, 3.0, Oracle("svrg"), 0.95, 1e-3)
     clipped = build(
         resolve_run(
@@ -574,8 +575,8 @@ def test_settings_become_a_job() -> None:
     )  # fmt: skip
     assert clipped.solver == Solver(0.9, nesterov=True, clip_direction=10.0)
     assert job.engine == Stacked(2)
-    plan = job.schedule.plan(1, job.algorithm, job.problem.offsets, job.problem.sizes)
-    assert plan.batches is None
+    plan = job.schedule.plan(1, job.algorithm, job.problem.roster)
+    assert batches_of(job, plan) == [None, None]
     assert plan.steps.tolist() == [4, 4]
     assert plan.lr == 0.2 * 0.99
 
@@ -586,7 +587,7 @@ def test_parts_become_parts_of_the_job() -> None:
     state = train_a_round(job)
     assert type(state.server).__name__ == "Served"
     assert job.solver.kind == "lbfgs"
-    drawn = {len(job.schedule.plan(t, job.algorithm, job.problem.offsets, job.problem.sizes).ids) for t in range(20)}
+    drawn = {len(job.schedule.plan(t, job.algorithm, job.problem.roster).ids) for t in range(20)}
     assert len(drawn) > 1
     whole = train_a_round(build(resolve_run(options(**common, sampling="bernoulli(0.6)"))))
     assert 0 < state.bytes_up < whole.bytes_up
@@ -610,7 +611,7 @@ def test_epochs_count_epochs() -> None:
         )
     )
     assert isinstance(job.engine, Serial)
-    plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
+    plan = job.schedule.plan(0, job.algorithm, job.problem.roster)
     assert plan.steps.tolist() == [4] * 4
 
 
@@ -619,12 +620,12 @@ def test_methods_of_a_seed_share_the_problem() -> None:
     first, second, third, _ = map(build, runs(job))
     assert first.problem is second.problem
     assert third.problem is not first.problem
-    assert len(first.problem.sizes) == 10
+    assert first.problem.roster.n == 10
 
 
 def test_natural_clients() -> None:
     job = build(resolve_run(options(data="synthetic", clients=5, model="logreg")))
-    assert len(job.problem.sizes) == 5
+    assert job.problem.roster.n == 5
     assert "does not come in clients" in sentence(lambda: resolve_run(options(partition="natural")))
 
 
@@ -654,11 +655,14 @@ def test_two_block_tasks_are_a_setting_away() -> None:
     assert (semi.labels, semi.task) == ("labelled(fraction=0.2)", "semi")
     assert resolve_run(from_nested(semi.as_dict(), "saved")) == semi
     job = build(semi)
-    assert set(job.problem.evaluate(advance(job, start(job)).server.x)) >= {"test_accuracy", "pseudo_accuracy"}
+    assert set(job.problem.evaluator.evaluate(advance(job, start(job)).server.x)) >= {
+        "test_accuracy",
+        "pseudo_accuracy",
+    }
     clusters = resolve_run(from_nested({"task": "clustering(k=10)", "clients": 10, "partition": "iid"}, "test"))
     assert resolve_run(from_nested(clusters.as_dict(), "saved")) == clusters
     job = build(clusters)
-    assert "cluster_accuracy" in job.problem.evaluate(advance(job, start(job)).server.x)
+    assert "cluster_accuracy" in job.problem.evaluator.evaluate(advance(job, start(job)).server.x)
     for wrong, sentence in (
         ({"task": "semi"}, "task semi needs samples without labels"),
         ({"task": "clustering", "model": "2nn"}, "task clustering has no model, given 2nn"),

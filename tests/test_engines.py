@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,19 +12,34 @@ from torch import nn
 
 from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Local, Oracle, Regulariser, Tilt, tree_leaves
+from fedconcord.core import (
+    Algorithm,
+    Done,
+    Drawn,
+    Local,
+    Objective,
+    Oracle,
+    Orders,
+    Regulariser,
+    Tilt,
+    roster_of,
+    tree_leaves,
+)
 from fedconcord.data import Dataset
-from fedconcord.engines import Serial, Stacked, chunk, local
+from fedconcord.engines import Serial, Stacked, chunk
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity import sampling
+from fedconcord.heterogeneity.draws import Keyed
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.heterogeneity.work import batches, fixed, uniform
+from fedconcord.local import stacked
+from fedconcord.local.duty import Duty
 from fedconcord.oracles import with_table
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.regularisers import l1
 from fedconcord.solvers import Solver
 from fedconcord.training import Job, State, advance, resolved, start
-from table import TABLE, make
+from table import TABLE, batches_of, make
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     "generic": lambda: nn.Sequential(
@@ -193,24 +208,46 @@ CASES = {
 }
 
 
+class Blocked(NamedTuple):
+    """Draws whose steps have blocks too, for tables, and may be none at all."""
+
+    keyed: Keyed
+
+    def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
+        drawn = self.keyed.draw(algorithm, orders._replace(steps=3), n)
+        batches = None if drawn.batches is None else drawn.batches[: orders.steps]
+        return Drawn(batches, np.array([0, 1, 1])[: orders.steps])
+
+    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
+        return self.keyed.members(algorithm, client, n)
+
+    def width(self, algorithm: Algorithm, n: int) -> int:
+        return self.keyed.width(algorithm, n)
+
+    def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
+        return self.keyed.full_cost(algorithm, n)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_short_loop_is_the_loop(name: str) -> None:
     """Where a gradient is only added, adding it at once changes nothing; elsewhere it is made."""
     case = CASES[name]
-    p = small("dense", regulariser=case.regulariser)
-    plan = replace(SCHEDULE, batch_size=case.batch_size).plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
-    plan = plan._replace(steps=np.array([3, 3, 2, 1, 0]), blocks=[np.array([0, 1, 1])] * 5)
-    if plan.batches is not None:
-        plan = plan._replace(
-            batches=[np.concatenate([b, b, b])[:k] for b, k in zip(plan.batches, plan.steps, strict=True)]
-        )
+    objective = small("dense", regulariser=case.regulariser).objective
+    draws = Blocked(Keyed(5, case.batch_size))
+    orders = [Orders(0, i, steps, 0.1, 5) for i, steps in enumerate([3, 3, 2, 1, 0])]
     start = case.local._replace(x=AT.x)
-    made = []
-    p.gradients = lambda *args, gradients=p.gradients: made.append(len(args)) or gradients(*args)  # type: ignore[method-assign]
-    got, cost = local.solve(p, METHODS["fedavg"](), case.solver, start, plan, np.arange(5))
+    made: list[int] = []
+
+    def gradients(*args: Any) -> torch.Tensor:
+        made.append(len(args))
+        return objective.gradients(*args)
+
+    def solve(of: Objective) -> tuple[Done, int]:
+        return stacked.solve(of, Duty(METHODS["fedavg"](), case.solver, draws), start, np.arange(5), orders)
+
+    got, cost = solve(replace(objective, gradients=gradients))
     assert (not made) == case.fused
-    p.accumulate = None
-    expected, expected_cost = local.solve(p, METHODS["fedavg"](), case.solver, start, plan, np.arange(5))
+    expected, expected_cost = solve(replace(objective, gradients=gradients, accumulate=None))
     assert made
     assert cost == expected_cost
     assert torch.equal(got.x[-1], AT.x)  # no steps, no move
@@ -296,7 +333,7 @@ def test_unbiased_weights_under_every_sampler() -> None:
         schedule = Schedule(0, 2, 0.1, sampler=sampler)
         total = np.zeros(5)
         for t in range(4000):
-            plan = schedule.plan(t, METHODS["fedavg"](weights="unbiased"), np.arange(6), sizes)
+            plan = schedule.plan(t, METHODS["fedavg"](weights="unbiased"), roster_of(np.arange(6), sizes))
             total[plan.ids] += plan.w / 4000
         assert np.abs(total - sizes / 20).max() < 0.03
 
@@ -319,17 +356,27 @@ def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None
     """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
     job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())
     reference = run(job)
-    monkeypatch.setattr(local, "SLICE", 8)
+    monkeypatch.setattr(stacked, "SLICE", 8)
     assert_same(run(replace(job, engine=Stacked(None))), reference)
 
 
-def test_bytes_are_the_messages() -> None:
+@pytest.mark.parametrize("engine", [Serial(), Stacked(2)])
+def test_bytes_are_the_messages(engine: Serial | Stacked) -> None:
+    """Vectors of d numbers: up, down, after the server's step, and x^0 to who joins after round 0."""
     d = small().dim
-    for name, up, down in (("fedavg", 1, 1), ("scaffold", 2, 2), ("fedadmm", 1, 1), ("afedpd", 1, 2)):
-        state = run(Job(small(), METHODS[name](), SCHEDULE), rounds=3)
+    plans = [SCHEDULE.plan(t, METHODS["fedavg"](), small().roster).ids for t in range(3)]
+    late = len(set(np.concatenate(plans).tolist())) - 5
+    assert late > 0
+    for name, up, down, settled, first in (
+        ("fedavg", 1, 1, 0, 0),
+        ("scaffold", 2, 2, 0, 0),
+        ("fedadmm", 1, 1, 0, 1),
+        ("afedpd", 1, 2, 1, 0),
+    ):
+        state = run(Job(small(), METHODS[name](), SCHEDULE, engine=engine), rounds=3)
         assert state.bytes_up == 3 * 5 * up * d * 8, name
-        assert state.bytes_down == 3 * 5 * down * d * 8, name
-    nova = run(Job(small(), METHODS["fednova"](), SCHEDULE), rounds=1)
+        assert state.bytes_down == (3 * 5 * (down + settled) + late * first) * d * 8, name
+    nova = run(Job(small(), METHODS["fednova"](), SCHEDULE, engine=engine), rounds=1)
     assert nova.bytes_up == 5 * (d + 2) * 8
 
 
@@ -353,22 +400,23 @@ def test_a_full_gradient_costs_its_mini_batches(engine: Serial | Stacked) -> Non
 def test_only_sampled_clients_have_rows() -> None:
     job = Job(small(), METHODS["scaffold"](), replace(SCHEDULE, cohort=2))
     state = advance(job, start(job))
-    plan = job.schedule.plan(0, job.algorithm, job.problem.offsets, job.problem.sizes)
+    plan = job.schedule.plan(0, job.algorithm, job.problem.roster)
     assert state.store.ids().tolist() == plan.ids.tolist()
 
 
 def test_draws_do_not_depend_on_the_cohort_around_a_client() -> None:
     """Client 6's batches and steps in round 3 are the same whoever else takes part."""
     p = small()
-    fedavg = METHODS["fedavg"]()
-    everyone = replace(SCHEDULE, cohort=8).plan(3, fedavg, p.offsets, p.sizes)
+    job = Job(p, METHODS["fedavg"](), replace(SCHEDULE, cohort=8))
+    everyone = job.schedule.plan(3, job.algorithm, p.roster)
+    drawn = batches_of(job, everyone)
     for cohort in range(1, 8):
-        plan = replace(SCHEDULE, cohort=cohort).plan(3, fedavg, p.offsets, p.sizes)
-        assert plan.batches is not None
-        assert everyone.batches is not None
-        for k, i in enumerate(plan.ids):
+        fewer = replace(job, schedule=replace(SCHEDULE, cohort=cohort))
+        plan = fewer.schedule.plan(3, job.algorithm, p.roster)
+        for k, (i, batch) in enumerate(zip(plan.ids, batches_of(fewer, plan), strict=True)):
             assert plan.steps[k] == everyone.steps[i]
-            assert np.array_equal(plan.batches[k], everyone.batches[i])
+            assert batch is not None
+            assert np.array_equal(batch, drawn[i])
 
 
 def test_batches_visit_every_sample_once_an_epoch() -> None:
@@ -525,20 +573,21 @@ class Counted(NamedTuple):
 
 
 def chosen(case: Counted, chunk_given: int | str | None = "auto", workers_given: int | str = "auto") -> tuple[int, int]:
-    x, y = np.zeros((case.cohort, case.features), np.float32), np.zeros(case.cohort, np.int64)
-    data = Dataset("blank", x, y, x, y, 10)
+    n = case.cohort * case.batch
+    x, y = np.zeros((n, case.features), np.float32), np.zeros(n, np.int64)
+    data = Dataset("blank", x, y, x[:1], y[:1], 10)
     p = Supervised(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(case.features, 10)),
         data,
-        list(np.arange(case.cohort)[:, None]),
+        np.split(np.arange(n), case.cohort),
         dtype=case.dtype,
     )
-    plan = replace(SCHEDULE, cohort=case.cohort).plan(0, METHODS["fedavg"](), p.offsets, p.sizes)
-    plan = plan._replace(batches=[np.zeros((1, case.batch), np.int64)] * case.cohort)
+    plan = replace(SCHEDULE, cohort=case.cohort).plan(0, METHODS["fedavg"](), p.roster)
+    duty = Duty(METHODS["fedavg"](), Solver(), Keyed(0, case.batch))
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads)
     try:
-        return chunk.auto(p, plan, chunk_given, workers_given)
+        return chunk.auto(p.objective, duty, plan, chunk_given, workers_given)
     finally:
         torch.set_num_threads(before)
 

@@ -119,7 +119,7 @@ def test_the_scaffold_limit_taken_literally_diverges(gamma: float, cohort: int) 
     state = start(healthy)
     for _ in range(60):
         state = advance(healthy, state)
-    assert healthy.problem.evaluate(state.server.x)["distance"] < 2.0
+    assert healthy.problem.evaluator.evaluate(state.server.x)["distance"] < 2.0
 
 
 # -- Remark 1 and Theorem 1 ----------------------------------------------------------------------------------------

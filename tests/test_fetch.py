@@ -356,7 +356,7 @@ def test_har_persons_are_the_clients_of_a_run(tmp_path: Path) -> None:
     given = {"data": "har", "data_dir": str(tmp_path), "partition": "natural", "model": "logreg"}
     found = config.resolve_run(config.from_nested(given, "here"))
     assert (found.clients, found.cohort) == (3, 3)
-    assert config.problem_of(found).sizes.tolist() == [4, 4, 4]
+    assert config.problem_of(found).roster.sizes.tolist() == [4, 4, 4]
     with pytest.raises(UserError, match=r"^data har have 3 clients, given clients 5; leave it out$"):
         config.resolve_run(config.from_nested({**given, "clients": 5}, "here"))
 

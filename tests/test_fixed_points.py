@@ -169,7 +169,7 @@ def test_afedpd_equals_the_loop_over_all_clients() -> None:
     duals = torch.zeros(20, p.dim, dtype=torch.float64)
     state = start(this)
     for t in range(40):
-        plan = this.schedule.plan(t, this.algorithm, p.offsets, p.sizes)
+        plan = this.schedule.plan(t, this.algorithm, p.roster)
         models = []
         for i, k in zip(plan.ids, plan.steps, strict=True):
             x = theta
@@ -243,7 +243,7 @@ def test_the_local_solver_alone() -> None:
     this = job(METHODS["fedprox"](mu=0.3), cohort=1)
     this = replace(this, solver=Solver(momentum=0.8, weight_decay=0.05, clip=0.5))
     p = this.problem
-    plan = this.schedule.plan(0, this.algorithm, p.offsets, p.sizes)
+    plan = this.schedule.plan(0, this.algorithm, p.roster)
     x = start_x = p.init(0) + 0.0
     buffer = None
     for _ in range(plan.steps[0]):

@@ -138,7 +138,7 @@ def test_in_a_run() -> None:
         from_nested({**settings, "partition": "flwr_datasets(DirichletPartitioner(alpha=0.2))"}, "here")
     )
     dataset, parts = config.divided(chosen)
-    assert sum(map(len, parts)) == len(dataset.train_y) == config.problem_of(chosen).sizes.sum()
+    assert sum(map(len, parts)) == len(dataset.train_y) == config.problem_of(chosen).roster.sizes.sum()
 
 
 def test_without_the_package_one_sentence_says_so() -> None:

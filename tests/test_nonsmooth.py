@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import Lasso
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Problem, n_clients
+from fedconcord.core import Algorithm, Problem
 from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
 from fedconcord.heterogeneity.schedule import Schedule
@@ -42,26 +42,28 @@ def run(job: Job, rounds: int) -> State:
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_derivatives(name: str) -> None:
     problem: Problem = build(name)
+    objective = problem.objective
+    assert objective.hessian is not None
     draw = torch.Generator().manual_seed(0)
-    x = 0.3 * torch.randn(problem.dim, dtype=torch.float64, generator=draw)
+    x = 0.3 * torch.randn(objective.dim, dtype=torch.float64, generator=draw)
     samples = torch.tensor([3, 0, 20, 41])
     at = x.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(problem.loss(at, samples), at)
-    assert torch.allclose(problem.gradient(x, samples), wanted, rtol=1e-10, atol=1e-12)
+    (wanted,) = torch.autograd.grad(objective.loss(at, samples), at)
+    assert torch.allclose(objective.gradient(x, samples), wanted, rtol=1e-10, atol=1e-12)
     xs, index = torch.stack([x, 2 * x, -x]), torch.stack([samples, samples + 5, samples + 7])
-    plain = problem.gradients(xs, index, None)
+    plain = objective.gradients(xs, index, None)
     for k in range(3):
-        assert torch.allclose(plain[k], problem.gradient(xs[k], index[k]), rtol=1e-10, atol=1e-12)
+        assert torch.allclose(plain[k], objective.gradient(xs[k], index[k]), rtol=1e-10, atol=1e-12)
     weight = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64).expand(3, 4)
-    padded = problem.gradients(xs, index, weight)
+    padded = objective.gradients(xs, index, weight)
     for k in range(3):
-        assert torch.allclose(padded[k], problem.gradient(xs[k], index[k, :2]), rtol=1e-10, atol=1e-12)
-    if problem.dim < 100:
-        square = torch.autograd.functional.hessian(lambda at: problem.loss(at, samples), x)
-        assert torch.allclose(problem.hessian(x, samples), square, rtol=1e-9, atol=1e-10)
-    assert all(np.isfinite(value) for value in problem.evaluate(x).values())
-    assert sum(t.numel() for t in problem.export(x).values()) == problem.dim
-    assert n_clients(problem) == 6
+        assert torch.allclose(padded[k], objective.gradient(xs[k], index[k, :2]), rtol=1e-10, atol=1e-12)
+    if objective.dim < 100:
+        square = torch.autograd.functional.hessian(lambda at: objective.loss(at, samples), x)
+        assert torch.allclose(objective.hessian(x, samples), square, rtol=1e-9, atol=1e-10)
+    assert all(np.isfinite(value) for value in problem.evaluator.evaluate(x).values())
+    assert sum(t.numel() for t in problem.evaluator.export(x).values()) == objective.dim
+    assert problem.roster.n == 6
 
 
 def test_low_rank_generator() -> None:
@@ -109,10 +111,10 @@ def test_regularised_metrics() -> None:
 def lasso_job(algorithm: Algorithm, cohort: int = 5, lr: float = 0.02, lam: float = 0.05) -> tuple[Job, torch.Tensor]:
     """LASSO over 13 clients of 34 samples each, and its minimiser from scikit-learn."""
     problem: Regularised = build("lasso_diabetes", 13, lam=lam, skew=1.0)
-    assert set(problem.sizes) == {34.0}
+    assert set(problem.roster.sizes) == {34.0}
     data: Any = problem.smooth
     exact = Lasso(alpha=lam, fit_intercept=False, tol=1e-13, max_iter=100_000).fit(data.a.numpy(), data.y.numpy())
-    assert 0 < (exact.coef_ != 0).sum() < problem.dim
+    assert 0 < (exact.coef_ != 0).sum() < problem.objective.dim
     schedule = Schedule(0, cohort, lr, fixed(4), "steps")
     return Job(problem, algorithm, schedule, engine=Stacked(None)), torch.as_tensor(exact.coef_)
 
@@ -125,7 +127,7 @@ def sparse_job(algorithm: Algorithm, lr: float = 0.1, lam: float = 0.1) -> tuple
     x, H, b = problem.init(0), smooth.H_mean.mean(0), smooth.b_mean.mean(0)
     for _ in range(2000):
         x = problem.regulariser.prox(x - (H @ x - b), 1.0)
-    assert 0 < int((x != 0).sum()) < problem.dim
+    assert 0 < int((x != 0).sum()) < problem.objective.dim
     return Job(problem, algorithm, Schedule(1, 5, lr, uniform(2, 8), "steps"), engine=Stacked(None)), x
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
+from fedconcord.core import roster_of
 from fedconcord.data import digits
 from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
@@ -181,6 +182,6 @@ def test_gaussian_work_and_step_size_drops() -> None:
     with pytest.raises(UserError, match="low = 5 and high = 2"):
         gaussian(low=5, high=2)
     schedule = Schedule(0, 2, 0.05, lr_drops=((2, 0.2), (4, 0.2)))
-    offsets, sizes = np.arange(3), np.ones(2)
-    rates = [schedule.plan(t, METHODS["fedavg"](), offsets, sizes).lr for t in range(6)]
+    roster = roster_of(np.arange(3))
+    rates = [schedule.plan(t, METHODS["fedavg"](), roster).lr for t in range(6)]
     assert rates == pytest.approx([0.05, 0.05, 0.01, 0.01, 0.002, 0.002])

@@ -127,6 +127,27 @@ def test_the_transform_is_fitted_on_training_rows_only(tmp_path: Path) -> None:
     assert (len(data.train_y), data.test_y.tolist()) == (10, [1, 1])
 
 
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_text_among_numbers_is_missing_or_makes_them_names(
+    tmp_path: Path, write: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two ways out of the refusal; a new table is read as the training table was."""
+    ages = [None if age is None else f"{age:g}" for age in TABLE["age"]]  # type: ignore[str-bytes-safe]
+    with_unk = [*ages[:-1], "unk"]
+    monkeypatch.setitem(TABLE, "age", with_unk)
+    path = write(tmp_path)
+    with pytest.raises(UserError, match=r"'age' is numbers but for 1 text \('unk'\), row 10 below the header; if it"):
+        read_own(path, ASK)
+    named = read_own(path, ASK._replace(categories=("age",))).preprocessing
+    assert named is not None
+    assert len([name for name in named["inputs"] if name.startswith("age=")]) > 4
+    blank = read_own(path, ASK._replace(missing=("unk",)))
+    assert blank.preprocessing is not None
+    assert blank.preprocessing["inputs"][:2] == ["age", "age missing"]
+    x, _ = read_features(path, blank.preprocessing)
+    assert x[-1, :2].tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("ending", [".json", ".toml"])
 def test_given_statistics_are_used_as_they_are(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"s{ending}"
@@ -281,6 +302,13 @@ def repeated(text: str) -> str:
             repeated("name#,m,0,a\nname#,m,1,b\n"),
             ASK,
             "t.csv: column 'age' has more than 256 different texts (row 1: 'name0' is no number); repair it, or",
+        ),
+        (
+            FULL + "unk,m,1,a\n6,f,0,b\nunk,f,0,a\nn k,f,0,a\n",
+            ASK,
+            "t.csv: column 'age' is numbers but for 3 texts ('unk', 'n k'), rows 6, 8, 9 below the header; if they "
+            "stand for no value, give --set 'input.missing=unk,n k', and if the numbers are names, --set "
+            "input.categories=age, or repair the file",
         ),
         (FULL, ASK._replace(label=("sex",), target="number"), "t.csv: label column 'sex' has 'm', which is no number"),
         (FULL, ASK._replace(label=("y", "age"), target="labels"), "label column 'age' has '2'; labels are 0 or 1"),

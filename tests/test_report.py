@@ -549,6 +549,34 @@ BROKEN: list[tuple[Callable[[Path], None], str, str]] = [
 ]
 
 
+def test_seeds_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
+    """Two runs of one label that differ in lr and seed are two methods, and lr is not shared by every run."""
+    for seed, lr in enumerate((0.1, 0.7)):
+        config = {"method": "fedavg", "label": "fedavg", "seed": seed, "local": {"epochs": 1, "lr": lr}}
+        write_run(tmp_path / str(seed), "fedavg", seed, flat(0.8 + seed / 10), head={"config": config})
+    runs = load_runs([tmp_path / "0", tmp_path / "1"])
+    assert [r.name for r in runs] == ["fedavg · lr=0.1", "fedavg · lr=0.7"]
+    assert {row.name: (row.runs, row.final.mean) for row in summarise(runs).rows} == {
+        "fedavg · lr=0.1": (1, pytest.approx(0.8)),
+        "fedavg · lr=0.7": (1, pytest.approx(0.9)),
+    }
+    page = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "page").read_text()
+    shared, _, apart = page.partition("Shared by every run")[2].partition("Where the methods differ")
+    assert "local.epochs" in shared
+    assert "local.lr" not in shared
+    assert "local.lr = 0.7" in apart
+
+
+def test_where_and_how_long_a_seed_ran_does_not_make_it_another_method(tmp_path: Path) -> None:
+    for seed, (rounds, chunk) in enumerate(((20, 5), (40, 10))):
+        config = {"method": "fedavg", "label": "fedavg", "seed": seed, "rounds": rounds, "engine": {"chunk": chunk}}
+        write_run(tmp_path / str(seed), "fedavg", seed, flat(0.8), head={"config": config})
+    runs = load_runs([tmp_path])
+    assert [r.name for r in runs] == ["fedavg", "fedavg"]
+    page = write_report([tmp_path], tmp_path / "page").read_text()
+    assert "rounds = 20 or 40, engine.chunk = 5 or 10" in page
+
+
 @pytest.mark.parametrize(("damage", "file", "why"), BROKEN)
 def test_a_broken_file_is_one_sentence_that_names_it(
     tmp_path: Path, damage: Callable[[Path], None], file: str, why: str

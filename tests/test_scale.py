@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import checkpoint, rng, training
+from fedconcord import checkpoint, rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import tree_bytes, tree_leaves
-from fedconcord.engines import Stacked
+from fedconcord.core import roster_of, tree_bytes, tree_leaves
+from fedconcord.engines import Stacked, base
 from fedconcord.heterogeneity import weights
 from fedconcord.heterogeneity.once import once
 from fedconcord.heterogeneity.sampling import bernoulli, by_size, uniform
@@ -21,7 +21,7 @@ from fedconcord.training import Job, advance, blank, start
 from table import make
 
 SIZES = np.random.default_rng(0).integers(1, 9, 100_000).astype(np.float64)
-OFFSETS = np.concatenate([[0], SIZES.cumsum()]).astype(np.int64)
+ROSTER = roster_of(np.concatenate([[0], SIZES.cumsum()]).astype(np.int64))
 
 
 @pytest.mark.parametrize("sampler", [uniform(), by_size(), bernoulli()], ids=["uniform", "by_size", "bernoulli"])
@@ -29,10 +29,10 @@ OFFSETS = np.concatenate([[0], SIZES.cumsum()]).astype(np.int64)
 def test_a_plan_allocates_nothing_of_size_n(sampler, method: str) -> None:
     schedule = Schedule(3, 10, 0.1, batch_size=1, sampler=sampler)
     algorithm = METHODS[method](**({"blocks": 1} if method == "losac" else {"weights": "size"}))
-    schedule.plan(0, algorithm, OFFSETS, SIZES)
+    schedule.plan(0, algorithm, ROSTER)
     tracemalloc.start()
     for round in range(1, 4):
-        schedule.plan(round, algorithm, OFFSETS, SIZES)
+        schedule.plan(round, algorithm, ROSTER)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < len(SIZES)  # bytes: an eighth of one float a client
@@ -121,7 +121,7 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
     state = start(job)
 
     def wanted(client: int) -> torch.Tensor:
-        members = schedule.members(client, algorithm, problem.offsets)
+        members = schedule.draws.members(algorithm, client, int(problem.roster.samples[client]))
         return torch.stack(
             [problem.gradient(x0, problem.offsets[client] + torch.as_tensor(block)) for block in members]
         )
@@ -130,7 +130,7 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
     everyone = np.arange(8)
     assert torch.allclose(state.store.gather(everyone).table, tables, rtol=1e-13)
     assert torch.allclose(state.server.phi, tables.sum(1).mean(0), rtol=1e-12)
-    first = job.schedule.plan(0, algorithm, problem.offsets, problem.sizes).ids
+    first = job.schedule.plan(0, algorithm, problem.roster).ids
     state = advance(job, state)
     absent = np.setdiff1d(everyone, first)
     assert state.store.ids().tolist() == first.tolist()
@@ -144,5 +144,5 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
 def test_a_prologue_asks_nobody_twice_when_a_run_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = Job(shared(50), make("losac", init="gradient"), Schedule(1, 5, 0.1, batch_size=1), engine=Stacked(None))
     checkpoint.write(tmp_path / "c", advance(job, start(job)), job)
-    monkeypatch.setattr(training, "_block_gradients", lambda *args: pytest.fail("asked again"))
+    monkeypatch.setattr(base, "block_gradients", lambda *args: pytest.fail("asked again"))
     checkpoint.read(tmp_path / "c", job)

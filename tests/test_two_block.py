@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedconcord import checkpoint
 from fedconcord.algorithms import METHODS
-from fedconcord.core import TwoBlock, tree_leaves
+from fedconcord.core import Problem, tree_leaves
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked
 from fedconcord.errors import UserError
@@ -195,9 +195,9 @@ def assert_same(a: State, b: State, tolerance: float) -> None:
 @pytest.mark.parametrize("batch", [4, None])
 @pytest.mark.parametrize("build", [small, clusters])
 @pytest.mark.parametrize("name", ["fedvra", "fedavg", "scaffold", "fedprox", "feddyn", "fedadmm"])
-def test_stacked_equals_serial(name: str, build: Callable[[], TwoBlock], batch: int | None) -> None:
+def test_stacked_equals_serial(name: str, build: Callable[[], Problem], batch: int | None) -> None:
     job = Job(build(), make(name), replace(SCHEDULE, batch_size=batch), engine=Serial())
-    assert isinstance(job.problem, TwoBlock)
+    assert job.problem.objective.private is not None
     reference = run(job)
     for width in (None, 1, 2, "auto"):
         assert_same(run(replace(job, engine=Stacked(width))), reference, 1e-12)  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ def test_only_the_cohort_takes_steps() -> None:
     seen: set[int] = set()
     for _ in range(4):
         before = state.store.gather(everyone).private
-        ids = SCHEDULE.plan(state.round, job.algorithm, job.problem.offsets, job.problem.sizes).ids
+        ids = SCHEDULE.plan(state.round, job.algorithm, job.problem.roster).ids
         state = advance(job, state)
         after = state.store.gather(everyone).private
         changed = (before != after).any(-1).any(-1).numpy()
@@ -363,7 +363,7 @@ def test_a_problem_stated_in_python(name: str) -> None:
     assert float(offsets[3]) == 1.0  # at the edge of Y_i
     # stationary: y is best for x, and x for y, with p as the method has it (uniform)
     held = job.problem.given(state.store.gather(np.arange(4)).private, np.arange(4))  # type: ignore[attr-defined]
-    o = job.problem.offsets
+    o = job.problem.objective.offsets
     total = sum(held.gradient(state.server.x, torch.arange(o[i], o[i + 1])) for i in range(4))
     assert float(total.abs().max()) < 1e-4
 
@@ -386,7 +386,7 @@ def test_the_example_of_the_docs() -> None:
     names: dict[str, object] = {}
     for block in text.split("```python\n")[1:]:
         exec(block.split("```")[0], names)
-    assert isinstance(names["problem"], TwoBlock)
+    assert isinstance(names["problem"], Stated)
     state, found = names["state"], names["found"]
     assert isinstance(state, State)
     assert isinstance(found, Tensor)

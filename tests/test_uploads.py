@@ -244,8 +244,8 @@ def test_whole_models_are_refused() -> None:
     for how in ("quantise", "topk"):
         with pytest.raises(UserError, match="sends whole models"):
             start(job(with_uploads(METHODS["fedpd"](), ALL[how]), 20))
-    with pytest.raises(UserError, match="FedPD updates all 20 clients"):  # the method's own reason comes first
-        start(job(with_uploads(METHODS["fedpd"](), ALL["topk"]), 5))
+    with pytest.raises(UserError, match="fedpd needs all 20 clients in every round, and a cohort of 5 may leave some"):
+        start(job(with_uploads(METHODS["fedpd"](), quantise()), 5))
 
 
 def test_uploads_are_compressed_once() -> None:
@@ -346,7 +346,7 @@ class _OtherNoise:
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
         self.schedule, self.own = schedule, seed
-        self.seed, self.cohort, self.members = schedule.seed, schedule.cohort, schedule.members
+        self.seed, self.cohort, self.draws = schedule.seed, schedule.cohort, schedule.draws
         self.refuse = schedule.refuse
 
     def plan(self, *arguments):

@@ -122,7 +122,7 @@ def blank(job: Job) -> tuple[State, Population]:
     refusals.check(job)
     template = _template(job)
     server = job.algorithm.init(job.problem.init(job.schedule.seed), population)
-    first = first_rows(job.problem, job.duty, server.x, template)
+    first = first_rows(job.problem, job.duty, server, template)
     store = job.engine.open(job.problem, job.duty, job.storage, template, first)
     return State(0, server, store, 0, 0, 0), population
 

@@ -40,6 +40,10 @@ def audit(
     resolved = settings.resolve_compare(*sources)
     if resolved.seeds is not None and len(resolved.seeds) > 1:
         raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give --seed")
+    for sentence in settings.notes(resolved):
+        say(sentence)
+    for sentence in settings.notes(resolved):
+        say(sentence)
     jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
     folder = Path(out) if out else spec.free_folder(Path("runs"), "audit")
     attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))

@@ -17,7 +17,7 @@ from fedconcord.config.jobs import (
     wanted,
 )
 from fedconcord.config.methods import local_for, read_method, runs, single
-from fedconcord.config.own import dataset_of, folder_name, kind_of, said
+from fedconcord.config.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.config.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.config.resolve import resolve_compare, resolve_run
 from fedconcord.config.schema import default_text, keys, values_text
@@ -47,6 +47,7 @@ __all__ = [
     "keys",
     "kind_of",
     "local_for",
+    "notes",
     "part",
     "problem_of",
     "ranking",
@@ -55,7 +56,6 @@ __all__ = [
     "resolve_compare",
     "resolve_run",
     "runs",
-    "said",
     "single",
     "team_of",
     "toml_value",

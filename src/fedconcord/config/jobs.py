@@ -14,7 +14,7 @@ from torch import nn
 from fedconcord import refusals, rng, spec
 from fedconcord.algorithms import family, plugins
 from fedconcord.answer import Wanted
-from fedconcord.config.own import dataset_of
+from fedconcord.config.own import dataset_of, stamp
 from fedconcord.config.parts import TASKS, part, work_of
 from fedconcord.config.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
 from fedconcord.core import Algorithm, Oracle, Problem
@@ -35,6 +35,7 @@ from fedconcord.models import MODELS, models
 from fedconcord.oracles import with_table
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
 from fedconcord.server import with_server
 from fedconcord.solvers import Solver
@@ -45,7 +46,7 @@ from fedconcord.uploads import with_uploads
 
 
 def problem_of(config: Config) -> Problem:
-    """The clients of a run. The last one is kept: the methods of one seed share it."""
+    """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
     return _problem(
         config.data,
         config.data_dir,
@@ -63,6 +64,7 @@ def problem_of(config: Config) -> Problem:
         config.loss,
         tuple(config.metrics),
         config.input.model_dump_json(),
+        stamp(config.data, config.input),
     )
 
 
@@ -84,11 +86,18 @@ def _problem(
     loss: str | None,
     metrics: tuple[str, ...],
     given: str,
+    stamp: str,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
         brought: Problem = spec.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
     dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given)
+    if dataset.streams is not None and (task, validation) != (None, None):
+        key = f"task {task}" if task is not None else f"validation {validation:g}"
+        raise UserError(
+            f"{key} needs the samples of all clients in memory, and those of {clients} clients of data {data} are "
+            "drawn as they take part; use fewer clients"
+        )
     if task is not None and spec.parse(task, "task").name == "clustering":
         clusters: Problem = spec.build(TASKS, "task", task, dataset, parts, dtype, device)
         return clusters
@@ -104,7 +113,7 @@ def _problem(
     held = None
     if validation is not None:
         parts, held = hold_out(parts, validation, seed)
-    return Supervised(
+    found = Supervised(
         network,
         dataset,
         parts,
@@ -115,6 +124,7 @@ def _problem(
         loss=None if loss is None else part("loss", loss),
         metrics=metrics_of(metrics, dataset.target),
     )
+    return found if dataset.streams is None else Streamed(found, dataset.streams)
 
 
 def _network(call: spec.Call, dataset: Dataset) -> nn.Module:
@@ -141,7 +151,7 @@ def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
         raise UserError(
             f"data {config.data} brings its own clients, whose samples are not divided; use another data set"
         )
-    return _divided(
+    dataset, parts = _divided(
         config.data,
         config.data_dir,
         config.partition,
@@ -150,12 +160,23 @@ def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
         config.skew,
         config.input.model_dump_json(),
     )
+    if dataset.streams is not None:
+        raise UserError(
+            f"the samples of {config.clients} clients of data {config.data} do not fit in memory to be described; "
+            "use fewer clients"
+        )
+    return dataset, parts
 
 
 def _divided(
     data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str
 ) -> tuple[Dataset, list[np.ndarray]]:
     dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
+    if dataset.streams is not None and (partition, skew) != (NATURAL, None):
+        raise UserError(
+            f"data {data} are drawn as clients take part, for their samples do not fit in memory, so that they can be "
+            "neither divided anew nor skewed; leave partition and skew out, or use fewer clients"
+        )
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
         parts: list[np.ndarray] = spec.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
@@ -281,14 +302,20 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     if chosen.patience is not None:
         patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
     finetune = None if chosen.personalise is None else part("eval.personalise", chosen.personalise)
-    inner = supervised(problem)
+    inner = _modelled(problem)
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
     return Wanted(patience, chosen.clients, chosen.clients_every, finetune, about)
 
 
+def _modelled(problem: Problem) -> Supervised | None:
+    """What has the model: also where its clients cannot be judged one by one."""
+    smooth = problem.smooth if isinstance(problem, Regularised) else problem
+    return smooth.judged if isinstance(smooth, Streamed) else supervised(smooth)
+
+
 def ranking(problem: Problem) -> list[dict[str, object]]:
     """The test metrics, the one that ranks first, each with whether more is better."""
-    inner = supervised(problem)
+    inner = _modelled(problem)
     return [] if inner is None else [{"column": f"test_{m.name}", "higher": m.higher} for m in inner.metrics]
 
 

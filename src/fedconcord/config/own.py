@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedconcord import imports, spec
@@ -57,7 +59,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     if kind == "named":
         found: Dataset = spec.build(DATASETS, "data set", data, data_folder(data_dir), seed)
         return found
-    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories")}
+    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
     settings = Input(
         **lists,
         client=given.client,
@@ -69,7 +71,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
         memory=given.memory,
     )
     if kind == "file":
-        return _read(data, settings, _stamp(Path(data)))
+        return _read(data, settings, stamp(data, given))
     from fedconcord.data.own import made  # pyarrow, which other data do not need
 
     registry = imports.open_factories(DATASETS, "data set", LEADING)
@@ -77,24 +79,41 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
 
 
 @functools.lru_cache(maxsize=1)
-def _read(data: str, settings: Input, stamp: tuple[int, ...]) -> Dataset:
+def _read(data: str, settings: Input, stamp: str) -> Dataset:
     from fedconcord.data.own import read_own
 
     return read_own(Path(data), settings)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written anew."""
-    if not path.exists():
-        return ()
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
+def stamp(data: str, given: InputSettings) -> str:
+    """What changes when one of the files that such data are read from is written anew; '' where they are not files."""
+    if kind_of(data) != "file":
+        return ""
+    found = hashlib.sha256()
+    for path in (data, given.test, given.statistics):
+        for file in () if path is None else _files(Path(path).expanduser()):
+            state = file.stat()
+            # the time of change too, for a copy may keep the time of writing
+            found.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
+    return found.hexdigest()
 
 
-def said(dataset: Dataset) -> list[str]:
-    """Sentences on what was guessed or left out."""
-    notes = (dataset.preprocessing or {}).get("said", [])
-    return [f"data {dataset.name}: {note}" for note in notes]
+def _files(path: Path) -> Iterator[Path]:
+    """A file, or all below a folder, sorted."""
+    if not path.is_dir():
+        yield from [path] if path.is_file() else []
+        return
+    for folder, below, names in os.walk(path):
+        below.sort()
+        yield from (file for name in sorted(names) if (file := Path(folder, name)).is_file())
+
+
+def notes(config: Config) -> list[str]:
+    """What was guessed of data of the user's own, or left out of them."""
+    if kind_of(config.data) != "file":
+        return []
+    dataset = dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    return [f"data {dataset.name}: {note}" for note in (dataset.preprocessing or {}).get("said", [])]
 
 
 def check_unused(config: Config, given: Iterable[str]) -> None:

@@ -192,6 +192,9 @@ class InputSettings(BaseModel):
     test_share: Annotated[float, Field(gt=0, lt=1, description="part of each client's samples for the test")] = 0.2
     ignore: Annotated[list[str], Field(description="columns that are left out")] = []
     categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
+    missing: Annotated[
+        list[str], Field(description="texts that stand for no value, beside the empty one, ?, NA, NaN and null")
+    ] = []
     statistics: Annotated[
         str | None,
         Field(description="JSON or TOML file of means, scales and categories; sums of the clients if none"),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+
+class Streams(NamedTuple):
+    """Training samples that are made when a client takes part, where all of them would not fit in memory."""
+
+    offsets: np.ndarray  # [N + 1] int64: samples of client i are offsets[i] .. offsets[i+1]-1
+    draw: Callable[[int], tuple[np.ndarray, np.ndarray]]  # client -> (x [n_i, *shape], y [n_i]), the same every time
 
 
 class Dataset(NamedTuple):
@@ -23,6 +30,7 @@ class Dataset(NamedTuple):
     output_names: list[str] | None = None  # of the classes, numbers or labels
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
     unit: tuple[list[float], list[float]] | None = None  # number: mean and scale [classes] that labels were scaled by
+    streams: Streams | None = None  # all clients, where the arrays and `natural` hold the few that are judged
 
     # kind "scale": x / divide, then (x - mean[c]) / std[c] for channel c, the first axis of a sample
 

@@ -34,6 +34,7 @@ class Input(NamedTuple):
     test_share: float = 0.2
     ignore: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()  # columns of numbers that are names
+    missing: tuple[str, ...] = ()  # texts of no value, beside `sources.MISSING`
     statistics: str | None = None  # file of given statistics
     image_size: int | None = None  # side in pixels
     memory: float | None = None  # GiB; half of the machine's if none

@@ -200,7 +200,10 @@ def read_statistics(path: Path) -> list[Column]:
 def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[np.ndarray]:
     """`read_features` in parts [b, width] of bounded memory."""
     path = Path(path).expanduser()
-    columns, source = read_columns(preprocessing, "the model's preprocessing"), open_table(path)
+    columns, source = (
+        read_columns(preprocessing, "the model's preprocessing"),
+        open_table(path, preprocessing.get("missing", ())),
+    )
     for c in columns:
         column(source, c.name, "the model's preprocessing")
     row = 0

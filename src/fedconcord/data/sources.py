@@ -39,14 +39,16 @@ class Source(NamedTuple):
     images: frozenset[str] = frozenset()  # columns of encoded images
 
 
-def open_table(path: Path) -> Source:
+def open_table(path: Path, missing: Sequence[str] = ()) -> Source:
     """A table by the ending of its name; a folder must hold a data set that `datasets` saved.
+
+    Texts in `missing` are read as no value, whatever their column.
 
     Raises:
         UserError: the file is missing, empty, of another kind or broken, or names a column twice.
     """
     if path.is_dir():
-        return _saved(path)
+        return _without(_saved(path), missing)
     if not path.is_file():
         raise UserError(
             f"there is no file {path}; give the path of a table, or a name that `fedconcord list data` shows"
@@ -60,7 +62,27 @@ def open_table(path: Path) -> Source:
         raise UserError(f"{path} is empty; a table has a header and at least two rows")
     with _sentences(path):
         source = READERS[kind](path)
-    return _checked(source)
+    return _without(_checked(source), missing)
+
+
+def _without(source: Source, missing: Sequence[str]) -> Source:
+    """The table with these texts read as no value."""
+    if not missing:
+        return source
+    none = pa.array(missing, pa.string())
+
+    def known(values: pa.Array) -> pa.Array:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            return values
+        values = values.cast(pa.string())
+        return pc.if_else(pc.is_in(pc.utf8_trim_whitespace(values), none), pa.scalar(None, pa.string()), values)
+
+    def batches(columns: Sequence[str]) -> Iterator[Batch]:
+        return ({name: known(values) for name, values in batch.items()} for batch in source.batches(columns))
+
+    return source._replace(batches=batches)
 
 
 def column(source: Source, name: str, option: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
+from fedconcord.data.mixed import refuse_mixed
 from fedconcord.data.preprocess import (
     CATEGORIES,
     SENT,
@@ -54,7 +55,7 @@ def read_table(path: Path, given: Input) -> Dataset:
     Raises:
         UserError: a column is missing, a value or a label is not what it must be, or the data do not fit in memory.
     """
-    source = open_table(path)
+    source = open_table(path, given.missing)
     if not given.label:
         raise UserError(
             f"{path.name} has the columns {', '.join(source.names[:40])}; say which is learnt: --label-column NAME"
@@ -66,6 +67,7 @@ def read_table(path: Path, given: Input) -> Dataset:
     tested = np.zeros(survey.rows, bool) if other else split(survey.owner, n, given.test_share)
     columns = read_statistics(Path(given.statistics).expanduser()) if given.statistics else None
     if columns is None:
+        refuse_mixed(source, [name for name in features if name in survey.text and name not in given.categories])
         columns = fit(source, features, survey, tested, given)
     else:
         for c in columns:
@@ -222,7 +224,7 @@ def _fill(
 
 def _other(path: Path, source: Source, features: Sequence[str], survey: Survey, given: Input) -> tuple[Source, Survey]:
     """The table of test samples, its labels coded as the training table's."""
-    other = open_table(path)
+    other = open_table(path, given.missing)
     for name in (*features, *given.label):
         column(other, name, f"--test-data; {source.path.name} has it")
     return other, look(other, features, given._replace(client=None, target=survey.target.kind), survey.target.names)
@@ -242,6 +244,7 @@ def _description(
         "sent_by_each_client": [] if told else SENT,
         "columns": [c.model_dump() for c in columns],
         "inputs": names(columns),
+        **({"missing": list(given.missing)} if given.missing else {}),
         "target": {
             "kind": survey.target.kind,
             "columns": list(given.label),

@@ -84,14 +84,15 @@ def prologue(problem: Problem, duty: Duty, server: Tree, population: Population,
     return Outcome(ask.update(server, total), population.n * tree_bytes(server.x), sent, evaluations)
 
 
-def first_rows(problem: Problem, duty: Duty, x: Tensor, template: Tree) -> First | None:
+def first_rows(problem: Problem, duty: Duty, server: Tree, template: Tree) -> First | None:
     """What a client holds after the prologue, computed when it first takes part: one that never does costs nothing.
 
-    It depends on x^0 [d] and the client alone, so it has the same bits whenever it is asked for.
+    It depends on x^0 (`server` before round 0) and the client alone: the same bits whenever it is asked for.
     """
     prologue = duty.algorithm.prologue
     if prologue is None:
         return None
+    x = server.x
     empty = template.row if isinstance(template, TwoBlockRow) else template
 
     def rows(ids: np.ndarray) -> Tree:

@@ -19,6 +19,7 @@ from fedconcord.problems import convolution, dense
 from fedconcord.problems.alone import alone
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
+from fedconcord.problems.vectorised import vectorised
 
 EVAL_BATCH = 2048
 HESSIAN_LIMIT = 4096
@@ -71,13 +72,13 @@ class Supervised:
         self.sizes = np.array([len(part) for part in parts], np.float64)
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
-        self.x, self.y = self._tensors(data.train_x[order], data.train_y[order])
-        self.test_x, self.test_y = self._tensors(data.test_x, data.test_y)
+        self.x, self.y = self.tensors(data.train_x[order], data.train_y[order])
+        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
         if held is not None:
             apart = np.concatenate(held)
             ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
-            self.judged = Samples("validation", *self._tensors(data.train_x[apart], data.train_y[apart]), ends)
+            self.judged = Samples("validation", *self.tensors(data.train_x[apart], data.train_y[apart]), ends)
         for judged in (Samples("train", self.x, self.y, self.offsets), self.judged):
             self._check(data.classes, judged)
         none = np.empty((0, *data.shape), np.float32)
@@ -91,7 +92,7 @@ class Supervised:
             self._kernel = convolution.kernel(self.model, self.layout, delta)
         self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
         self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
-        self._gradients_plain = vmap(grad(self._mean_loss), in_dims=(0, 0, 0))
+        self._gradients_plain = vmap(grad(self.loss_on), in_dims=(0, 0, 0))
 
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
@@ -137,7 +138,8 @@ class Supervised:
                 f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
             )
 
-    def _tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    def tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Samples and targets as the model takes them."""
         whole = np.issubdtype(x.dtype, np.integer)  # symbols, which a model embeds
         return (
             torch.as_tensor(x, dtype=torch.int64 if whole else self.dtype, device=self.device),
@@ -171,12 +173,18 @@ class Supervised:
 
     def alone(self, place: int) -> Supervised:
         """One client's objective, with its own samples and none to judge a model on."""
-        made = alone(self, place, ("x", "y"))
-        made.test_x, made.test_y, made.probe = self.test_x[:0], self.test_y[:0], self.probe[:0]
-        made.judged = Samples("train", made.x, made.y, made.offsets)
+        first, last = self.offsets[place : place + 2].tolist()
+        return self.holding(self.x[first:last].clone(), self.y[first:last].clone())
+
+    def holding(self, x: Tensor, y: Tensor) -> Supervised:
+        """The same model and loss on the samples of one client, [n, *shape] and their targets."""
+        made = alone(self, 0, ())
+        made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
+        made.test_x, made.test_y, made.probe = self.test_x[:0].clone(), self.test_y[:0].clone(), self.probe[:0].clone()
+        made.judged = Samples("train", x, y, made.offsets)
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
-        made._gradients_plain = vmap(grad(made._mean_loss), in_dims=(0, 0, 0))
+        made._gradients_plain = vmap(grad(made.loss_on), in_dims=(0, 0, 0))
         return made
 
     def init(self, seed: int) -> Tensor:
@@ -191,51 +199,71 @@ class Supervised:
         out: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
         return out
 
-    def _mean_loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
-
     def _weighted_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         return self.loss_of.per_sample(self.logits(x, inputs), targets) @ weight
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = self._mean_loss(x, self.x[samples], self.y[samples])
-        return torch.autograd.grad(loss, x)[0]
+        return self.gradient_on(x, self.x[samples], self.y[samples])
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._mean_loss(x, self.x[samples], self.y[samples])
+        return self.loss_on(x, self.x[samples], self.y[samples])
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self.hessian_on(x, self.x[samples], self.y[samples])
+
+    # the same on samples that are given: inputs [..., B, *shape] and targets [..., B, ...]
+
+    def loss_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
+
+    def gradient_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = self.loss_on(x, inputs, targets)
+        return torch.autograd.grad(loss, x)[0]
+
+    def hessian_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.dim > HESSIAN_LIMIT:
             raise UserError(
                 f"a Hessian of {self.dim} x {self.dim} entries is too large, the limit is {HESSIAN_LIMIT}; use a "
                 "smaller model such as logreg, or a method without Newton steps"
             )
-        square: Tensor = torch.autograd.functional.hessian(lambda at: self.loss(at, samples), x)  # type: ignore[no-untyped-call]
+        square: Tensor = torch.autograd.functional.hessian(  # type: ignore[no-untyped-call]
+            lambda at: self.loss_on(at, inputs, targets), x
+        )
         return square
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        if self.accumulate is not None:
+        return self.gradients_on(x, *self._at(samples), weight)
+
+    def gradients_on(self, x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+        if self._kernel is not None:
             g = torch.empty_like(x)
-            self.accumulate(g, 0.0, 1.0, x, samples, weight)
+            self._kernel(g, 0.0, 1.0, x, inputs, labels, weight)
             return g
         if len(x) == 1 and weight is None:
-            return self.gradient(x[0], samples[0])[None]
-        inputs, labels = self.x[samples], self.y[samples]
-        if weight is None:
-            out: Tensor = self._gradients_plain(x, inputs, labels)
-        else:
-            out = self._gradients(x, inputs, labels, weight)
+            return self.gradient_on(x[0], inputs[0], labels[0])[None]
+        with vectorised(f"model {type(self.model).__name__} or its loss"):
+            if weight is None:
+                out: Tensor = self._gradients_plain(x, inputs, labels)
+            else:
+                out = self._gradients(x, inputs, labels, weight)
         return out
 
     def _accumulate(
         self, into: Tensor, beta: float, alpha: float, x: Tensor, samples: Tensor, weight: Tensor | None
     ) -> None:
+        self.accumulate_on(into, beta, alpha, x, *self._at(samples), weight)
+
+    def accumulate_on(
+        self, into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
+    ) -> None:
         assert self._kernel is not None
+        self._kernel(into, beta, alpha, x, inputs, targets, weight)
+
+    def _at(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         flat = samples.reshape(-1)
-        inputs = self.x.index_select(0, flat).view(*samples.shape, *self.x.shape[1:])
-        self._kernel(into, beta, alpha, x, inputs, self.y[samples], weight)
+        return self.x.index_select(0, flat).view(*samples.shape, *self.x.shape[1:]), self.y[samples]
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.views(x)

@@ -19,6 +19,7 @@ from torch.func import grad, vmap
 from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, roster_of
 from fedconcord.errors import UserError
 from fedconcord.problems.alone import alone
+from fedconcord.problems.vectorised import vectorised
 
 HESSIAN_LIMIT = 4096
 
@@ -98,10 +99,11 @@ class Held:
         if len(x) == 1 and weight is None:
             return self.gradient(x[0], samples[0])[None]
         blocks, inputs = self._blocks(samples), self.parent.inputs(samples)
-        if weight is None:
-            out: Tensor = vmap(grad(self._mean))(x, blocks, *inputs)
-        else:
-            out = vmap(grad(self._total))(x, blocks, weight, *inputs)
+        with vectorised(f"the model or loss of {type(self.parent).__name__}"):
+            if weight is None:
+                out: Tensor = vmap(grad(self._mean))(x, blocks, *inputs)
+            else:
+                out = vmap(grad(self._total))(x, blocks, weight, *inputs)
         return out
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:

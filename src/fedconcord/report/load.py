@@ -21,6 +21,9 @@ FORMAT = 1
 COSTS = ("bytes_up", "bytes_down", "gradient_steps")
 JOB_FIELDS = ("partition", "model", "clients", "cohort")  # what a comparison holds fixed; `data` may never differ
 UNPAIRED_KEYS = frozenset({"seed", "seeds", "out", "resume", "label"})  # differ between runs of one method by nature
+# how long and where a run computes: the curves of such runs are of one method still. Not these two of `engine`:
+NUMBERS = frozenset({"engine.dtype", "engine.rows"})
+ANYWHERE = frozenset({"rounds", "data_dir", "eval.target"})
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,13 @@ def varying(runs: Iterable[Run]) -> list[str]:
     return [k for k in keys if len({show(f.get(k)) for f in flats}) > 1]
 
 
+def _apart(runs: Iterable[Run]) -> list[str]:
+    """The keys among `varying` that make runs of one label different methods: they are no seeds of one."""
+    return [
+        k for k in varying(runs) if k in NUMBERS or not (k in ANYWHERE or k.split(".")[0] in ("engine", "checkpoint"))
+    ]
+
+
 def _named(runs: list[Run]) -> list[Run]:
     """The runs with names that tell apart what differs: the job if it varies, and settings under one label."""
     named = []
@@ -227,11 +237,10 @@ def _named(runs: list[Run]) -> list[Run]:
     result = []
     for r in named:
         group = groups[r.name]
-        if len({g.head.seed for g in group}) == len(group):
-            result.append(r)
-            continue
+        seeds_of_one = len({g.head.seed for g in group}) == len(group)
+        apart = _apart(group) if seeds_of_one else varying(group)
         flat = flatten(r.head.config)
-        extra = [f"{k.rsplit('.', 1)[-1]}={show(flat.get(k))}" for k in varying(group)]
+        extra = [f"{k.rsplit('.', 1)[-1]}={show(flat[k]) if k in flat else 'none'}" for k in apart]
         result.append(replace(r, name=" · ".join([r.name, *extra])))
     seen: dict[tuple[str, int], Run] = {}
     for r in result:

@@ -291,10 +291,17 @@ def whole_job(runs: Sequence[Run]) -> dict[str, Any] | None:
     return {"methods": labels, "seeds": seeds, **job}
 
 
-def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
-    runs = [m.runs[0] for m in s.methods]  # a run for each method: seeds share their settings
+def _values(named: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
+    """`key = value` of the keys that a method's runs have; two where its seeds ran elsewhere or longer."""
     flats = [flatten(r.head.config) for r in runs]
-    differ = varying(runs)
+    found = {name: dict.fromkeys(show(f[k]) for f in flats if k in f) for k, name in named.items()}
+    return [f"{name} = {' or '.join(values)}" for name, values in found.items() if values]
+
+
+def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
+    runs = [m.runs[0] for m in s.methods]
+    flats = [flatten(r.head.config) for m in s.methods for r in m.runs]
+    differ = varying(s.runs)
     every = dict.fromkeys(k for f in flats for k in f)
     same = [k for k in every if k not in differ and not UNPAIRED_KEYS & set(k.split("."))]
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
@@ -304,8 +311,7 @@ def _settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
         parts.append(f"<details open><summary>Shared by every run</summary>{_terms(values)}</details>")
     if differ:
         named = {k: k.removeprefix("algorithm.") for k in differ if k != "method"}
-        own = [", ".join(f"{named[k]} = {show(f[k])}" for k in named if k in f) for f in flats]
-        rows = [(r.name, text) for r, text in zip(runs, own, strict=True)]
+        rows = [(m.name, ", ".join(_values(named, m.runs))) for m in s.methods]
         parts.append(f"<h3>Where the methods differ</h3>{_pairs(rows, ('method', 'settings'))}")
     if any(flats):
         parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")

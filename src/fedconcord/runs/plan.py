@@ -204,12 +204,7 @@ def prepared(config: Config, folder: Path) -> tuple[Job, list[str]]:
 
 def notes(planned: Sequence[Planned]) -> list[str]:
     """What was guessed of data of the user's own, or left out of them."""
-    config = planned[0].config
-    if settings_module.kind_of(config.data) != "file":
-        return []
-    return settings_module.said(
-        settings_module.dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
-    )
+    return settings_module.notes(planned[0].config)
 
 
 @contextmanager

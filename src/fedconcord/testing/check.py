@@ -6,6 +6,7 @@ was expected and what was found.
 
     contract    the factory gives an Algorithm that accepts the population
     state       the server has x [d]; states hold tensors only, finite, of one structure, shape and dtype in all rounds
+    needs       `needs_x0` and `needs_p` say whether clients use the values of x^0 and their weight
     purity      the same inputs give the same outputs, twice, and the same job the same bits
     mutation    no function writes to its inputs
     broadcasting  given a stacked cohort, per-client results are stacked: [S, ...], scalars [S, 1]
@@ -326,13 +327,18 @@ def _contract(bench: Bench) -> None:
     job = bench.job()
     p = weights.objective(job.algorithm.weights, job.problem.roster.sizes)
     population = Population(bench.clients, torch.as_tensor(p, device=bench.device))
-    for reason in (job.algorithm.refuse(population, job.schedule.cohort), solvers.refuse(Solver(), job.algorithm)):
+    for reason in (
+        job.algorithm.refuse(population, job.schedule.cohort),
+        solvers.refuse(Solver(), job.algorithm),
+        job.schedule.refuse(job.algorithm, bench.clients),
+    ):
         if reason is not None:
             _fail(f"a method that accepts {bench.clients} clients, cohorts of {job.schedule.cohort}, plain SGD", reason)
 
 
 def _state(bench: Bench) -> None:
     job = bench.job()
+    job = replace(job, algorithm=replace(job.algorithm, needs_p=True))  # whether it should is the next check's
     like: dict[str, dict[str, str]] = {}
     whose = {"init": "server", "update": "server", "prologue.update": "server"}
     whose |= {"init_client": "row", "finish": "row", "prologue.row": "row"}
@@ -367,6 +373,35 @@ def _state(bench: Bench) -> None:
         if not models or any(not isinstance(x, Tensor) or x.shape != (DIM,) for x in models.values()):
             _fail(f"models that are vectors [{DIM}], at least one", f"{ {k: _kind(x) for k, x in models.items()} }")
         state = advance(watched, state)
+
+
+def _needs(bench: Bench) -> None:
+    job = bench.job()
+    x = job.problem.init(job.schedule.seed)
+    first, other = (_clone(job.algorithm.init_client(at)) for at in (x, x + 1.0))
+    moved = _difference(other, first, "row")
+    if moved is not None and not job.algorithm.needs_x0:
+        _fail("a first row that is the same for every x^0, or needs_x0", moved)
+    if moved is None and job.algorithm.needs_x0:
+        _fail("a first row that depends on x^0, as needs_x0 says", "the same first row")
+    using: list[str] = []
+
+    def watch(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name not in ("start", "finish"):
+            return f(*args)
+        client = args[-1]
+        blind, told = (f(*args[:-1], client._replace(p=torch.full_like(client.p, p))) for p in (torch.nan, 0.5))
+        pairs = zip(_leaves(blind, name), _leaves(told, name), strict=True)
+        tensors = [(a, b) for (_, a), (_, b) in pairs if isinstance(a, Tensor)]
+        if any(bool((a.isnan() & ~b.isnan()).any()) for a, b in tensors):
+            using.append(name)
+        return told
+
+    _rounds(_watch(job, watch), 3)
+    if using and not job.algorithm.needs_p:
+        _fail("client.p in methods with needs_p alone", f"client.p in {using[0]}")
+    if job.algorithm.needs_p and not using:
+        _fail("client.p in start or finish, as needs_p says", "no use of it")
 
 
 def _purity(bench: Bench) -> None:
@@ -714,6 +749,7 @@ def _origin(bench: Bench) -> None:
 CHECKS: dict[str, Callable[[Bench], None]] = {
     "contract": _contract,
     "state": _state,
+    "needs": _needs,
     "purity": _purity,
     "mutation": _mutation,
     "broadcasting": _broadcasting,
