@@ -174,14 +174,13 @@ def advance(job: Job, state: State) -> State:
     """One round. Where nobody takes part the server keeps its state."""
     plan = plan_of(job, state)
     done = Outcome(state.server, 0, 0, 0)
-    if len(plan.ids):
+    if len(plan.ids) or plan.aside.lost:
         done = job.engine.round(job.problem, job.duty, state.server, state.store, plan)
-    lost = len(plan.aside.lost) and job.cost.down * len(plan.aside.lost)
     return state._replace(
         round=state.round + 1,
         server=done.server,
         bytes_up=state.bytes_up + done.bytes_up + 8 * plan.aside.asked,
-        bytes_down=state.bytes_down + done.bytes_down + tree_bytes(state.server.x) * plan.aside.asked + lost,
+        bytes_down=state.bytes_down + done.bytes_down + tree_bytes(state.server.x) * plan.aside.asked,
         gradient_steps=state.gradient_steps + done.gradient_steps + plan.aside.gradient_steps,
         simulated_seconds=state.simulated_seconds + plan.seconds,
     )

@@ -8,7 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, TwoBlockRow, tree_bytes, tree_map
+from fedconcord.core import (
+    Algorithm,
+    Outcome,
+    Plan,
+    Population,
+    Problem,
+    Tree,
+    TwoBlockRow,
+    cohort_of,
+    space_of,
+    tree_bytes,
+    tree_map,
+)
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty, block_gradients
 from fedconcord.state import First, Storage, Store
@@ -47,7 +59,10 @@ class Engine(Protocol):
         ...
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
-        """One round: returns the new server state and writes the cohort's rows to the store."""
+        """One round: returns the new server state and writes the cohort's rows to the store.
+
+        The cohort may be empty, where all were lost.
+        """
         ...
 
 
@@ -58,6 +73,14 @@ def joining(algorithm: Algorithm, store: Store, plan: Plan, ids: np.ndarray, tal
     """How many of these clients take part for the first time and must be sent x^0, which round 0 broadcasts anyway."""
     sent = not algorithm.needs_x0 or (plan.round == 0 and talks)
     return 0 if sent else int((~store.known(ids)).sum())
+
+
+def nobody(problem: Problem, duty: Duty, server: Tree, plan: Plan) -> Outcome:
+    """A round in which all clients were lost: the server keeps its state."""
+    communicates = duty.algorithm.communicates
+    talks = communicates is None or communicates(cohort_of(space_of(problem), plan))
+    sent = tree_bytes(duty.algorithm.broadcast(server)) if talks else 0
+    return Outcome(server, len(plan.aside.lost) * sent, 0, 0)
 
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:

@@ -57,16 +57,18 @@ class Serial:
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
+        if len(plan.ids) == 0:
+            return base.nobody(problem, duty, server, plan)
         algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
         cohort = cohort_of(space, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
         orders = [orders_of(plan, k, algorithm) for k in range(len(plan.ids))]
         rows = [_first(store.gather(one)) for one in np.split(plan.ids, len(plan.ids))]
         senders = [sender_of(space, plan, k) for k in range(len(plan.ids))]
-        working = int((~plan.answers).sum())
+        reached = int((~plan.answers).sum()) + len(plan.aside.lost)
         down = broadcast = algorithm.broadcast(server)
         bytes_down = base.joining(algorithm, store, plan, plan.ids, talks) * tree_bytes(server.x)
-        bytes_down += working * tree_bytes(down) if talks else 0
+        bytes_down += reached * tree_bytes(down) if talks else 0
         bytes_up = evaluations = 0
         asked: list[Tensor | None] = [None] * len(orders)
         if algorithm.prelude is not None:
@@ -74,7 +76,7 @@ class Serial:
             pairs = zip(gradients, senders, strict=True)
             total = _sum([algorithm.prelude.contribute(gradient, sender, cohort) for gradient, sender in pairs])
             bytes_up += sum(tree_bytes(gradient) for gradient in gradients)
-            bytes_down += working * tree_bytes(total)
+            bytes_down += reached * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
             evaluations += sum(passes(duty, objective, order.id) for order in orders if not order.answers)
             asked = list(gradients) if algorithm.needs_full_gradient else asked

@@ -80,6 +80,8 @@ class Stacked:
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
+        if len(plan.ids) == 0:
+            return base.nobody(problem, duty, server, plan)
         algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
         cohort = cohort_of(space, plan)
         talks = algorithm.communicates is None or algorithm.communicates(cohort)
@@ -94,10 +96,10 @@ class Stacked:
             store = MemoryStore(store.template)
         number = -(-len(order) // now.chunk)
         chunks = [order[k::number] for k in range(number)]  # dealt out: about the same work in each
-        working = int((~plan.answers).sum())
+        reached = int((~plan.answers).sum()) + len(plan.aside.lost)
         down = broadcast = algorithm.broadcast(server)
         joining = base.joining(algorithm, store, plan, plan.ids[order], talks)
-        bytes_down = working * tree_bytes(down) if talks else 0
+        bytes_down = reached * tree_bytes(down) if talks else 0
         bytes_up = 0
         evaluations = 0
         gradients: list[Tensor | None] = [None] * number  # of the chunks, for methods that use them after a prelude too
@@ -114,7 +116,7 @@ class Stacked:
                 evaluations += passes_of(objective, duty, plan, select)
                 gradients[k] = gradient if algorithm.needs_full_gradient else None
             total, _ = self.team.total(_zeros(total) if idle else total, ())
-            bytes_down += working * tree_bytes(total)
+            bytes_down += reached * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
 
         total = None

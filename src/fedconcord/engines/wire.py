@@ -76,8 +76,11 @@ class Wire:
 
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it, by whatever way its messages take."""
-        x0 = problem.init(plan.seed)
-        return _of_wire(store).run(lambda half: half.round(server, plan, x0))
+        wire, x0 = _of_wire(store), problem.init(plan.seed)
+        done = wire.run(lambda half: half.round(server, plan, x0))
+        if duty.algorithm.settle is None:
+            return done
+        return done._replace(bytes_down=done.bytes_down + wire.run(lambda half: half.settle(plan.round)))
 
 
 class _RestartError(Exception):
@@ -148,8 +151,8 @@ class WireStore:
 
     def _answer(self, draw: np.random.Generator, client: int, data: bytes) -> list[bytes]:
         """What reaches a client, and what it answers; it is made when it is first reached, and after a restart."""
-        if self.engine.faults.restart and client in self.clients and draw.random() < self.engine.faults.restart:
-            del self.clients[client]
+        if self.engine.faults.restart and draw.random() < self.engine.faults.restart:
+            self.clients.pop(client, None)
             self.link.restarts += 1
         if client not in self.clients:
             shelf = Shelf(self.base, client, kept_like(self.template))

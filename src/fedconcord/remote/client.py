@@ -154,7 +154,7 @@ class RemoteClient:
         if int(kept.mark[2]) < frame.round:
             if int(kept.mark[0]) != frame.round:
                 return None  # of another past
-            self.shelf.write(self._counted(kept, self._tree("settle", frame, self.forms.settled)))
+            self.shelf.write(self._counted(kept, frame))
         return self._frame("settled", frame.round)
 
     # -- the row ---------------------------------------------------------------------------------------------------
@@ -170,8 +170,7 @@ class RemoteClient:
             return None
         if NONE < pending < frame.round:
             if frame.fields["counted"] == [pending, fingerprint]:
-                owed = self.duty.algorithm.settle is not None
-                kept = self._counted(kept, self._tree("settle", frame, self.forms.settled) if owed else None)
+                kept = self._counted(kept, frame)
             else:
                 kept = Kept(kept.row, kept.row, torch.tensor([NONE, 0, counted]))
         for silent in frame.fields.get("silent", ()):  # rounds without messages: they depend on nobody else
@@ -181,9 +180,12 @@ class RemoteClient:
         self.shelf.write(kept)
         return kept
 
-    def _counted(self, kept: Kept, sent: Tree | None) -> Kept:
-        settle = self.duty.algorithm.settle
-        row = kept.pending if settle is None else settled(settle, sent, kept.pending)
+    def _counted(self, kept: Kept, frame: Frame) -> Kept:
+        """The pending row becomes the row, after the message of its round's step where there is one: a late reply has
+        none before it comes."""
+        settle, row = self.duty.algorithm.settle, kept.pending
+        if settle is not None and any(name.startswith("settle/") for name in frame.tensors):
+            row = settled(settle, self._tree("settle", frame, self.forms.settled), row)
         return Kept(row, row, torch.tensor([NONE, 0, int(kept.mark[0])]))
 
     def _first(self, x: Tensor) -> Kept:

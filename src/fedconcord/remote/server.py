@@ -76,7 +76,11 @@ class RemoteServer:
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def round(self, server: Tree, plan: Plan, x0: Tensor) -> Outcome:
-        """One round, as `core.contract` states it; x0 [d] is sent to clients that join and need it."""
+        """One round, as `core.contract` states it; x0 [d] is sent to clients that join and need it.
+
+        What it decided is to be put down before `settle` tells any client: a server that begins the round again would
+        find clients for which it is over.
+        """
         algorithm = self.algorithm
         orders = {int(i): orders_of(plan, k, algorithm) for k, i in enumerate(plan.ids)}
         before = self.traffic
@@ -87,6 +91,9 @@ class RemoteServer:
                 self.ledger.silent.setdefault(i, []).append(order._asdict())
             return self._outcome(server, before, 0)
         broadcast = algorithm.broadcast(server)
+        if not orders:
+            self._answers({}, None, {i: self._gone(plan.round, i, broadcast, ()) for i in plan.aside.lost})
+            return self._outcome(server, before, 0)
         steps, gradients = 0, dict[int, Heard]()
         gone = frozenset(plan.aside.lost)
         if algorithm.prelude is not None:
@@ -125,8 +132,7 @@ class RemoteServer:
         ]
         server = algorithm.update(server, self._sum(shares), cohort)
         if algorithm.settle is not None:
-            sent = algorithm.settle.send(broadcast, server)
-            self._settle(plan.round, sent, [int(plan.ids[k]) for k in replies])
+            self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), [int(plan.ids[k]) for k in replies])
         return self._outcome(server, before, steps)
 
     def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
@@ -232,13 +238,19 @@ class RemoteServer:
         wants = {i: Want(self._frame("join", plan.round, i, {}, sent), "joined", "", ()) for i in new}
         self.ledger.joined |= set(self._answers(wants))
 
-    def _settle(self, round: int, sent: Tree, clients: list[int]) -> None:
-        """The message after the step; who does not confirm it gets it with the next orders."""
-        self.ledger.owe(round, sent, clients)
-        tensors = codec.pack("settle", sent)
-        wants = {i: Want(self._frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
-        for i in self._answers(wants):
-            self.ledger.received(i)
+    def settle(self, round: int) -> int:
+        """The message after a round's step; who does not confirm it gets it with the next orders.
+
+        Returns: the bytes that were sent.
+        """
+        before = self.traffic.payload_down
+        clients = [i for i, owed in self.ledger.owed.items() if owed == round]
+        if clients:
+            tensors = codec.pack("settle", self.ledger.settles[round])
+            wants = {i: Want(self._frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
+            for i in self._answers(wants, left_out=False):
+                self.ledger.received(i)
+        return self.traffic.payload_down - before
 
     def _frame(
         self, kind: str, round: int, client: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]
@@ -273,12 +285,14 @@ class RemoteServer:
         wants: Mapping[int, Want],
         again: Mapping[int, Frame] | None = None,
         lost: Mapping[int, Frame] | None = None,
+        left_out: bool = True,
     ) -> dict[int, Heard]:
         """What clients answer, asked again until they do or have been asked `tries` times.
 
         Args:
             again: what a client is sent first that has forgotten it.
             lost: frames to clients whose answers do not arrive.
+            left_out: who does not answer is out of the round.
         """
         heard: dict[int, Heard] = {}
         forgot: set[int] = set()
@@ -293,7 +307,7 @@ class RemoteServer:
             sent = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
             for client, data in self.send(sent, gone):
                 self._take(client, data, wants, heard, forgot)
-        self._add(clients_lost=len(wants) - len(heard))
+        self._add(clients_lost=(len(wants) - len(heard)) * left_out)
         return heard
 
     def _count(self, frame: Frame, repeated: bool) -> bytes:
