@@ -132,7 +132,8 @@ def prologue(problem: Problem, duty: Duty, server: Tree, population: Population,
 def first_rows(problem: Problem, duty: Duty, server: Tree, template: Tree) -> First | None:
     """What a client holds after the prologue, computed when it first takes part: one that never does costs nothing.
 
-    It depends on x^0, the model of `server` before round 0, and the client alone, so it has the same bits whenever it is asked for.
+    It depends on the server's model before round 0 and on the client alone, so it has the same bits whenever it is
+    asked for.
     """
     prologue = duty.algorithm.prologue
     if prologue is None:
