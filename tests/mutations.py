@@ -66,8 +66,8 @@ MUTATIONS: dict[str, Mutation] = {
     "scaffold: c_i starts at the model's weights": scaffold(
         ("init_client=lambda x: Row(torch.zeros_like(x))", "init_client=lambda x: Row(x)")
     ),
-    "scaffold: 1/N forgotten": scaffold(("client.p * up.c", "up.c")),
-    "scaffold: mean over the cohort, not over all": scaffold(("client.p * up.c", "client.w * up.c")),
+    "scaffold: 1/N forgotten": scaffold(("sender.p * up.c", "up.c")),
+    "scaffold: mean over the cohort, not over all": scaffold(("sender.p * up.c", "sender.w * up.c")),
     "scaffold: full c_i sent, not its change": scaffold(("c - row.c), Row(c)", "c), Row(c)")),
     "scaffold: K of client 0 for all": scaffold(
         ("(done.normaliser * client.lr)", "(done.normaliser.reshape(-1)[0] * client.lr)")
@@ -75,9 +75,9 @@ MUTATIONS: dict[str, Mutation] = {
     "scaffold: divided by the next step size": Mutation(
         (
             Edit(
-                "engines/base.py",
-                "inclusion=column(plan.inclusion, problem.dtype),\n        lr=plan.lr,",
-                "inclusion=column(plan.inclusion, problem.dtype),\n        lr=plan.lr * 0.998,",
+                "local/duty.py",
+                "lr=plan.lr,\n        noise=noise,",
+                "lr=plan.lr * 0.998,\n        noise=noise,",
             ),
         ),
         (CHECK, "-k", "plan"),
@@ -93,8 +93,8 @@ MUTATIONS: dict[str, Mutation] = {
     "feddyn: half of the penalty missing": feddyn(
         "linear=penalty * row.h, prox=penalty, anchor=down.x", "linear=penalty * row.h"
     ),
-    "feddyn: offset from participants only": feddyn("client.p * move)", "client.w * move)"),
-    "fednova: tau_eff cancelled": fednova(("client.w * up.a,", "client.w / up.a,"), ("total.a if", "1 / total.a if")),
+    "feddyn: offset from participants only": feddyn("sender.p * move)", "sender.w * move)"),
+    "fednova: tau_eff cancelled": fednova(("sender.w * up.a,", "sender.w / up.a,"), ("total.a if", "1 / total.a if")),
     "fednova: models averaged, not moves": fednova(
         ("Message(done.x - x,", "Message(done.x,"),
         ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
@@ -154,18 +154,18 @@ MUTATIONS: dict[str, Mutation] = {
         (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
-        (Edit("engines/base.py", "int(i)).random(n) for i in plan.ids[select]", "int(i)).random(n) for i in select"),),
+        (Edit("local/duty.py", "int(i)).random(n) for i in plan.ids[select]", "int(i)).random(n) for i in select"),),
         (CHECK, "-k", "good or fedpaq"),
     ),
     "keys: batches by cohort position": Mutation(
         (
             Edit(
-                "heterogeneity/schedule.py",
-                "n, self.batch_size, k)\n                for i, n, k in zip(ids, held,",
-                "n, self.batch_size, k)\n                for i, n, k in zip(range(len(ids)), held,",
+                "local/stacked.py",
+                "draw(algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)]",
+                "draw(algorithm, order._replace(id=k), int(n)) for k, (order, n) in enumerate(zip(orders, counts))]",
             ),
         ),
-        (ENGINES, "-k", "draws"),
+        (ENGINES, "-k", "stacked_equals_serial and fedavg"),
     ),
     "batchnorm: running statistics let through": Mutation(
         (Edit("flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
@@ -177,7 +177,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("engines/stacked.py", "total, _ = self.team.total(_zeros(total) if idle else total, ())", "pass"),), RANKS
     ),
     "processes: the prologue asks each one's clients": Mutation(
-        (Edit("training.py", "total, (sent,) = job.engine.team.total(total, (sent,))", "pass"),), RANKS
+        (Edit("engines/base.py", "total, (sent, evaluations) = team.total(total, (sent, evaluations))", "pass"),), RANKS
     ),
     "processes: rows gathered out of order": Mutation(
         (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS

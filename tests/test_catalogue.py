@@ -28,7 +28,8 @@ def test_every_method_has_a_group() -> None:
 @pytest.mark.parametrize(
     ("method", "client", "server", "up", "down", "step", "whole"),
     [
-        # vectors kept by a client and by the server, (vectors, scalars) up and down, further gradients
+        # vectors kept by a client and by the server, (vectors, scalars) up and down, further gradients;
+        # down with what the server sends after its step
         ("fedavg", 0, 1, (1, 0), (1, 0), 0, 0),
         ("fedadam", 0, 3, (1, 0), (1, 0), 0, 0),
         ("fedcm", 0, 2, (1, 1), (2, 0), 0, 0),
@@ -43,10 +44,10 @@ def test_every_method_has_a_group() -> None:
         ("fedadmm", 1, 1, (1, 0), (1, 0), 0, 0),
         ("fedadmm(form=paper)", 2, 1, (1, 0), (1, 0), 0, 0),
         ("fedsmoo", 2, 4, (2, 0), (2, 0), 1, 0),
-        ("fedpd", 3, 1, (1, 0), (1, 0), 0, 0),
+        ("fedpd", 3, 1, (1, 0), (2, 0), 0, 0),
         ("fedvra", 1, 2, (1, 0), (1, 1), 0, 0),
-        ("afedpd", 1, 2, (1, 0), (2, 0), 0, 0),
-        ("afedpdsam", 1, 2, (1, 0), (2, 0), 1, 0),
+        ("afedpd", 1, 2, (1, 0), (3, 0), 0, 0),
+        ("afedpdsam", 1, 2, (1, 0), (3, 0), 1, 0),
         ("fedsam", 0, 1, (1, 0), (1, 0), 1, 0),
     ],
 )

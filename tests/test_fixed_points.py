@@ -89,7 +89,7 @@ def test_methods_that_need_all_clients_do_not_reach_it_without(name: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.everyone])
 def test_partial_participation_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(UserError, match="all 20 clients every round, given a cohort of 5"):
+    with pytest.raises(UserError, match=f"{name} needs all 20 clients in every round, and a cohort of 5 may leave"):
         start(job(make(name)))
 
 

@@ -27,6 +27,12 @@ class Identity(NamedTuple):
     parameters: tuple[tuple[str, Any], ...] = ()  # by name; a value may be an Identity
     version: int = 1
 
+    @property
+    def method(self) -> str:
+        """The name of what is inside all wrappers, which take it as `algorithm`."""
+        inner = dict(self.parameters).get("algorithm")
+        return inner.method if isinstance(inner, Identity) else self.name
+
     def __str__(self) -> str:
         """Canonical JSON, the same for equal identities."""
         return json.dumps(_plain(self), sort_keys=True, separators=(",", ":"))

@@ -33,9 +33,9 @@ def reasons(job: Job) -> Iterator[str]:
     sampling.check(cohort, n)
     p = weights.objective(algorithm.weights, roster.sizes)
     found = (
+        job.schedule.refuse(algorithm, n),
         algorithm.refuse(Population(n, torch.as_tensor(p, device=objective.device)), cohort),
         solvers.refuse(job.solver, algorithm, objective.regulariser is not None),
-        job.schedule.refuse(algorithm, n),
     )
     yield from (reason for reason in found if reason is not None)
     if objective.private is not None and algorithm.keeps_late:

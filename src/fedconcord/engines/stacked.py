@@ -50,12 +50,21 @@ class Stacked:
     team: Team = ALONE
 
     def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Stacked:
-        """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team."""
+        """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team.
+
+        Raises:
+            UserError: gradients of several clients at once cannot be computed, so that no round could be.
+        """
 
         def choice() -> str:
             return json.dumps(chunk.auto(problem.objective, duty, plan, self.chunk, self.workers))
 
         width, number = json.loads(self.team.tell(choice) if "auto" in (self.chunk, self.workers) else choice())
+        if width > 1 and problem.objective.accumulate is None:
+            x = problem.init(0)
+            problem.objective.gradients(
+                torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None
+            )
         return replace(self, chunk=width, workers=number)
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:

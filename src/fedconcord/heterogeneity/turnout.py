@@ -186,7 +186,7 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
             given = ["the sampling", *given]
         if given:
             return (
-                f"{algorithm.identity.name or 'the method'} needs all {n} clients in every round, and {given[0]} may "
+                f"{algorithm.identity.method or 'the method'} needs all {n} clients in every round, and {given[0]} may "
                 f"leave some out; use sampling uniform with cohort {n} and no {', '.join(limits)}, or a method that is "
                 "made for partial participation, such as scaffold or afedpd"
             )

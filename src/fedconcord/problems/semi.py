@@ -126,7 +126,7 @@ class SemiSupervised:
     def alone(self, place: int) -> SemiSupervised:
         """One client's problem, with copies of its own samples alone."""
         made = alone(self, place, ("owner", "place", "factor"), ("unlabelled",))
-        made.base, made.owner, made.probe = self.base.alone(place), torch.zeros_like(made.owner), self.probe[:0]
+        made.base, made.owner, made.probe = self.base.alone(place), torch.zeros_like(made.owner), self.probe[:0].clone()
         made._fresh = Held(made, made.private)
         return made
 

@@ -235,6 +235,7 @@ class Stated:
         made._data = tuple(tensor[first:last].clone() for tensor in self._data)
         made.owner = torch.zeros_like(made.owner)
         made._fresh = Held(made, made.private)
+        made._metrics, made._start = None, torch.zeros_like(self.init(0))  # theirs may be closures over all data
         return made
 
     def init(self, seed: int) -> Tensor:

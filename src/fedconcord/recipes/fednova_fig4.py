@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Problem
+from fedconcord.core import Objective, roster_of
 from fedconcord.engines import Serial
 from fedconcord.heterogeneity.schedule import Schedule
 from fedconcord.recipes.tools import line, panels, table
@@ -60,24 +60,38 @@ def closed(tau: np.ndarray, alpha: float) -> Effect:
 class _Units:
     """One client whose s-th sample has the s-th unit vector as its gradient: x_0 - x shows how each step counted."""
 
-    regulariser = None
-    dtype, device, regulariser = torch.float64, torch.device("cpu"), None
-
     def __init__(self, dim: int) -> None:
-        self.dim, self.eye = dim, torch.eye(dim, dtype=self.dtype)
-        self.offsets, self.sizes = np.array([0, dim]), np.ones(1)
+        self.eye = torch.eye(dim, dtype=torch.float64)
+        self.objective = Objective(
+            dim=dim,
+            offsets=np.array([0, dim]),
+            dtype=self.eye.dtype,
+            device=self.eye.device,
+            gradient=lambda x, samples: self.eye[samples].mean(0),
+            gradients=self._gradients,
+            loss=lambda x, samples: x[samples].mean(),
+            alone=lambda place: self.objective,
+        )
+        self.roster, self.evaluator = roster_of(self.objective.offsets), self
 
     def init(self, seed: int) -> Tensor:
-        return torch.zeros(self.dim, dtype=self.dtype)
+        return torch.zeros(self.objective.dim, dtype=self.objective.dtype)
 
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.eye[samples].mean(0)
+    def _gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        units = self.eye[samples]
+        return units.mean(1) if weight is None else torch.einsum("sb,sbd->sd", weight, units)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return {}
+
+    def export(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x}
 
 
 def accumulation(tau: int, alpha: float, lr: float = 0.05) -> Array:
     """The entries of a_i [tau], in the order of the samples: a round of FedProx with mu = alpha / eta, batch size 1."""
     schedule = Schedule(0, 1, lr, batch_size=1)
-    job = Job(cast(Problem, _Units(tau)), METHODS["fedprox"](mu=alpha / lr), schedule, engine=Serial())
+    job = Job(_Units(tau), METHODS["fedprox"](mu=alpha / lr), schedule, engine=Serial())
     return np.asarray(-advance(job, start(job)).server.x.numpy() / lr)
 
 
