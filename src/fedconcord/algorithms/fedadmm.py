@@ -67,7 +67,7 @@ def fedadmm(
         init_client=lambda x: Row(torch.zeros_like(x), x if own else ()),
         start=lambda x, row, client: Local(row.w if own else x, linear=row.y, prox=rho, anchor=x),
         finish=finish,
-        needs_x0=True,
+        needs_x0=own,
         contribute=lambda change, sender, cohort: sender.w * change,
         update=lambda server, change, cohort: Server(server.x + step(cohort) * change),
     )
