@@ -50,8 +50,8 @@ from fedconcord import (
     start,
 )
 from fedconcord.core import Population
+from fedconcord.jobs import resolved, row_bytes
 from fedconcord.state import Storage
-from fedconcord.training import resolved, row_bytes
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
     "losac": {"block_scale": "mean"},

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
 from fedconcord.core import Objective, roster_of
+from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import data_folder
-from fedconcord.rng import Purpose, generator
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
 

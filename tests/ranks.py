@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Oracle, tree_leaves
 from fedconcord.engines import Stacked, distributed
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.work import fixed
-from fedconcord.solvers import Solver
-from fedconcord.training import Job, State
-from fedconcord.uploads import topk, with_uploads
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, State
+from fedconcord.local.solver import Solver
+from fedconcord.transforms.uploads import topk, with_uploads
 from table import batches_of, make
 from test_engines import SCHEDULE, run, small
 from test_two_block import small as semi

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm, Plan, orders_of
-from fedconcord.training import Job
+from fedconcord.jobs import Job
 
 
 class Row(NamedTuple):

@@ -10,20 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.audit import Attack, Seen, attacked, audit, audit_jobs, capture, infer_labels, readings, touched
-from fedconcord.core import Algorithm
+from fedconcord.analysis.audit import (
+    Attack,
+    Seen,
+    attacked,
+    audit,
+    audit_jobs,
+    capture,
+    infer_labels,
+    readings,
+    touched,
+)
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, rng
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, State, advance, start
+from fedconcord.local.solver import Solver, ascent
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.solvers import Solver, ascent
-from fedconcord.training import Job, State, advance, start
-from fedconcord.uploads import quantise, topk, with_uploads
+from fedconcord.transforms.uploads import quantise, topk, with_uploads
 from table import TABLE, make
 
 CLIENTS, FEATURES, CLASSES = 6, 12, 3

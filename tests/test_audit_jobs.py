@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedconcord import cli, rng
+from fedconcord import cli
 from fedconcord.algorithms import METHODS
-from fedconcord.audit import Attack, audit, capture
-from fedconcord.core import Algorithm
+from fedconcord.analysis.audit import Attack, audit, capture
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, rng
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.clock import DEVICES
-from fedconcord.heterogeneity.dropout import DROPOUT
-from fedconcord.heterogeneity.sampling import SAMPLERS
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
-from fedconcord.late import with_late_replies
+from fedconcord.federation.clock import DEVICES
+from fedconcord.federation.dropout import DROPOUT
+from fedconcord.federation.sampling import SAMPLERS
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, advance, plan_of, start
 from fedconcord.models import logreg
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.losses import LOSSES, Loss
-from fedconcord.regularisers import REGULARISERS
-from fedconcord.training import Job, advance, plan_of, start
+from fedconcord.problems.regularisers import REGULARISERS
+from fedconcord.transforms.late import with_late_replies
 
 CLIENTS, FEATURES, OUTPUTS = 6, 8, 2
 

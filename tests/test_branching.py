@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedconcord
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 class Branching(nn.Module):

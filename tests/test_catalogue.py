@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedconcord import catalogue
 from fedconcord.algorithms import METHODS, plugins
-from fedconcord.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Facts, cells, describe, measure, table
+from fedconcord.analysis import catalogue
+from fedconcord.analysis.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Facts, cells, describe, measure, table
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Oracle
 from fedconcord.engines import Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import quadratics
-from fedconcord.training import Job, advance, start
-from fedconcord.uploads import quantise, topk, with_uploads
+from fedconcord.transforms.uploads import quantise, topk, with_uploads
 
 
 def test_every_method_has_a_group() -> None:

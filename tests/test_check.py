@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.sampling import by_size
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.sampling import by_size
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import quadratics
-from fedconcord.server import adam, momentum, with_server
 from fedconcord.testing import CheckFailedError, algorithm_checks, check_algorithm
-from fedconcord.training import Job, advance, start
-from fedconcord.uploads import quantise, topk, with_uploads
+from fedconcord.transforms.server import adam, momentum, with_server
+from fedconcord.transforms.uploads import quantise, topk, with_uploads
 
 Factory = Callable[[], Algorithm]
 

@@ -17,14 +17,14 @@ import pytest
 import fedconcord
 import fedconcord.report
 from fedconcord import api, cli
-from fedconcord import config as settings
+from fedconcord import settings as settings
 from fedconcord.algorithms import plugins
+from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
-from fedconcord.errors import UserError
+from fedconcord.jobs import Row
 from fedconcord.runs import execution, plan, pool
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned
-from fedconcord.training import Row
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
 JOB = (

@@ -18,20 +18,22 @@ import torch
 from torch.nn import functional as F
 
 import fedconcord
-from fedconcord import api, config, results
-from fedconcord.answer import Wanted
-from fedconcord.config import from_nested, resolve_run
+from fedconcord import api
+from fedconcord import settings as config
+from fedconcord.analysis.fairness import spread
+from fedconcord.analysis.personalisation import Finetune, personalised
+from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
 from fedconcord.data.holdout import hold_out
 from fedconcord.engines import Serial
-from fedconcord.errors import UserError
-from fedconcord.fairness import spread
+from fedconcord.jobs import Job, Row
 from fedconcord.models import MODELS
-from fedconcord.personalise import Finetune, personalised
 from fedconcord.problems import Supervised
 from fedconcord.problems.losses import metrics_of
-from fedconcord.stopping import Patience
-from fedconcord.training import Job, Row
+from fedconcord.runs import results
+from fedconcord.runs.final import Wanted
+from fedconcord.runs.stopping import Patience
+from fedconcord.settings import from_nested, resolve_run
 from table import batches_of
 
 JOB = {

@@ -9,10 +9,21 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from fedconcord import config as settings
-from fedconcord import spec
+from fedconcord import settings as settings
 from fedconcord.algorithms import METHODS, family, plugins
-from fedconcord.config import (
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.grammar import Spec, parse, split_list
+from fedconcord.core import Oracle
+from fedconcord.data import DATASETS
+from fedconcord.engines import Serial, Stacked
+from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.work import WORK
+from fedconcord.jobs import Job, State, advance, start
+from fedconcord.local.solver import Solver
+from fedconcord.models import MODELS
+from fedconcord.problems import PROBLEMS
+from fedconcord.settings import (
     Config,
     Source,
     build,
@@ -23,17 +34,6 @@ from fedconcord.config import (
     resolve_run,
     runs,
 )
-from fedconcord.core import Oracle
-from fedconcord.data import DATASETS
-from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.partitions import PARTITIONS
-from fedconcord.heterogeneity.work import WORK
-from fedconcord.models import MODELS
-from fedconcord.problems import PROBLEMS
-from fedconcord.solvers import Solver
-from fedconcord.spec import Spec, parse, split_list
-from fedconcord.training import Job, State, advance, start
 from table import batches_of
 
 
@@ -73,7 +73,7 @@ def test_calls_are_read_and_written_back(text: str, expected: Spec) -> None:
 
 @pytest.mark.parametrize("value", [1, 1.0, 1e-5, "1", "true", "none", "a b", 'q"', "", True, [1, "x,y"], 0.1 + 0.2])
 def test_values_survive_their_text(value: Any) -> None:
-    (found,) = parse(f"f({spec.text(value)})").args
+    (found,) = parse(f"f({grammar.text(value)})").args
     assert found == value
     assert isinstance(found, bool) == isinstance(value, bool)
 
@@ -135,7 +135,7 @@ REGISTRY: dict[str, Callable[..., Any]] = {"mix": factory, "demanding": demandin
 
 
 def make(text: str) -> Any:
-    return spec.build(REGISTRY, "method", text, "leading")
+    return grammar.build(REGISTRY, "method", text, "leading")
 
 
 def test_positions_and_names_fill_the_users_parameters() -> None:
@@ -184,7 +184,7 @@ def test_wrong_parameters(text: str, said: str) -> None:
 
 
 def test_options_are_described() -> None:
-    found = {option.name: option for option in spec.options(factory)}
+    found = {option.name: option for option in grammar.options(factory)}
     assert "given" not in found
     assert (found["alpha"].kind, found["alpha"].range, found["alpha"].meaning) == (
         "number",
@@ -193,7 +193,7 @@ def test_options_are_described() -> None:
     )
     assert found["steps"].kind == "integer >= 1 or auto"
     assert found["start"].kind == "one of warm, server"
-    assert spec.describe(factory) == ("Mixtures: a thing for tests.", "Paper, 2020, Algorithm 1.")
+    assert grammar.describe(factory) == ("Mixtures: a thing for tests.", "Paper, 2020, Algorithm 1.")
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,22 @@ def test_options_are_described() -> None:
 )
 def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry: dict[str, Any]) -> None:
     for name, made in registry.items():
-        assert spec.describe(made)[0], name
-        for option in spec.options(made):
+        assert grammar.describe(made)[0], name
+        for option in grammar.options(made):
             assert option.meaning, f"{name}.{option.name} has no description"
-        if any(option.required for option in spec.options(made)):  # a file, a list for the clients
+        if any(option.required for option in grammar.options(made)):  # a file, a list for the clients
             continue
-        written = Spec(name, (), {o.name: o.default for o in spec.options(made)})
-        call = spec.check(registry, "thing", parse(str(written)))
-        for option in spec.options(made):
+        written = Spec(name, (), {o.name: o.default for o in grammar.options(made)})
+        call = grammar.check(registry, "thing", parse(str(written)))
+        for option in grammar.options(made):
             default = list(option.default) if isinstance(option.default, tuple) else option.default
             assert call.resolved()[option.name] == default
 
 
 def test_folder_names_are_safe() -> None:
-    assert spec.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
-    assert spec.folder_name("../a b/(x)") == "a-b-x"
-    assert spec.folder_name("((") == "run"
+    assert grammar.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
+    assert grammar.folder_name("../a b/(x)") == "a-b-x"
+    assert grammar.folder_name("((") == "run"
 
 
 # -- sources -------------------------------------------------------------------------------------------------------

@@ -11,18 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedconcord
-import fedconcord.deploy
-import fedconcord.identity
-from fedconcord import checkpoint, results, tensors
-from fedconcord.core import Algorithm, Oracle
+import fedconcord.basis.identity
+import fedconcord.trained.program
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Oracle, tensors
 from fedconcord.engines import Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, checkpoint, start
+from fedconcord.local.solver import Solver
 from fedconcord.problems import quadratics
-from fedconcord.results import execute
-from fedconcord.solvers import Solver
+from fedconcord.runs import results
+from fedconcord.runs.results import execute
 from fedconcord.state import Storage
-from fedconcord.training import Job, advance, start
 from table import make
 
 MEMORY = Storage()
@@ -125,7 +125,7 @@ OTHERS = {
     "schedule.lr_drops.length is 1": replace(BASE, schedule=Schedule(4, 3, 0.1, batch_size=1, lr_drops=((3, 0.5),))),
     "problem.clients is 7": job(make("fedadmm"), clients=7),
     'engine.rows is "float16"': job(make("fedadmm"), Storage(rows="float16")),
-    'method is "made by hand"': job(replace(make("fedadmm"), identity=fedconcord.identity.UNNAMED)),
+    'method is "made by hand"': job(replace(make("fedadmm"), identity=fedconcord.basis.identity.UNNAMED)),
 }
 
 
@@ -157,7 +157,7 @@ def test_every_flipped_byte_of_a_model(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.zeros((1, 60), np.float32))
     for _ in flips(run / "model.safetensors", 300):
         with pytest.raises(UserError, match="cannot read the model of"):
-            fedconcord.deploy.load(run)
+            fedconcord.trained.program.load(run)
     for _ in flips(run / "model.safetensors", 1):
         with pytest.raises(UserError, match="cannot read the model"):
             fedconcord.predict(run, tmp_path / "in.npy", tmp_path / "o.csv")

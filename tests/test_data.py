@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, cifar10, cifar100, data_folder, digits, fmnist, mnist, synthetic
 from fedconcord.data.cifar10 import ROW_BYTES, ROWS, read_batch
 from fedconcord.data.mnist import read_idx
-from fedconcord.errors import UserError
 
 SOMEWHERE = Path("/nonexistent")
 

@@ -17,13 +17,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fedconcord
-from fedconcord import cli, tensors
+from fedconcord import cli
+from fedconcord.basis.errors import UserError
+from fedconcord.core import tensors
 from fedconcord.data import DATASETS
 from fedconcord.data.mnist import read_idx
-from fedconcord.deploy import Program, load
-from fedconcord.errors import UserError
-from fedconcord.inference import read
 from fedconcord.models import MODELS
+from fedconcord.trained.predict import read
+from fedconcord.trained.program import Program, load
 
 LOADER = """
 import sys, numpy, torch

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fedconcord.cli.main import call
+from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import Dataset
-from fedconcord.heterogeneity.describe import describe, entropy, summary
-from fedconcord.heterogeneity.partitions import dirichlet, iid
+from fedconcord.federation.describe import describe, entropy, summary
+from fedconcord.federation.partitions import dirichlet, iid
 from fedconcord.report.division import write_description
-from fedconcord.rng import Purpose, generator
 
 
 def made(y: np.ndarray, classes: int, **more: Any) -> Dataset:

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from fedconcord import api
+from fedconcord.basis.errors import UserError
 from fedconcord.engines import Serial, Stacked
 from fedconcord.engines.team import Alone
-from fedconcord.errors import UserError
-from fedconcord.training import start
+from fedconcord.jobs import start
 from ranks import drawn, facts, jobs
 from test_engines import run
 
@@ -205,7 +205,8 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Pat
 
 SLOW = """
 import sys, time
-from fedconcord import answer, cli
+from fedconcord import cli
+from fedconcord.runs import final as answer
 judge = answer.personalised
 answer.personalised = lambda *given: (time.sleep(5), judge(*given))[1]
 sys.exit(cli.call(sys.argv[1:]))

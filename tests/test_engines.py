@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedconcord import rng
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     Algorithm,
     Done,
@@ -22,23 +22,23 @@ from fedconcord.core import (
     Orders,
     Regulariser,
     Tilt,
+    rng,
     roster_of,
     tree_leaves,
 )
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked, chunk
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity import sampling
-from fedconcord.heterogeneity.draws import Keyed
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import batches, fixed, uniform
+from fedconcord.federation import sampling
+from fedconcord.federation.draws import Keyed
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import batches, fixed, uniform
+from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import stacked
 from fedconcord.local.duty import Duty
-from fedconcord.oracles import with_table
+from fedconcord.local.solver import Solver
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.regularisers import l1
-from fedconcord.solvers import Solver
-from fedconcord.training import Job, State, advance, resolved, start
+from fedconcord.problems.regularisers import l1
+from fedconcord.transforms.tables import with_table
 from table import TABLE, batches_of, make
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {

@@ -10,8 +10,8 @@ import pytest
 
 import fedconcord
 from fedconcord import api
-from fedconcord.config import from_nested
-from fedconcord.training import Row
+from fedconcord.jobs import Row
+from fedconcord.settings import from_nested
 
 JOB: dict[str, Any] = {
     "data": "digits", "model": "logreg", "clients": 12, "cohort": 3, "eval.every": 4, "validation": 0.2,

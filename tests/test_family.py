@@ -15,13 +15,13 @@ from fedconcord.algorithms.family import (
     q_tilde,
     remark_1,
 )
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import quadratics
-from fedconcord.training import Job, advance, start
 
 CPU = torch.device("cpu")
 

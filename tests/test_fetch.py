@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fedconcord import config
+from fedconcord import settings as config
+from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.data import esr, fetch, har, mnist
 from fedconcord.data.fetch import PUBLISHED, Download
 from fedconcord.data.folder import read_numbers
-from fedconcord.errors import UserError
 from test_data import idx
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, State, advance, start
+from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
-from fedconcord.solvers import Solver
-from fedconcord.training import Job, State, advance, start
 from table import TABLE, make
 
 CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ def test_fednova_has_no_such_bias() -> None:
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_normaliser_is_the_response_to_unit_gradients(momentum: float, mu: float) -> None:
     """||a_i||_1 from the solver against the closed forms of FedNova and a brute-force local loop."""
-    from fedconcord.solvers import normaliser
+    from fedconcord.local.solver import normaliser
 
     eta, tau = 0.02, 13
     got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum))

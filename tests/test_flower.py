@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedconcord import config
-from fedconcord.config import from_nested, resolve_run
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.partitions import counts, flwr_datasets, from_partitioner
-from fedconcord.rng import Purpose, generator
+from fedconcord import settings as config
+from fedconcord.basis.errors import UserError
+from fedconcord.core.rng import Purpose, generator
+from fedconcord.federation.partitions import counts, flwr_datasets, from_partitioner
+from fedconcord.settings import from_nested, resolve_run
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 real = pytest.mark.skipif(find_spec("flwr_datasets") is None, reason="flwr-datasets is not installed")

@@ -4,15 +4,15 @@ import inspect
 
 import pytest
 
-from fedconcord import identity
 from fedconcord.algorithms import METHODS
+from fedconcord.basis import identity
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import UNNAMED, Identity, definition, from_text
 from fedconcord.core import Algorithm
-from fedconcord.errors import UserError
-from fedconcord.identity import UNNAMED, Identity, definition, from_text
-from fedconcord.late import with_late_replies
-from fedconcord.oracles import with_table
-from fedconcord.server import OPTIMIZERS, with_server
-from fedconcord.uploads import COMPRESSORS, NONE, with_uploads
+from fedconcord.transforms.late import with_late_replies
+from fedconcord.transforms.server import OPTIMIZERS, with_server
+from fedconcord.transforms.tables import with_table
+from fedconcord.transforms.uploads import COMPRESSORS, NONE, with_uploads
 
 WRAPPERS = (with_late_replies, with_server, with_table, with_uploads)
 FACTORIES = {**METHODS, **COMPRESSORS, **OPTIMIZERS, **{w.__name__: w for w in WRAPPERS}}

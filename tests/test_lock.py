@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedconcord import api, cli, lock
-from fedconcord.config import from_nested
-from fedconcord.errors import UserError
+from fedconcord import api, cli
+from fedconcord.basis.errors import UserError
+from fedconcord.runs import lock
+from fedconcord.settings import from_nested
 
 HOLD = """
 import fcntl, os, sys, time

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedconcord.basis.errors import UserError
+from fedconcord.core.flat import Layout
 from fedconcord.data import Dataset
-from fedconcord.errors import UserError
-from fedconcord.flat import Layout
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 

@@ -9,15 +9,15 @@ import torch
 from sklearn.linear_model import Lasso
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Problem
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed, uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed, uniform
+from fedconcord.jobs import Job, State, advance, start
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
+from fedconcord.problems.regularisers import box, l1, nuclear
 from fedconcord.recipes import losac_fig7
-from fedconcord.regularisers import box, l1, nuclear
-from fedconcord.training import Job, State, advance, start
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import roster_of
 from fedconcord.data import digits
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed, gaussian
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed, gaussian
+from fedconcord.jobs import Job, advance, start
 from fedconcord.models import logreg
 from fedconcord.problems import Supervised, fednova_quadratics, quadratics
 from fedconcord.problems import optimum as optimum_module
 from fedconcord.problems.convex import Convex, Kind, logistic_cancer, softmax_digits
 from fedconcord.problems.optimum import optimum
-from fedconcord.training import Job, advance, start
 
 CPU = torch.device("cpu")
 KINDS: tuple[Kind, ...] = ("softmax", "logistic", "squared")

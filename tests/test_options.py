@@ -13,11 +13,11 @@ import pytest
 
 import fedconcord
 from fedconcord import cli
-from fedconcord import config as settings
+from fedconcord import settings as settings
+from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
-from fedconcord.config import options
-from fedconcord.errors import UserError
 from fedconcord.options.table import OPTIONS
+from fedconcord.settings import options
 
 SOURCE = Path(fedconcord.__file__).parent
 NOT_RUN, NOT_COMPARE = ("methods", "seeds"), ("method", "seed")
@@ -32,7 +32,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_the_table_is_what_the_schema_says() -> None:
-    assert options.TABLE.read_text() == options.source(), "run: python -m fedconcord.config.options"
+    assert options.TABLE.read_text() == options.source(), "run: python -m fedconcord.settings.options"
     assert tuple(option for option, _ in options.options()) == OPTIONS
     names = [option.name for option in OPTIONS]
     assert len(set(names)) == len(names) > 30
@@ -120,7 +120,7 @@ def test_help_reads_the_table_alone(arguments: list[str]) -> None:
     """Neither torch nor the schema, whose models would double the time of --help."""
     code = (
         f"import sys; from fedconcord.cli import call; call({arguments}); "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'fedconcord.config')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'fedconcord.settings')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
@@ -131,7 +131,7 @@ PLANTED = """
     ] = None
 """
 LOOKS = """
-from fedconcord.config import options
+from fedconcord.settings import options
 options.main()
 import inspect, fedconcord
 from fedconcord import cli
@@ -143,7 +143,7 @@ for command in ("run", "compare", "audit"):
 from fedconcord.cli import listing
 listing._show_settings(listing._settings())
 open("job.toml", "w").write("[local]\\nwarp = 2.5\\n")
-from fedconcord.config import from_file, resolve_run
+from fedconcord.settings import from_file, resolve_run
 from pathlib import Path
 print("file", resolve_run(from_file(Path("job.toml"))).local.warp)
 cli.call(["run", "--warp-factor", "-1"])
@@ -157,7 +157,7 @@ except fedconcord.UserError as error:
 def test_a_new_option_is_one_field_of_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the package with one more field and the table written anew; a process of its own imports it."""
     shutil.copytree(SOURCE, tmp_path / "fedconcord", ignore=shutil.ignore_patterns("__pycache__"))
-    schema = tmp_path / "fedconcord" / "config" / "settings.py"
+    schema = tmp_path / "fedconcord" / "settings" / "settings.py"
     text = schema.read_text()
     assert "    step_decay: " in text
     schema.write_text(text.replace("    step_decay: ", f"{PLANTED}    step_decay: ", 1))

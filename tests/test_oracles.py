@@ -12,7 +12,7 @@ import torch
 
 from fedconcord.core import Regulariser
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.regularisers import nuclear
+from fedconcord.problems.regularisers import nuclear
 from fedconcord.testing import lowrank_oracle, oracles
 
 FOLDER = Path(__file__).parent / "oracles"

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.inputs import Input
 from fedconcord.data.own import made, read_own
 from fedconcord.data.preprocess import mean_of, read_features, scale_of, squares, sums
-from fedconcord.errors import UserError
 
 ASK = Input(label=("y",), client="site")
 TABLE = {

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import fedconcord
-from fedconcord.config import from_nested, problem_of, resolve_run
 from fedconcord.problems import Supervised
+from fedconcord.settings import from_nested, problem_of, resolve_run
 
 
 def read(data: Path, **given: Any) -> Supervised:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import fedconcord
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:
@@ -80,7 +80,7 @@ def test_numbers_of_a_table_in_their_own_unit(files: Path) -> None:
     assert math.sqrt(np.mean((given - truth) ** 2)) == pytest.approx(float(last["test_rmse"]), rel=1e-4)
     assert "squared_error" in table(folder / "clients.csv")[0]
     from fedconcord.data.preprocess import read_features
-    from fedconcord.deploy import load
+    from fedconcord.trained.program import load
 
     x, _ = read_features(files / "test.csv", load(folder).card["preprocessing"])
     program = torch.export.load(fedconcord.export(folder, out=files / "m.pt2")).module()

@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.partitions import (
+from fedconcord.basis.errors import UserError
+from fedconcord.core.rng import Purpose, generator
+from fedconcord.federation.partitions import (
     LABEL_FREE,
     PARTITIONS,
     counts,
@@ -24,7 +25,6 @@ from fedconcord.heterogeneity.partitions import (
     sorted_fraction,
     split_by_proportions,
 )
-from fedconcord.rng import Purpose, generator
 
 CIFAR = np.repeat(np.arange(10), 5000)  # CIFAR-10's label counts
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])

@@ -12,7 +12,7 @@ import pytest
 
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.plugins import available
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.testing import CheckFailedError, check_algorithm
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-method.md"

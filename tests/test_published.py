@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Plan
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, advance, start
+from fedconcord.local.solver import Solver, normaliser, refuse
 from fedconcord.problems import Quadratic, quadratics
-from fedconcord.server import momentum, with_server
-from fedconcord.solvers import Solver, normaliser, refuse
-from fedconcord.training import Job, advance, start
+from fedconcord.transforms.server import momentum, with_server
 
 N, COHORT, D, BLOCKS = 8, 3, 5, 3
 ENGINES = [Serial(), Stacked(None)]

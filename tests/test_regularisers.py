@@ -6,10 +6,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from fedconcord import spec
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Regulariser
-from fedconcord.errors import UserError
-from fedconcord.regularisers import REGULARISERS, box, combine, group_l1, l1, nuclear, simplex, sparse_group
+from fedconcord.problems.regularisers import REGULARISERS, box, combine, group_l1, l1, nuclear, simplex, sparse_group
 
 DIM = 12
 ALL = [
@@ -26,7 +26,7 @@ ALL = [
 
 
 def made(text: str) -> Regulariser:
-    found: Regulariser = spec.build(REGULARISERS, "regulariser", text)
+    found: Regulariser = grammar.build(REGULARISERS, "regulariser", text)
     return found
 
 

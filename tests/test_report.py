@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.report import figures, load_runs, write_report
 from fedconcord.report.load import Run
 from fedconcord.report.page import to_toml, whole_job, words
@@ -635,7 +635,7 @@ def test_toml_reads_back() -> None:
 
 def test_settings_on_the_page_give_the_same_runs_again(tmp_path: Path) -> None:
     """The comparison's TOML resolves to the very configurations that its runs recorded."""
-    config = pytest.importorskip("fedconcord.config")
+    config = pytest.importorskip("fedconcord.settings")
     given = {
         "methods": ["fedavg", "fedprox(mu=0.1)", "scaffold(local.lr=0.05)"], "seeds": [0, 3], "rounds": 20,
         "clients": 20, "local": {"lr": 0.2, "epochs": "uniform(1,5)"},

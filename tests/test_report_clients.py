@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedconcord import fairness
-from fedconcord.errors import UserError
+from fedconcord.analysis import fairness
+from fedconcord.basis.errors import UserError
 from fedconcord.problems.per_client import Scores
 from fedconcord.report import load_runs, write_report
 from fedconcord.report.clients import section

@@ -11,17 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedconcord import checkpoint, files, results
 from fedconcord.algorithms import METHODS
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
 from fedconcord.engines import Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, Row, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.results import execute
+from fedconcord.runs import results
+from fedconcord.runs.results import execute
 from fedconcord.state import MemoryStore
-from fedconcord.training import Job, Row, advance, start, state_bytes
 from table import TABLE, make
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fedconcord import api
-from fedconcord.config import from_nested
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job
 from fedconcord.problems import fednova_quadratics
-from fedconcord.results import execute
+from fedconcord.runs.results import execute
+from fedconcord.settings import from_nested
 from fedconcord.state import DiskStore, Storage
-from fedconcord.training import Job
 from table import make
 
 PAGE = 4096

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import checkpoint, rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import roster_of, tree_bytes, tree_leaves
+from fedconcord.core import rng, roster_of, tree_bytes, tree_leaves
 from fedconcord.engines import Stacked, base
-from fedconcord.heterogeneity import weights
-from fedconcord.heterogeneity.once import once
-from fedconcord.heterogeneity.sampling import bernoulli, by_size, uniform
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation import weights
+from fedconcord.federation.once import once
+from fedconcord.federation.sampling import bernoulli, by_size, uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, blank, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.problems.quadratic import Quadratic
-from fedconcord.training import Job, advance, blank, start
 from table import make
 
 SIZES = np.random.default_rng(0).integers(1, 9, 100_000).astype(np.float64)

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Client, Done, Objective, Problem, Tree, orders_of, tree_leaves
 from fedconcord.data import synthetic
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity import availability, clock, dropout, sampling
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation import availability, clock, dropout, sampling
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, advance, plan_of, start
 from fedconcord.local.step import ask, client_step
 from fedconcord.problems import PROBLEMS, Regularised, Supervised, quadratics
+from fedconcord.problems.regularisers import l1
 from fedconcord.problems.streamed import Streamed
-from fedconcord.regularisers import l1
-from fedconcord.training import Job, advance, plan_of, start
 from table import TABLE, make
 from test_engines import SCHEDULE, small
 from test_two_block import clusters, own_problem

@@ -16,19 +16,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedconcord import checkpoint, cli, results
-from fedconcord import tensors as sealed
+from fedconcord import cli
+from fedconcord.basis.errors import UserError
 from fedconcord.cli import progress
+from fedconcord.core import tensors as sealed
 from fedconcord.core import tree_leaves
 from fedconcord.engines import Engine, Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity import sampling
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed, uniform
+from fedconcord.federation import sampling
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed, uniform
+from fedconcord.jobs import Job, State, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.results import execute
+from fedconcord.runs import results
+from fedconcord.runs.results import execute
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store
-from fedconcord.training import Job, State, advance, start, state_bytes
 from table import make
 
 
@@ -276,7 +277,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_state import killed_job
 folder = Path(sys.argv[1])
-from fedconcord.results import execute
+from fedconcord.runs.results import execute
 execute(killed_job(), folder, rounds=1000, info={{}}, eval_every=50, checkpoint_every=0.03, resume=folder.exists(),
         on_row=lambda row: print(row.round, flush=True))
 """

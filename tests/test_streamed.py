@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedconcord import cli, rng
+from fedconcord import cli
 from fedconcord.algorithms import METHODS
-from fedconcord.config import divided, from_nested, problem_of, resolve_run
+from fedconcord.basis.errors import UserError
+from fedconcord.core import rng
 from fedconcord.data import Dataset, synthetic
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, start
 from fedconcord.models import two_nn
 from fedconcord.problems import Supervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.training import Job, advance, start
+from fedconcord.settings import divided, from_nested, problem_of, resolve_run
 
 CLIENTS, SEED = 8, 219  # few samples
 MODULE = synthetic.__globals__  # its name in the package is the function's

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from fedconcord.algorithms import METHODS
-from fedconcord.config import divided, from_nested, resolve_run
+from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
 from fedconcord.data.topics import SYMBOLS, encode, windows
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, evaluate, start
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
-from fedconcord.training import Job, advance, evaluate, start
+from fedconcord.settings import divided, from_nested, resolve_run
 
 
 def test_windows_are_what_comes_before_a_symbol() -> None:

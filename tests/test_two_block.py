@@ -10,19 +10,18 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from fedconcord import checkpoint
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem, tree_leaves
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.labels import labelled
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
+from fedconcord.federation.labels import labelled
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, State, advance, checkpoint, evaluate, start
 from fedconcord.problems.clustering import clustering, matched
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.two_block import Stated, simplex
-from fedconcord.training import Job, State, advance, evaluate, start
 from table import make
 
 SIZES = [6, 9, 14, 8, 23]

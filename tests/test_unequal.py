@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import checkpoint
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Plan, tree_bytes
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity import availability, clock, dropout, sampling, work
-from fedconcord.heterogeneity.clock import Device
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.turnout import Rules, choose
-from fedconcord.late import with_late_replies
-from fedconcord.messages import forms
+from fedconcord.federation import availability, clock, dropout, sampling, work
+from fedconcord.federation.clock import Device
+from fedconcord.federation.participation import Rules, choose
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, State, advance, checkpoint, plan_of, start
 from fedconcord.problems import quadratics
-from fedconcord.training import Job, State, advance, plan_of, start
+from fedconcord.transforms.forms import forms
+from fedconcord.transforms.late import with_late_replies
 from table import TABLE, make
 from test_engines import SCHEDULE, assert_same, run, small
 from test_fixed_points import gap, job

@@ -7,17 +7,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import checkpoint, spec
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.fedpaq import fedpaq
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, tree_bytes, tree_leaves
 from fedconcord.engines import Serial, Stacked
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, State, advance, checkpoint, start
 from fedconcord.problems import Quadratic
-from fedconcord.server import momentum, with_server
-from fedconcord.training import Job, State, advance, start
-from fedconcord.uploads import COMPRESSORS, NONE, Compressor, Levels, none, quantise, topk, variance, with_uploads
+from fedconcord.transforms.server import momentum, with_server
+from fedconcord.transforms.uploads import (
+    COMPRESSORS,
+    NONE,
+    Compressor,
+    Levels,
+    none,
+    quantise,
+    topk,
+    variance,
+    with_uploads,
+)
 from table import TABLE, make
 from test_fixed_points import gap, job, run
 
@@ -117,7 +127,7 @@ def test_topk_sends_the_largest() -> None:
 )
 def test_wrong_settings_are_one_sentence(text: str, wrong: str) -> None:
     with pytest.raises(UserError, match=wrong.replace("(", r"\(")):
-        spec.build(COMPRESSORS, "compressor", text)
+        grammar.build(COMPRESSORS, "compressor", text)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------

@@ -10,31 +10,30 @@ import pytest
 import torch
 from torch import nn
 
-from fedconcord import checkpoint
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Wire
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity.clock import lognormal
-from fedconcord.heterogeneity.dropout import fixed
-from fedconcord.heterogeneity.sampling import power_of_choice
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import uniform
-from fedconcord.late import with_late_replies
-from fedconcord.messages import forms
-from fedconcord.oracles import with_table
+from fedconcord.federation.clock import lognormal
+from fedconcord.federation.dropout import fixed
+from fedconcord.federation.sampling import power_of_choice
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, State, advance, checkpoint, start
 from fedconcord.problems import Regularised, quadratics
+from fedconcord.problems.regularisers import l1
 from fedconcord.problems.semi import SemiSupervised
-from fedconcord.regularisers import l1
 from fedconcord.remote import codec
 from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.link import Faults
-from fedconcord.server import adam, with_server
 from fedconcord.state import Storage
-from fedconcord.training import Job, State, advance, start
-from fedconcord.uploads import quantise, with_uploads
+from fedconcord.transforms.forms import forms
+from fedconcord.transforms.late import with_late_replies
+from fedconcord.transforms.server import adam, with_server
+from fedconcord.transforms.tables import with_table
+from fedconcord.transforms.uploads import quantise, with_uploads
 
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(seed=3, cohort=3, lr=0.05, work=uniform(1, 4), unit="steps", batch_size=2)

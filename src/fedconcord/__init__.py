@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
     from fedconcord.api import compare, run, write_report
+    from fedconcord.basis.errors import UserError
     from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
     from fedconcord.data import DATASETS, Dataset
-    from fedconcord.deploy import export
     from fedconcord.engines import Engine, Serial, Stacked
-    from fedconcord.errors import UserError
-    from fedconcord.heterogeneity.partitions import PARTITIONS
-    from fedconcord.heterogeneity.sampling import SAMPLERS
-    from fedconcord.heterogeneity.schedule import Schedule
-    from fedconcord.heterogeneity.work import WORK
-    from fedconcord.inference import predict
+    from fedconcord.federation.partitions import PARTITIONS
+    from fedconcord.federation.sampling import SAMPLERS
+    from fedconcord.federation.schedule import Schedule
+    from fedconcord.federation.work import WORK
+    from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
+    from fedconcord.local.gradients import ORACLES
+    from fedconcord.local.solver import Solver
     from fedconcord.models import MODELS
-    from fedconcord.oracles import ORACLES
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.outcome import Compared, Finished
-    from fedconcord.server import OPTIMIZERS, with_server
-    from fedconcord.solvers import Solver
-    from fedconcord.training import Job, Row, State, advance, evaluate, start, train
-    from fedconcord.uploads import COMPRESSORS, with_uploads
+    from fedconcord.trained.predict import predict
+    from fedconcord.trained.program import export
+    from fedconcord.transforms.server import OPTIMIZERS, with_server
+    from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
 
 __version__ = "0.1.0"
 
@@ -99,22 +99,22 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.api": "compare run write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
     "fedconcord.data": "DATASETS Dataset",
-    "fedconcord.deploy": "export",
+    "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked",
-    "fedconcord.errors": "UserError",
-    "fedconcord.heterogeneity.partitions": "PARTITIONS",
-    "fedconcord.heterogeneity.sampling": "SAMPLERS",
-    "fedconcord.heterogeneity.schedule": "Schedule",
-    "fedconcord.heterogeneity.work": "WORK",
-    "fedconcord.inference": "predict",
+    "fedconcord.basis.errors": "UserError",
+    "fedconcord.federation.partitions": "PARTITIONS",
+    "fedconcord.federation.sampling": "SAMPLERS",
+    "fedconcord.federation.schedule": "Schedule",
+    "fedconcord.federation.work": "WORK",
+    "fedconcord.trained.predict": "predict",
     "fedconcord.models": "MODELS",
-    "fedconcord.oracles": "ORACLES",
+    "fedconcord.local.gradients": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.outcome": "Compared Finished",
     "fedconcord.server": "OPTIMIZERS with_server",
-    "fedconcord.solvers": "Solver",
-    "fedconcord.training": "Job Row State advance evaluate start train",
-    "fedconcord.uploads": "COMPRESSORS with_uploads",
+    "fedconcord.local.solver": "Solver",
+    "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
+    "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}
 

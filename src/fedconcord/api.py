@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from fedconcord import config as settings_module
-from fedconcord.config import Source
+from fedconcord import settings as settings_module
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.engines import distributed
-from fedconcord.errors import UserError, closest
+from fedconcord.jobs import Row
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
 from fedconcord.runs.execution import execute
 from fedconcord.runs.outcome import Compared, Finished, Progress
 from fedconcord.runs.plan import plan_comparison, plan_resumed_comparison, plan_resumed_run, plan_run, writing
 from fedconcord.runs.pool import execute_all
-from fedconcord.training import Row
+from fedconcord.settings import Source
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 

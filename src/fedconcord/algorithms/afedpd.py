@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Settle
-from fedconcord.identity import definition
 
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")]
 Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]

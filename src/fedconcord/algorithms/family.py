@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 class Member(NamedTuple):

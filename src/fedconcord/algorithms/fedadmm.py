@@ -20,8 +20,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
-from fedconcord.identity import definition
 
 Step = Annotated[float, Field(gt=0)]
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Step]], Field(min_length=1)]

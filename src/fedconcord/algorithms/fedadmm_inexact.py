@@ -18,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
-from fedconcord.identity import definition
 
 
 class Server(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Local, Oracle, Weights
-from fedconcord.identity import definition
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
 Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM")]

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Cohort, Local, Oracle, Sender
-from fedconcord.identity import definition
 
 
 class Server(NamedTuple):

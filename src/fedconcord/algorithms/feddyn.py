@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Population, Sender
-from fedconcord.identity import definition
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
 

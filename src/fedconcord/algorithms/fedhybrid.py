@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle
-from fedconcord.identity import definition
 
 
 class Server(NamedTuple):

@@ -11,10 +11,23 @@ from typing import Annotated
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm
-from fedconcord.identity import definition
-from fedconcord.server import adagrad, adam, momentum, with_server, yogi
-from fedconcord.server.optimizers import LR, M0, V0, Beta1, Beta2, Correction, EpsRoot, Tau
+from fedconcord.transforms.server import (
+    LR,
+    M0,
+    V0,
+    Beta1,
+    Beta2,
+    Correction,
+    EpsRoot,
+    Tau,
+    adagrad,
+    adam,
+    momentum,
+    with_server,
+    yogi,
+)
 
 
 @definition()

@@ -11,9 +11,9 @@ from typing import Annotated
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm
-from fedconcord.identity import definition
-from fedconcord.uploads import quantise, with_uploads
+from fedconcord.transforms.uploads import quantise, with_uploads
 
 
 @definition()

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Done, Local, Settle
-from fedconcord.identity import definition
 
 
 class Row(NamedTuple):

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
-from fedconcord.identity import definition
 
 NonNegative = Annotated[float, Field(ge=0)]
 Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows

@@ -7,8 +7,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm
-from fedconcord.errors import UserError
 
 GROUP = "fedconcord.methods"
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
+from fedconcord.basis.errors import UserError
 from fedconcord.cli.base import app, console, say
 from fedconcord.cli.options import Given, option, setting, sources_of, takes_settings
-from fedconcord.errors import UserError
 
 app_data = typer.Typer(
     name="data", help="Fetch publishers' data; see who holds what.", rich_markup_mode=None, invoke_without_command=True
@@ -32,15 +32,15 @@ def describe(
 ) -> None:
     """Draw and measure a partition: who holds how much of what."""
     sources = sources_of(given)
-    from fedconcord import config as settings
-    from fedconcord import spec
-    from fedconcord.heterogeneity.describe import describe as measure
-    from fedconcord.heterogeneity.describe import summary
+    from fedconcord import settings as settings
+    from fedconcord.basis import grammar
+    from fedconcord.federation.describe import describe as measure
+    from fedconcord.federation.describe import summary
     from fedconcord.report.division import write_description
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))
-    folder = Path(out) if out else spec.free_folder(Path("runs"), "partition")
+    folder = Path(out) if out else grammar.free_folder(Path("runs"), "partition")
     title = f"{resolved.data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)
     say(title)

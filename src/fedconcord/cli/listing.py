@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedconcord import files
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli.base import app, console, say
-from fedconcord.errors import UserError, unknown
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
@@ -79,26 +79,27 @@ def _fingerprint() -> str:
 
 
 def _make_listing() -> dict[str, Any]:
-    from fedconcord import catalogue, config
+    from fedconcord import settings as config
     from fedconcord.algorithms import plugins
+    from fedconcord.analysis import catalogue
+    from fedconcord.analysis.personalisation import PERSONALISE
     from fedconcord.data import DATASETS
-    from fedconcord.heterogeneity.availability import AVAILABILITY
-    from fedconcord.heterogeneity.clock import DEVICES
-    from fedconcord.heterogeneity.dropout import DROPOUT
-    from fedconcord.heterogeneity.features import FEATURES
-    from fedconcord.heterogeneity.labels import LABELS
-    from fedconcord.heterogeneity.partitions import PARTITIONS
-    from fedconcord.heterogeneity.sampling import SAMPLERS
-    from fedconcord.heterogeneity.work import WORK
+    from fedconcord.federation.availability import AVAILABILITY
+    from fedconcord.federation.clock import DEVICES
+    from fedconcord.federation.dropout import DROPOUT
+    from fedconcord.federation.features import FEATURES
+    from fedconcord.federation.labels import LABELS
+    from fedconcord.federation.partitions import PARTITIONS
+    from fedconcord.federation.sampling import SAMPLERS
+    from fedconcord.federation.work import WORK
+    from fedconcord.local.gradients import ORACLES
     from fedconcord.models import MODELS
-    from fedconcord.oracles import ORACLES
-    from fedconcord.personalise import PERSONALISE
     from fedconcord.problems import PROBLEMS
     from fedconcord.problems.losses import LOSSES, MEANING, METRICS
+    from fedconcord.problems.regularisers import REGULARISERS
     from fedconcord.recipes import RECIPES
-    from fedconcord.regularisers import REGULARISERS
-    from fedconcord.server import OPTIMIZERS
-    from fedconcord.uploads import COMPRESSORS
+    from fedconcord.transforms.server import OPTIMIZERS
+    from fedconcord.transforms.uploads import COMPRESSORS
 
     groups, methods = catalogue.table(), plugins.available()
     registries: dict[str, Mapping[str, Callable[..., Any]]] = {
@@ -140,7 +141,7 @@ def _make_listing() -> dict[str, Any]:
 
 
 def _settings() -> list[Parameter]:
-    from fedconcord import config
+    from fedconcord import settings as config
 
     return [
         (key, config.default_text(schema), config.values_text(schema), schema.get("description", ""))
@@ -150,22 +151,22 @@ def _settings() -> list[Parameter]:
 
 def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, str, str, list[Parameter]]:
     """(name, meaning, details, parameters)."""
-    from fedconcord import spec
+    from fedconcord.basis import grammar
 
     try:
         factory = registry[name]
     except UserError as broken:  # another package's
-        return name, spec.sentence(broken), "", []
+        return name, grammar.sentence(broken), "", []
     rows = [
         (
             option.name,
-            "needed" if option.required else spec.text(option.default),
+            "needed" if option.required else grammar.text(option.default),
             f"{option.kind} {option.range}".strip(),
             option.meaning,
         )
-        for option in spec.options(factory)
+        for option in grammar.options(factory)
     ]
-    return name, *spec.describe(factory), rows
+    return name, *grammar.describe(factory), rows
 
 
 def _show(*renderables: Any) -> None:

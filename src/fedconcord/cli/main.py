@@ -13,9 +13,9 @@ from typing import Any
 
 import typer
 
+from fedconcord.basis.errors import LostError, UserError, closest
 from fedconcord.cli import data, listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
 from fedconcord.cli.base import app, complain, fail
-from fedconcord.errors import LostError, UserError, closest
 
 
 def _usage(error: Any) -> str:
@@ -43,7 +43,7 @@ def call(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (UserError, OSError) as error:
-        from fedconcord.spec import sentence
+        from fedconcord.basis.grammar import sentence
 
         fail(sentence(error))
         return 2

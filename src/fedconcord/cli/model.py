@@ -23,7 +23,7 @@ def export(
 ) -> None:
     """Write a run's model as a program that takes raw inputs."""
     check_choice("--format", format, ("torch", "onnx"))
-    from fedconcord import deploy
+    from fedconcord.export import program as deploy
 
     path = deploy.export(Path(run), cast(deploy.Kind, format), out, force)
     say(f"model: {path} (described in {path.name}.json)")
@@ -39,6 +39,6 @@ def predict(
     force: Force = False,
 ) -> None:
     """Write what a run's model says of new samples."""
-    from fedconcord import inference
+    from fedconcord.export import predict as inference
 
     say(f"predictions: {inference.predict(Path(run), Path(input), out, force)}")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedconcord.errors import UserError, closest
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.options.option import STAGES, Stage
 from fedconcord.options.table import OPTIONS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
-    from fedconcord.config import Source
+    from fedconcord.settings import Source
 
 Command = Callable[..., None]
 Given = Mapping[str, Any]
@@ -75,12 +75,13 @@ def takes_settings(
 
 def sources_of(given: Given) -> list[Source]:
     """The settings file and the options of a command."""
-    from fedconcord import config, spec
+    from fedconcord import settings as config
+    from fedconcord.basis import grammar
 
     options = {
         option.key: (
             f"--{option.name.replace('_', '-')}",
-            value if option.literal else spec.scalar(value),
+            value if option.literal else grammar.scalar(value),
         )
         for option in OPTIONS
         if (value := given.get(option.name)) is not None

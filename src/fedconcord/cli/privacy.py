@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+from fedconcord.basis.errors import UserError
 from fedconcord.cli.base import app, say
 from fedconcord.cli.options import Given, check_choice, count, option, sources_of, takes_settings
-from fedconcord.errors import UserError
 
 
 @app.command()
@@ -26,13 +26,13 @@ def audit(
 ) -> None:
     """Attack what your own configuration sends, to see what it leaks."""
     sources = sources_of(given)
-    from fedconcord import audit as auditor
-    from fedconcord import config as settings
-    from fedconcord import spec
+    from fedconcord import settings as settings
+    from fedconcord.analysis import audit as auditor
+    from fedconcord.basis import grammar
 
     check_choice("--optimiser", optimiser, ("lbfgs", "gd"))
     check_choice("--labels", labels, ("known", "inferred"))
-    step = None if attack_lr is None else spec.scalar(attack_lr)
+    step = None if attack_lr is None else grammar.scalar(attack_lr)
     if step is not None and (isinstance(step, bool) or not isinstance(step, int | float) or not step > 0):
         raise UserError(f"--attack-lr must be a number > 0, given {attack_lr!r}")
     if client is not None and not client.isdecimal():
@@ -45,7 +45,7 @@ def audit(
     for sentence in settings.notes(resolved):
         say(sentence)
     jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
-    folder = Path(out) if out else spec.free_folder(Path("runs"), "audit")
+    folder = Path(out) if out else grammar.free_folder(Path("runs"), "audit")
     attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
     chosen = None if client is None else int(client)
     auditor.audit_jobs(jobs, folder, client=chosen, round=count("--round", round), attack=attack, say=say)

@@ -17,9 +17,9 @@ from rich.table import Table
 from fedconcord.cli.base import complain, console, say
 
 if TYPE_CHECKING:  # torch takes seconds to import
+    from fedconcord.jobs import Row
     from fedconcord.runs.outcome import Finished
     from fedconcord.runs.plan import Planned
-    from fedconcord.training import Row
 
 LARGE = 2**30  # bytes of clients' state that are worth a word
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
@@ -77,7 +77,7 @@ class Show:
         return f"{config.label}, seed {config.seed}"
 
     def __call__(self, number: int, event: Row | Finished | None) -> None:
-        from fedconcord.training import Row
+        from fedconcord.jobs import Row
 
         if event is None:
             if self.bars:
@@ -103,7 +103,7 @@ class Show:
 
     def _say_size(self, planned: Planned) -> None:
         """The bytes of the clients' state, where they are many."""
-        from fedconcord.results import read_description, size
+        from fedconcord.runs.results import read_description, size
 
         need = read_description(planned.folder)["state_bytes"]
         if need >= LARGE:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, say
 from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
-from fedconcord.errors import UserError, unknown
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")

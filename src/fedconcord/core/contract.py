@@ -29,9 +29,9 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from fedconcord.basis.identity import UNNAMED, Identity
 from fedconcord.core.objective import Regulariser
 from fedconcord.core.trees import Tree
-from fedconcord.identity import UNNAMED, Identity
 
 Weights = Literal["uniform", "size", "unbiased"]
 """How the server weighs the cohort; see `heterogeneity.weights`."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
-from fedconcord.errors import UserError, closest
 
 SCALED = {"kind": "scale", "divide": 255.0, "mean": [0.0], "std": [1.0]}
 KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedconcord.core.rng import Purpose, generator
 from fedconcord.data.dataset import Dataset
-from fedconcord.rng import Purpose, generator
 
 TRAIN_SHARE = 0.8
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedconcord.core.rng import Purpose, generator
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.folder import missing, read_labels, read_numbers
-from fedconcord.rng import Purpose, generator
 
 PAGE = "https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition"
 FEATURES, CLASSES = 178, 5

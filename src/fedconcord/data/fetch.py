@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fedconcord import files
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError, unknown
 from fedconcord.data.cifar10 import TEST, TRAIN
 from fedconcord.data.har import FILES as HAR
 from fedconcord.data.har import FOLDER as HAR_FOLDER
-from fedconcord.errors import UserError, unknown
 
 BLOCK = 1 << 18  # bytes read at once
 TIMEOUT = 60.0  # seconds without a byte

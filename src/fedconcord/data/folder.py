@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 def data_folder(given: str | None) -> Path:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
 from fedconcord.data.sources import Source, column, open_table
-from fedconcord.errors import UserError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 Image = tuple[str, Path | bytes]

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord.errors import UserError
-from fedconcord.rng import Purpose, generator
+from fedconcord.basis.errors import UserError
+from fedconcord.core.rng import Purpose, generator
 
 Target = Literal["class", "number", "labels"]
 FEW = 20  # whole numbers with at most so many different values are taken for classes

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.inputs import FEW, Target
 from fedconcord.data.preprocess import mean_of, scale_of, squares, sums
 from fedconcord.data.sources import numbers
-from fedconcord.errors import UserError
 
 NO, YES = ("false", "no"), ("true", "yes")
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.sources import Source, texts
-from fedconcord.errors import UserError
 
 NUMBER = r"^\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity|nan))\s*$"
 SHOWN = 3  # rows and texts in the sentence

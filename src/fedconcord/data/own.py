@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.arrays import from_arrays, read_npz
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.images import has_images, read_folder, read_image_table
 from fedconcord.data.inputs import Input
 from fedconcord.data.sources import open_table
 from fedconcord.data.tables import read_table
-from fedconcord.errors import UserError
 
 
 def read_own(path: Path, given: Input) -> Dataset:

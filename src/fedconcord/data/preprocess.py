@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.sources import Batch, column, first_text, numbers, open_table, texts
-from fedconcord.errors import UserError
 
 CATEGORIES = 256  # most texts of a column
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

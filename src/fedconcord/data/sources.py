@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from fedconcord.errors import UserError, closest
+from fedconcord.basis.errors import UserError, closest
 
 BLOCK = 1 << 22  # bytes of a CSV file in a batch
 ROWS = 1 << 16  # rows of another file in a batch

@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedconcord.basis.errors import UserError
+from fedconcord.core.rng import Purpose, generator, sweep
 from fedconcord.data.dataset import Dataset, Streams
-from fedconcord.errors import UserError
-from fedconcord.rng import Purpose, generator, sweep
 
 FEATURES, CLASSES = 60, 10
 TRAIN_SHARE = 0.9

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
@@ -36,7 +37,6 @@ from fedconcord.data.preprocess import (
     width,
 )
 from fedconcord.data.sources import Batch, Source, column, first_text, open_table, texts
-from fedconcord.errors import UserError
 
 
 class Survey(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedconcord.basis.errors import UserError
 from fedconcord.data.dataset import Dataset
-from fedconcord.errors import UserError
 
 SYMBOLS = string.ascii_letters + string.digits + string.punctuation + " \n"  # agreed upon, not counted; then any other
 TRAIN_SHARE = 0.9

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedconcord.basis.errors import LostError, UserError
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
-from fedconcord.errors import LostError, UserError
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 HOW = "torchrun --nproc-per-node 2 -m fedconcord run --engine distributed ..."

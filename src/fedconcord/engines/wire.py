@@ -15,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import rng
-from fedconcord.core import Outcome, Plan, Population, Problem, Tree, space_of, tree_map
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Outcome, Plan, Population, Problem, Tree, rng, space_of, tree_map
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.errors import UserError
 from fedconcord.local.duty import Duty, settled
-from fedconcord.messages import forms
 from fedconcord.remote import codec, ledger
 from fedconcord.remote.client import Kept, RemoteClient, kept_like
 from fedconcord.remote.codec import Frame
@@ -28,6 +26,7 @@ from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Faults, Link, Parcel, Traffic
 from fedconcord.remote.server import RemoteServer
 from fedconcord.state import First, Storage, Store
+from fedconcord.transforms.forms import forms
 
 T = TypeVar("T")
 RESTARTS = 3  # of the server in one round, so that every round ends

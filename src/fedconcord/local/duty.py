@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import rng
+from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -25,9 +25,9 @@ from fedconcord.core import (
     TwoBlockRow,
     behind,
     column_of,
+    rng,
 )
-from fedconcord.errors import UserError
-from fedconcord.solvers import Solver
+from fedconcord.local.solver import Solver
 
 
 class Duty(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Local, Objective
-from fedconcord.solvers import Solver
+from fedconcord.local.solver import Solver
 
 
 def minimise(

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedconcord.core import Accumulate, Done, Drawn, Local, Objective, Oracle, Orders, Regulariser
 from fedconcord.local import lbfgs
 from fedconcord.local.duty import Duty, local_regulariser
-from fedconcord.solvers import Solver, ascent, clipped, momentum_of, normaliser
+from fedconcord.local.solver import Solver, ascent, clipped, momentum_of, normaliser
 
 SLICE = 512  # samples of a client in one pass of a full gradient
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedconcord.core import Done, Local, Objective, Orders, Tree, model_of, tree_map
 from fedconcord.local import lbfgs
 from fedconcord.local.duty import Duty, client_of, close_rows, curvature, local_regulariser, open_rows, with_oracle
-from fedconcord.solvers import ascent, clipped, momentum_of, normaliser
+from fedconcord.local.solver import ascent, clipped, momentum_of, normaliser
 
 
 class Step(NamedTuple):

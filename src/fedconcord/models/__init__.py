@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from fedconcord.imports import open_factories
+from fedconcord.basis.imports import open_factories
 from fedconcord.models.charlm import charlm
 from fedconcord.models.cnn1 import cnn1
 from fedconcord.models.cnn2 import cnn2

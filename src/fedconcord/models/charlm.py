@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 def charlm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 
 def image_shape(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.models.image import image_shape
 
 WIDTHS = (64, 128, 256, 512)

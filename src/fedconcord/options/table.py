@@ -1,6 +1,6 @@
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
-The schema is `fedconcord.config.settings`; `python -m fedconcord.config.options` writes this file from it.
+The schema is `fedconcord.settings.settings`; `python -m fedconcord.settings.options` writes this file from it.
 """
 
 # ruff: noqa: E501

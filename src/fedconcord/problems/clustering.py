@@ -22,9 +22,9 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
-from fedconcord import rng
+from fedconcord.basis.errors import UserError
+from fedconcord.core import rng
 from fedconcord.data.dataset import Dataset
-from fedconcord.errors import UserError
 from fedconcord.problems.two_block import Stated, simplex
 
 

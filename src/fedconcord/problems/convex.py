@@ -18,11 +18,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedconcord import rng
-from fedconcord.core import Evaluator, Objective, Roster, roster_of
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Evaluator, Objective, Roster, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
-from fedconcord.errors import UserError
 from fedconcord.problems.alone import alone
 from fedconcord.problems.optimum import Optimum, optimum
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedconcord.flat import Layout
+from fedconcord.core.flat import Layout
 from fedconcord.problems.dense import Delta, Kernel, add, cross_entropy
 
 LAST = torch.channels_last

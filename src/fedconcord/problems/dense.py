@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedconcord.flat import Layout
+from fedconcord.core.flat import Layout
 
 Delta = Callable[[Tensor, Tensor], Tensor]
 """(outputs [S, B, C], targets [S, B, ...]) -> gradient of each sample's loss with respect to its outputs [S, B, C].

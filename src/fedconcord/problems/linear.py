@@ -13,8 +13,8 @@ from fedconcord.data.digits import digits
 from fedconcord.models.logreg import logreg
 from fedconcord.problems.convex import Convex, Skew, _deal
 from fedconcord.problems.regularised import Regularised
+from fedconcord.problems.regularisers import Weight, l1
 from fedconcord.problems.supervised import Supervised
-from fedconcord.regularisers import Weight, l1
 
 
 def lasso_diabetes(

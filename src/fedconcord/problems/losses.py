@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedconcord.errors import UserError, unknown
-from fedconcord.imports import Open, with_options
+from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.imports import Open, with_options
 from fedconcord.problems import dense
 
 Target = Literal["class", "number", "labels"]

@@ -14,11 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord import rng
-from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, rng, roster_of
 from fedconcord.problems.alone import alone
-from fedconcord.regularisers import nuclear
+from fedconcord.problems.regularisers import nuclear
 
 RANK_FLOOR = 1e-3  # singular values above it count as rank (section 5.5)
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, Problem
-from fedconcord.errors import UserError
 
 DENSE = 1500  # to this dimension Newton's equations are solved by eigenvalues, above it by conjugate gradients
 ITERATIONS = 100

@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord import rng
-from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, rng, roster_of
 from fedconcord.problems.alone import alone
 
 

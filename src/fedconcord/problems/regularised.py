@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Evaluator, Objective, Problem, Regulariser
-from fedconcord.errors import UserError
 
 OF_THE_SMOOTH = {"gap", "distance"}  # metrics that compare with the minimiser of the smooth part alone
 

@@ -24,10 +24,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedconcord import rng
-from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, roster_of
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, rng, roster_of
 from fedconcord.data.dataset import Dataset
-from fedconcord.errors import UserError
 from fedconcord.problems.alone import alone
 from fedconcord.problems.supervised import EVAL_BATCH, Supervised
 from fedconcord.problems.two_block import Held, Inputs, simplex

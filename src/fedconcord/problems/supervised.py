@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedconcord import rng
-from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, roster_of
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, rng, roster_of
+from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset
-from fedconcord.errors import UserError
-from fedconcord.flat import Layout
 from fedconcord.problems import convolution, dense
 from fedconcord.problems.alone import alone
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of

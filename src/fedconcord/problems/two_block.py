@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, roster_of
-from fedconcord.errors import UserError
 from fedconcord.problems.alone import alone
 from fedconcord.problems.vectorised import vectorised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 REFUSALS = ("vmap", "functorch", "doesn't have storage")  # in what torch says of a module that it cannot batch
 

@@ -11,11 +11,11 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import Work, fixed, gaussian
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import Work, fixed, gaussian
+from fedconcord.jobs import Job
 from fedconcord.problems import fednova_quadratics
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.training import Job
 
 CLIENTS, LR, ROUNDS = 30, 0.05, 1200
 ALGORITHMS: dict[str, Algorithm] = {

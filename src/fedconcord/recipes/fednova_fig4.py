@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Objective, roster_of
+from fedconcord.core import Objective, rng, roster_of
 from fedconcord.engines import Serial
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, start
 from fedconcord.recipes.tools import line, panels, table
 from fedconcord.report.load import Array
-from fedconcord.training import Job, advance, start
 
 CLIENTS = 30
 SPREAD = {"std 20": 20.0, "variance 20": 20.0**0.5}  # the paper writes N(20, 20)

@@ -12,11 +12,11 @@ from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.data import synthetic
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import Work, fixed, uniform
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import Work, fixed, uniform
+from fedconcord.jobs import Job
 from fedconcord.problems.convex import Convex, from_dataset
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.training import Job
 
 CLIENTS, LR, BATCH, ROUNDS = 30, 0.02, 20, 200
 ALGORITHMS: dict[str, Algorithm] = {

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, rng
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.training import Job, advance, start
 
 CLIENTS = 30
 CPU = torch.device("cpu")

@@ -14,19 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedconcord import rng
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, rng
 from fedconcord.data import DATASETS, data_folder
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.labels import labelled
-from fedconcord.heterogeneity.partitions import PARTITIONS
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed, uniform
+from fedconcord.federation.labels import labelled
+from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed, uniform
+from fedconcord.jobs import Job, train
 from fedconcord.models import MODELS
 from fedconcord.problems.semi import SemiSupervised, semi
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.training import Job, train
 
 ALGORITHMS: dict[str, Algorithm] = {
     "FedVRA-U": METHODS["fedvra"](gamma=0.5, a=5.0, d=15.0),

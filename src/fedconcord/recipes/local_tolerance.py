@@ -11,12 +11,12 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job
+from fedconcord.local.solver import Solver
 from fedconcord.problems.convex import Convex, logistic_cancer
 from fedconcord.recipes.tools import Track, line, panels, table, track
-from fedconcord.solvers import Solver
-from fedconcord.training import Job
 
 CLIENTS, EPS = 10, 1e-8
 SOLVERS: dict[str, tuple[Solver, int]] = {  # and the planned steps, which cap the tolerance's

@@ -8,7 +8,7 @@ n eta and eta_d, whose objective is a square of gradients, n^2 eta_d. Not stated
 The paper's estimate for FedAvg, SCAFFOLD and LoSAC is "1/eta_L (x_1+ - x), essentially the averaged gradients". Drawn:
     mean       -(x+ - x) / (eta T), the averaged gradients;
     printed    (x+ - x) / eta, the letters as they stand: T times as long, and of the opposite sign;
-    protocol   the reading of `fedconcord.audit`, a server that subtracts the c, c_i and tables that it knows.
+    protocol   the reading of `fedconcord.analysis.audit`, a server that subtracts the c, c_i and tables that it knows.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedconcord import files, rng
 from fedconcord.algorithms import METHODS
-from fedconcord.audit import Attack, Audit, Curve, attacked, capture, readings, summary
+from fedconcord.analysis.audit import Attack, Audit, Curve, attacked, capture, readings, summary
+from fedconcord.basis import files
+from fedconcord.core import rng
 from fedconcord.data import Dataset, data_folder
 from fedconcord.data.digits import digits
 from fedconcord.data.mnist import MEAN, STD, mnist
-from fedconcord.heterogeneity.partitions import iid
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation.partitions import iid
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job
 from fedconcord.problems import Supervised
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.training import Job
 
 CLIENTS, STEPS, ROUND, ITERATIONS = 100, 5, 5, 100
 LR, ATTACK_LR = 1e-4, 1e-3  # on losses that are sums over samples

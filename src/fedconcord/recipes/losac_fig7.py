@@ -21,13 +21,13 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Stacked
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.work import fixed
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, train
 from fedconcord.problems.matrix import Matrix, low_rank
+from fedconcord.problems.regularisers import nuclear
 from fedconcord.recipes.tools import line, panels, table
-from fedconcord.regularisers import nuclear
 from fedconcord.report.load import Array
-from fedconcord.training import Job, train
 
 CLIENTS, COHORT, BLOCKS, STEPS, SAMPLES, LAM = 100, 10, 5, 5, 100, 0.2
 

@@ -15,10 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from fedconcord import files
+from fedconcord.basis import files
+from fedconcord.jobs import Job, train
 from fedconcord.report import figures
 from fedconcord.report.load import Array
-from fedconcord.training import Job, train
 
 
 class Track(NamedTuple):

@@ -16,9 +16,9 @@ from torch import Tensor
 from fedconcord.core import Objective, Orders, Tree, TwoBlockRow, model_of, tree_map
 from fedconcord.local.duty import Duty, block_gradients, settled
 from fedconcord.local.step import ask, client_step, passes
-from fedconcord.messages import Forms
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.transforms.forms import Forms
 
 NONE = -1  # no round
 

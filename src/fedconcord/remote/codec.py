@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedconcord.basis.identity import Identity
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
-from fedconcord.identity import Identity
-from fedconcord.tensors import raw
+from fedconcord.core.tensors import raw
 
 MAGIC, VERSION = b"FCW1", 1
 HEAD = 12  # bytes before the header

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from fedconcord.core import Tree
-from fedconcord.messages import Forms
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
+from fedconcord.transforms.forms import Forms
 
 
 @dataclass

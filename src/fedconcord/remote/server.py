@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     Algorithm,
     Orders,
@@ -26,13 +27,12 @@ from fedconcord.core import (
     sender_of,
     tree_map,
 )
-from fedconcord.errors import UserError
-from fedconcord.heterogeneity import weights
-from fedconcord.messages import Forms
+from fedconcord.federation import weights
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
+from fedconcord.transforms.forms import Forms
 
 Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes]]]
 """(messages to clients, clients that nothing arrives of) -> what came in, as (client, bytes)."""

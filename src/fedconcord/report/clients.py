@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.report.figures import MUTED, PANEL, Drawing, look, value, wrap
 from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import interval

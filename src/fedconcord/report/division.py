@@ -6,8 +6,8 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from fedconcord import files
-from fedconcord.heterogeneity.describe import PLURAL, Description, summary
+from fedconcord.basis import files
+from fedconcord.federation.describe import PLURAL, Description, summary
 from fedconcord.report.figures import STYLE, partition, to_files
 
 MEANING = (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 
 Array = NDArray[np.float64]
 FORMAT = 1

@@ -18,7 +18,7 @@ from typing import Any
 
 import matplotlib
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.report import clients, figures, tables
 from fedconcord.report.figures import Drawing, goal_value, lead_words, look, value
 from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, load_runs, show, varying

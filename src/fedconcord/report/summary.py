@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord.errors import UserError
+from fedconcord.basis.errors import UserError
 from fedconcord.report.load import JOB_FIELDS, Array, Run
 from fedconcord.report.stats import ALPHA, Interval, first_at, holm, interval, paired, tail_mean
 

@@ -6,12 +6,21 @@ import json
 import traceback
 from collections.abc import Callable
 
-from fedconcord import config as settings_module
-from fedconcord import files, results, spec
-from fedconcord.errors import UserError
+from fedconcord import settings as settings_module
+from fedconcord.analysis.fairness import supervised
+from fedconcord.basis import files, grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Problem
+from fedconcord.jobs import Row
+from fedconcord.problems import Regularised, Supervised
+from fedconcord.problems.card import card
+from fedconcord.problems.streamed import Streamed
+from fedconcord.runs import results
+from fedconcord.runs.final import Wanted
 from fedconcord.runs.outcome import Finished, finished, not_done
 from fedconcord.runs.plan import Planned, prepared, threads
-from fedconcord.training import Row
+from fedconcord.runs.stopping import Patience
+from fedconcord.settings import Config
 
 
 def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Finished:
@@ -34,7 +43,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             "model": config.model or "none",
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
             "target": config.eval.target,
-            "ranking": settings_module.ranking(job.problem),
+            "ranking": ranking(job.problem),
             "config": config.as_dict(),
         }
         results.execute(
@@ -46,7 +55,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             checkpoint_every=config.checkpoint.every,
             resume=planned.resume and (folder / "run.json").exists(),
             on_row=on_row,
-            wanted=settings_module.wanted(config, job.problem),
+            wanted=wanted(config, job.problem),
         )
     said = json.loads(job.engine.team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])
@@ -62,7 +71,7 @@ def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
     try:
         return execute(entry, on_row)
     except (UserError, OSError) as error:
-        return not_done(entry, "failed", spec.sentence(error))
+        return not_done(entry, "failed", grammar.sentence(error))
     except KeyboardInterrupt:
         return not_done(entry, "interrupted")
     except Exception as error:
@@ -70,3 +79,27 @@ def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
         files.write_text(entry.folder / "error.txt", traceback.format_exc())
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return not_done(entry, "failed", f"{text} (all of it in {entry.folder / 'error.txt'})")
+
+
+def wanted(config: Config, problem: Problem) -> Wanted:
+    """What a run does besides training to its last round."""
+    chosen = config.eval
+    patience = None
+    if chosen.patience is not None:
+        patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
+    finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
+    inner = _modelled(problem)
+    about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
+    return Wanted(patience, chosen.clients, chosen.clients_every, finetune, about)
+
+
+def _modelled(problem: Problem) -> Supervised | None:
+    """What has the model: also where its clients cannot be judged one by one."""
+    smooth = problem.smooth if isinstance(problem, Regularised) else problem
+    return smooth.judged if isinstance(smooth, Streamed) else supervised(smooth)
+
+
+def ranking(problem: Problem) -> list[dict[str, object]]:
+    """The test metrics, the one that ranks first, each with whether more is better."""
+    inner = _modelled(problem)
+    return [] if inner is None else [{"column": f"test_{m.name}", "higher": m.higher} for m in inner.metrics]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord import results
+from fedconcord.jobs import Row
+from fedconcord.runs import results
 from fedconcord.runs.plan import Planned
-from fedconcord.training import Row
 
 
 class Finished(NamedTuple):

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord import config as settings_module
-from fedconcord import files, lock, results, spec
-from fedconcord.config import Config, Source
-from fedconcord.errors import UserError
-from fedconcord.training import Job, start
+from fedconcord import settings as settings_module
+from fedconcord.basis import files, grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.jobs import Job, start
+from fedconcord.runs import lock, results
+from fedconcord.settings import Config, Source
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
@@ -111,7 +112,7 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
 
 def _runs(config: Config, folder: Path) -> list[Planned]:
     return [
-        Planned(one, folder / spec.folder_name(one.label or "") / f"seed-{one.seed}")
+        Planned(one, folder / grammar.folder_name(one.label or "") / f"seed-{one.seed}")
         for one in settings_module.runs(config)
     ]
 
@@ -135,7 +136,7 @@ def _new_folder(config: Config, what: str) -> Path:
 def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
         data = settings_module.folder_name(config.data)
-        return spec.free_folder(Path("runs"), f"{data}-{what}")
+        return grammar.free_folder(Path("runs"), f"{data}-{what}")
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out {folder} is a file; give a folder")

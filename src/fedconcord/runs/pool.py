@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fedconcord import config as settings_module
-from fedconcord import results
-from fedconcord.errors import UserError
+from fedconcord import settings as settings_module
+from fedconcord.basis.errors import UserError
+from fedconcord.jobs import Row
+from fedconcord.runs import results
 from fedconcord.runs.execution import attempt
 from fedconcord.runs.outcome import Finished, Progress, finished, not_done
 from fedconcord.runs.plan import Planned
-from fedconcord.training import Row
 
 
 def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None) -> list[Finished]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
-from fedconcord.errors import UserError
 
 First = Callable[[np.ndarray], Tree]
 """ids [S] -> rows of these clients before their first round, fields [S, ...]."""

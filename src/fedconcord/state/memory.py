@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Tree, tree_unflatten
-from fedconcord.errors import UserError
 from fedconcord.state.fields import Fields, First, PerClient
 
 

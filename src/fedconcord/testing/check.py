@@ -37,7 +37,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedconcord import checkpoint, rng, solvers
+from fedconcord.basis.errors import unknown
 from fedconcord.core import (
     Algorithm,
     Draws,
@@ -47,6 +47,7 @@ from fedconcord.core import (
     Roster,
     Tree,
     cohort_of,
+    rng,
     space_of,
     tree_leaves,
     tree_map,
@@ -55,14 +56,14 @@ from fedconcord.core import (
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.engines.base import joining
-from fedconcord.errors import unknown
-from fedconcord.heterogeneity import weights
-from fedconcord.heterogeneity.schedule import Schedule
-from fedconcord.heterogeneity.turnout import View
-from fedconcord.heterogeneity.work import Work, fixed, uniform
+from fedconcord.federation import weights
+from fedconcord.federation.participation import View
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import Work, fixed, uniform
+from fedconcord.jobs import Job, Planner, State, advance, checkpoint, start
+from fedconcord.local import solver
+from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, Supervised, quadratics
-from fedconcord.solvers import Solver
-from fedconcord.training import Job, Planner, State, advance, start
 
 Factory = Callable[[], Algorithm]
 
@@ -329,7 +330,7 @@ def _contract(bench: Bench) -> None:
     population = Population(bench.clients, torch.as_tensor(p, device=bench.device))
     for reason in (
         job.algorithm.refuse(population, job.schedule.cohort),
-        solvers.refuse(Solver(), job.algorithm),
+        solver.refuse(Solver(), job.algorithm),
         job.schedule.refuse(job.algorithm, bench.clients),
     ):
         if reason is not None:

@@ -11,10 +11,10 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Engine
+from fedconcord.jobs import Job
 from fedconcord.problems import Matrix
-from fedconcord.regularisers import nuclear
+from fedconcord.problems.regularisers import nuclear
 from fedconcord.testing.replay import MISSING, Recorded, error, states
-from fedconcord.training import Job
 
 CASES: dict[str, Callable[[Mapping[str, Any]], Algorithm]] = {
     "losac_prox": lambda given: METHODS["losac"](blocks=given["blocks"]),

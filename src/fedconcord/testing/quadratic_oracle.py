@@ -13,11 +13,11 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm
 from fedconcord.engines import Engine
+from fedconcord.jobs import Job, State
+from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic
-from fedconcord.server import momentum, with_server
-from fedconcord.solvers import Solver
 from fedconcord.testing.replay import MISSING, NotImplementedCaseError, Recorded, built, error, named, states
-from fedconcord.training import Job, State
+from fedconcord.transforms.server import momentum, with_server
 
 # hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
 SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}

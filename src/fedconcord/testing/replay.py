@@ -16,9 +16,9 @@ import numpy as np
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Algorithm, Drawn, Orders, Plan, Roster
 from fedconcord.engines import Engine
-from fedconcord.heterogeneity import weights
-from fedconcord.heterogeneity.turnout import View
-from fedconcord.training import Job, State, advance, start
+from fedconcord.federation import weights
+from fedconcord.federation.participation import View
+from fedconcord.jobs import Job, State, advance, start
 
 Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
 MISSING = float("nan")

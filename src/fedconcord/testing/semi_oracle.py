@@ -12,9 +12,9 @@ from torch import nn
 from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine
+from fedconcord.jobs import Job
 from fedconcord.problems import semi
 from fedconcord.testing.replay import Recorded, error, states
-from fedconcord.training import Job
 
 
 def problem(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> semi.SemiSupervised:

@@ -1,0 +1,197 @@
+"""What every method keeps, sends and computes: measured on a tiny problem, grouped by mechanism.
+
+Numbers are those of a method's defaults. Nothing about costs is written by hand, so nothing can grow wrong; only the
+mechanism that a method belongs to is (`GROUPS`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.algorithms import plugins
+from fedconcord.basis import grammar
+from fedconcord.core import Algorithm, Cohort, Sender, Tree, tree_leaves
+from fedconcord.engines import Serial
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job, advance, start
+from fedconcord.problems import quadratics
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "averaging": ("fedsgd", "fedavg"),
+    "compressed uploads": ("fedpaq",),
+    "server optimiser": ("fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "client momentum": ("fedcm", "mfl"),
+    "proximal": ("fedprox",),
+    "normalised averaging": ("fednova",),
+    "control variates": ("scaffold", "vrlsgd", "fednova_vr", "mimesvrg"),
+    "gradient tables": ("fedsaga", "losac"),
+    "primal-dual": ("feddyn", "fedpd", "fedadmm", "fedadmm_inexact", "fedhybrid", "fedvra", "afedpd"),
+    "sharpness-aware": ("fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "afedpdsam"),
+}
+FOREIGN = "from other packages"
+
+
+class Facts(NamedTuple):
+    """The costs of a method. Vectors are in models: bytes over the bytes of the model. NaN: could not be measured."""
+
+    name: str
+    client: float = math.nan  # vectors that a client keeps between rounds
+    server: float = math.nan  # vectors that the server keeps, the model among them
+    up: float = math.nan  # vectors that a client sends in a round
+    up_scalars: float = math.nan
+    down: float = math.nan  # vectors that a client gets in a round
+    down_scalars: float = math.nan
+    step_gradients: float = math.nan  # mini-batch gradients of a local step, beyond its own
+    round_gradients: float = math.nan  # full gradients of a client and round, beyond the local steps'
+    hessian: bool = False  # a Hessian a client and round
+    everyone: bool = False  # absent clients are refused
+
+
+class Group(NamedTuple):
+    """Methods of one mechanism."""
+
+    title: str
+    methods: list[Facts]
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------
+
+CLIENTS, DIM, SAMPLES, BATCH = 3, 8, 10, 2  # LoSAC's five blocks hold two samples, so a batch either way
+
+
+def describe(method: str) -> Facts:
+    """The facts of a method, `scaffold` or `scaffold(option=1)`.
+
+    Raises:
+        UserError: no such method, or wrong parameters.
+    """
+    call = grammar.check(plugins.available(), "method", method)
+    return measure(str(call), call())
+
+
+def measure(name: str, algorithm: Algorithm) -> Facts:
+    """The facts of a bundle: its state, and two rounds of all clients with different numbers of local steps."""
+    few, many = _round(algorithm, 2), _round(algorithm, 5)
+    if many.steps > few.steps:
+        step = (many.gradients - few.gradients) / (many.steps - few.steps)
+    else:  # the method fixes its steps
+        step = few.gradients / few.steps
+    whole = (few.gradients - few.steps * step) / (SAMPLES / BATCH)
+    row, state = (_units(tree) for tree in (few.row, few.server))
+    up, down = _units(few.up), _units(few.down)
+    hessian = algorithm.hessian_at is not None
+    return Facts(name, row[0], state[0], *up, *down, step - 1, whole, hessian, algorithm.needs_everyone)
+
+
+class _Round(NamedTuple):
+    """What one client had to do with a round."""
+
+    row: Tree
+    server: Tree
+    up: Tree
+    down: Tree
+    steps: int
+    gradients: float
+
+
+def _round(algorithm: Algorithm, steps: int) -> _Round:
+    """A round of all clients, with the messages that were seen."""
+    up: list[Tree] = []
+    down: list[Tree] = []
+
+    def contribute(message: Tree, sender: Sender, cohort: Cohort) -> Tree:
+        up.append(message)
+        return algorithm.contribute(message, sender, cohort)
+
+    def broadcast(server: Tree) -> Tree:
+        down.append(algorithm.broadcast(server))
+        return down[-1]
+
+    def absorb(held: Tree, total: Tree) -> Tree:
+        assert algorithm.prelude is not None
+        down.append(total)
+        return algorithm.prelude.absorb(held, total)
+
+    def settled(held: Tree, server: Tree) -> Tree:
+        assert algorithm.settle is not None
+        down.append(algorithm.settle.send(held, server))
+        return down[-1]
+
+    watched = replace(algorithm, contribute=contribute, broadcast=broadcast)
+    if algorithm.settle is not None:
+        watched = replace(watched, settle=algorithm.settle._replace(send=settled))
+    if algorithm.prelude is not None:
+        watched = replace(watched, prelude=algorithm.prelude._replace(absorb=absorb))
+    problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
+    schedule = Schedule(seed=0, cohort=CLIENTS, lr=0.01, work=fixed(steps), unit="steps", batch_size=BATCH)
+    job = Job(problem, watched, schedule, engine=Serial())
+    before = start(job)
+    after = advance(job, before)
+    gradient = () if algorithm.prelude is None else (torch.zeros(DIM),)  # a prelude's message
+    return _Round(
+        row=algorithm.init_client(problem.init(0)),
+        server=after.server,
+        up=(*gradient, *up[:1]),
+        down=tuple(down),
+        steps=int(job.schedule.plan(0, watched, problem.roster).steps[0]),
+        gradients=(after.gradient_steps - before.gradient_steps) / CLIENTS,
+    )
+
+
+def _units(tree: Tree) -> tuple[float, int]:
+    """(bytes of what is larger than a number, in models; how many numbers)."""
+    leaves = [leaf if isinstance(leaf, Tensor) else torch.tensor(leaf) for leaf in tree_leaves(tree).values()]
+    vectors = sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.numel() > 1)
+    return vectors / (DIM * torch.float32.itemsize), sum(leaf.numel() == 1 for leaf in leaves)
+
+
+# -- showing -------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("method", "client", "server", "up", "down", "step", "round", "clients")
+LEGEND = (
+    "client, server: what each keeps; up, down: a client's messages of a round; all in models (1.0 is one vector as "
+    "large as the model), +2s is two scalars; step: further mini-batch gradients a local step; round: further full "
+    "gradients a round, +H a Hessian; clients: who must take part"
+)
+
+
+def table() -> list[Group]:
+    """All methods of this installation by mechanism; a plug-in that cannot be measured has NaN for its numbers."""
+    groups = [Group(title, [describe(name) for name in names]) for title, names in GROUPS.items()]
+    grouped = {name for names in GROUPS.values() for name in names}
+    foreign = [_attempt(name) for name in plugins.available() if name not in grouped]
+    return [*groups, Group(FOREIGN, foreign)] if foreign else groups
+
+
+def _attempt(name: str) -> Facts:
+    try:
+        return describe(name)
+    except Exception:  # whatever somebody else's functions raise; the list of methods says what is wrong with it
+        return Facts(name)
+
+
+def cells(facts: Facts) -> tuple[str, ...]:
+    """The texts under `COLUMNS`."""
+
+    def number(value: float) -> str:
+        return "?" if math.isnan(value) else f"{value:.3g}"
+
+    def message(vectors: float, scalars: float) -> str:
+        return number(vectors) + (f"+{scalars:.0f}s" if scalars > 0 else "")
+
+    return (
+        facts.name,
+        number(facts.client),
+        number(facts.server),
+        message(facts.up, facts.up_scalars),
+        message(facts.down, facts.down_scalars),
+        number(facts.step_gradients),
+        number(facts.round_gradients) + ("+H" if facts.hessian else ""),
+        "all" if facts.everyone else "any",
+    )

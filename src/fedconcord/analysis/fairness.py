@@ -1,0 +1,110 @@
+"""How evenly a model serves the clients, and what is written of it: clients.csv and fairness.csv.
+
+Every client counts once, whatever it holds. The worst and the best decile are the means over the ceil(N / 10) clients
+that fare worst and best, the gap is best minus worst, and std is the standard deviation over the N clients: the figures
+of q-FFL (Li, Sanjabi, Beirami and Smith, ICLR 2020, Table 1 and Definition 1, which takes the variance). `worst` is the
+single worst client, whose loss agnostic federated learning minimises (Mohri, Sivek and Suresh, ICML 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedconcord.basis import files
+from fedconcord.core import Problem
+from fedconcord.problems import Regularised, Supervised
+from fedconcord.problems.per_client import Scores
+
+
+class Spread(NamedTuple):
+    """One metric over the clients that have samples to be judged on."""
+
+    mean: float
+    std: float
+    worst_decile: float
+    best_decile: float
+    gap: float  # best minus worst decile, in absolute value
+    worst: float
+
+
+def supervised(problem: Problem) -> Supervised | None:
+    """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
+    inner = problem.smooth if isinstance(problem, Regularised) else problem
+    return inner if isinstance(inner, Supervised) else None
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether more of a metric is better: accuracies; losses, errors and distances are not."""
+    return metric.endswith("accuracy")
+
+
+def spread(values: np.ndarray, higher: bool) -> Spread:
+    """The figures above of values [N]; NaN is a client without samples, which is left out."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return Spread(*[math.nan] * len(Spread._fields))
+    tenth = math.ceil(len(known) / 10)
+    low, high = float(known[:tenth].mean()), float(known[-tenth:].mean())
+    worst, best = (low, high) if higher else (high, low)
+    return Spread(
+        float(known.mean()), float(known.std()), worst, best, high - low, float(known[0] if higher else known[-1])
+    )
+
+
+def main_metric(scores: Scores) -> str:
+    """The metric that the report and run.json speak of: the accuracy where there is one, else the loss."""
+    return next((name for name in scores.values if name != "loss"), "loss")
+
+
+def look(problem: Problem, x: Tensor) -> Scores | None:
+    """Every client's figures under the model x [d], or None where there are no such figures."""
+    inner = supervised(problem)
+    return None if inner is None else inner.client_scores(x)
+
+
+def row(round: int, scores: Scores) -> dict[str, Any]:
+    """A line of fairness.csv."""
+    metric = main_metric(scores)
+    return {"round": round, **spread(scores.values[metric], higher_is_better(metric))._asdict()}
+
+
+def description(round: int, scores: Scores, after: Scores | None) -> dict[str, Any]:
+    """What run.json says of the clients; `after` is the same model fine-tuned at each."""
+    metric = main_metric(scores)
+    found: dict[str, Any] = {
+        "round": round,
+        "split": scores.split,
+        "judged": int((scores.samples > 0).sum()),
+        "without_samples": int((scores.samples == 0).sum()),
+        "metric": metric,
+        **spread(scores.values[metric], higher_is_better(metric))._asdict(),
+    }
+    if after is not None:
+        found["personalised"] = spread(after.values[metric], higher_is_better(metric))._asdict()
+    return found
+
+
+def write(path: Path, scores: Scores, after: Scores | None, names: Sequence[str] | None) -> None:
+    """clients.csv: a line a client; a metric after fine-tuning ends in `_personalised`; empty where no samples are."""
+    columns: dict[str, np.ndarray] = dict(scores.values)
+    if after is not None:
+        columns |= {f"{name}_personalised": values for name, values in after.values.items()}
+    header = ["client", "name", "split", "samples", *columns]
+    told = names or [""] * len(scores.samples)
+    cells = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = (
+        [i, name, scores.split, n, *("" if math.isnan(v) else v for v in values)]
+        for i, (name, n, values) in enumerate(zip(told, scores.samples.tolist(), cells, strict=True))
+    )
+    files.write_csv(path, header, rows)
+
+
+def write_rounds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """fairness.csv: the spread over the clients, a line a round that was looked at."""
+    files.write_csv(path, ["round", *Spread._fields], rows)

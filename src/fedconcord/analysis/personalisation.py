@@ -1,0 +1,104 @@
+"""What each client makes of the trained model for itself: fine-tuning on its own training samples.
+
+Local fine-tuning of a global model is the plain baseline of personalised federated learning (e.g. Yu, Bagdasaryan and
+Shmatikov, "Salvaging federated learning by local adaptation", 2020; FT-FedAvg in Collins et al., ICML 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.analysis.fairness import supervised
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Local
+from fedconcord.engines import Serial, Stacked
+from fedconcord.federation.sampling import Drawn, Sampler
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import fixed
+from fedconcord.jobs import Job
+from fedconcord.local.duty import Duty
+from fedconcord.local.solver import Solver
+from fedconcord.problems.per_client import Scores
+from fedconcord.state import MemoryStore
+
+ENTRIES = 2**26  # numbers in the models of one group of clients
+
+
+class Finetune(NamedTuple):
+    """Plain local SGD from the final model, with the run's batch size."""
+
+    steps: int
+    lr: float
+
+
+def finetune(
+    steps: Annotated[int, Field(ge=1, description="local steps of every client")] = 20,
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.05,
+) -> Finetune:
+    """Every client takes plain SGD steps from the final model on its own training samples."""
+    return Finetune(steps, lr)
+
+
+PERSONALISE: dict[str, Callable[..., Finetune]] = {"finetune": finetune}
+
+
+class _Model(NamedTuple):
+    x: Tensor  # [d]
+
+
+ALONE = Algorithm(  # a round of it is local training without a message: each client keeps what it has found
+    init=lambda x, population: _Model(x),
+    start=lambda x, row, client: Local(x),
+    finish=lambda x, row, done, client: ((), _Model(done.x)),
+    contribute=lambda up, client, cohort: (),
+    update=lambda server, total, cohort: server,
+    init_client=_Model,
+    communicates=lambda cohort: False,
+)
+
+
+def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
+    """Every client's figures under its own model, fine-tuned from x [d], on the samples that it has set apart.
+
+    Clients go through the engine in groups of bounded memory, as in a round of training; `round` keys their batches.
+
+    Raises:
+        UserError: no samples are set apart, or the job's schedule is not one of settings.
+    """
+    problem, schedule = supervised(job.problem), job.schedule
+    if problem is None or problem.judged.split != "validation" or not isinstance(schedule, Schedule):
+        raise UserError("personalisation is judged on samples that clients set apart; set validation, as in 0.1")
+    _, inputs, targets, offsets = problem.judged
+    engine = Stacked(job.engine.chunk) if isinstance(job.engine, Stacked) else Serial()
+    n, found = problem.roster.n, []
+    group = max(1, ENTRIES // problem.dim)
+    for first in range(0, n, group):
+        ids = np.arange(first, min(first + group, n))
+        own = Schedule(
+            schedule.seed,
+            cohort=len(ids),
+            lr=how.lr,
+            work=fixed(how.steps),
+            unit="steps",
+            batch_size=schedule.batch_size,
+            sampler=_only(ids),
+        )
+        plan = own.plan(round, ALONE, problem.roster)
+        store = MemoryStore(_Model(x))
+        engine.round(job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
+        for i, model in zip(ids, store.gather(ids).x, strict=True):
+            mine = slice(int(offsets[i]), int(offsets[i + 1]))
+            scores = problem.scores(model, inputs[mine], targets[mine])
+            found.append({name: float(values.double().mean()) for name, values in scores.items()})
+    names = found[0]
+    return Scores("validation", np.diff(offsets), {name: np.array([f[name] for f in found]) for name in names})
+
+
+def _only(ids: np.ndarray) -> Sampler:
+    ones = np.ones(len(ids))
+    return Sampler(lambda seed, round, cohort, sizes, losses: Drawn(ids, ones, ones, ones))

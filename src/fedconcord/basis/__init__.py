@@ -1,0 +1,1 @@
+"""What everything stands on, and what the command needs before it loads torch."""

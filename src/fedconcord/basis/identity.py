@@ -1,0 +1,124 @@
+"""Which definition something is: what a checkpoint holds, what both ends of a wire compare, and what rebuilds it.
+
+A factory under `@definition(version)` makes things that carry their `identity`: the factory's name, all its parameters
+(defaults included; a part that has an identity of its own stands as that) and the version of the definition, which is
+raised when the same name and parameters come to mean something else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from fedconcord.basis.errors import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Identity(NamedTuple):
+    """One definition with its parameters."""
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...] = ()  # by name; a value may be an Identity
+    version: int = 1
+
+    @property
+    def method(self) -> str:
+        """The name of what is inside all wrappers, which take it as `algorithm`."""
+        inner = dict(self.parameters).get("algorithm")
+        return inner.method if isinstance(inner, Identity) else self.name
+
+    def __str__(self) -> str:
+        """Canonical JSON, the same for equal identities."""
+        return json.dumps(_plain(self), sort_keys=True, separators=(",", ":"))
+
+
+UNNAMED = Identity("", (), 0)
+"""Of what was made by hand: nobody can rebuild it, and it equals any other such thing."""
+
+
+def definition(version: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a factory's products say which they are: a dataclass or NamedTuple with a field `identity`."""
+
+    def decorate(factory: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(factory)
+
+        @functools.wraps(factory)
+        def made(*args: P.args, **kwargs: P.kwargs) -> T:
+            product: Any = factory(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            if any(product is value for value in bound.arguments.values()):
+                return product  # type: ignore[no-any-return]  # handed back as it was, and still what it was
+            given = tuple(sorted((name, _frozen(value)) for name, value in bound.arguments.items()))
+            changed: T = _with(product, Identity(factory.__name__, given, version))
+            return changed
+
+        return made
+
+    return decorate
+
+
+def _with(product: Any, identity: Identity) -> Any:
+    return product._replace(identity=identity) if hasattr(product, "_replace") else replace(product, identity=identity)
+
+
+def from_text(text: str) -> Identity:
+    """The inverse of `str`.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    found = _read(json.loads(text))
+    if not isinstance(found, Identity):
+        raise ValueError(f"no identity: {text}")
+    return found
+
+
+def rebuild(identity: Identity, factories: Mapping[str, Callable[..., Any]]) -> Any:
+    """The thing again, from the factories of its name and of its parts' names.
+
+    Raises:
+        UserError: this installation has no such factory, or one of another version.
+    """
+    if identity.name not in factories:
+        raise UserError(f"cannot rebuild {identity.name!r}: this installation has no such definition")
+    given = {
+        name: rebuild(value, factories) if isinstance(value, Identity) else _thawed(value)
+        for name, value in identity.parameters
+    }
+    made = factories[identity.name](**given)
+    if made.identity != identity:
+        raise UserError(
+            f"{identity.name} is version {made.identity.version} here and version {identity.version} is asked for; "
+            "install the same fedconcord at both ends"
+        )
+    return made
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return tuple(_frozen(v) for v in value)
+    return getattr(value, "identity", value)
+
+
+def _thawed(value: Any) -> Any:
+    return [_thawed(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Identity):
+        return {"name": value.name, "version": value.version, "parameters": {k: _plain(v) for k, v in value.parameters}}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict):
+        parameters = tuple((name, _read(v)) for name, v in value["parameters"].items())
+        return Identity(value["name"], parameters, value["version"])
+    return tuple(_read(v) for v in value) if isinstance(value, list) else value

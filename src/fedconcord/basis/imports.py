@@ -1,0 +1,105 @@
+"""Things of the user's by import path, `package.module:name`: a model, a data set, a loss or a metric of your own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from fedconcord.basis.errors import UserError, closest
+
+PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+T = TypeVar("T")
+
+
+def is_path(text: str) -> bool:
+    """Whether a name is an import path."""
+    return PATH.fullmatch(text) is not None
+
+
+def load(path: str, what: str) -> Callable[..., Any]:
+    """What `package.module:name` stands for; modules of the current directory are found, after installed ones.
+
+    Raises:
+        UserError: it cannot be imported, is not there or cannot be called.
+    """
+    if not is_path(path):
+        raise UserError(f"the {what} {path!r} is no import path; write it as package.module:name")
+    if os.getcwd() not in sys.path:  # last: a file here must not stand in for an installed module
+        sys.path.append(os.getcwd())
+    module, _, names = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever somebody else's module raises when imported
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"cannot import the {what} {path}: {why}; modules are looked for in the installed packages, PYTHONPATH and "
+            f"the current directory"
+        ) from error
+    for name in names.split("."):
+        if not hasattr(found, name):
+            raise UserError(f"{what} {path}: {module} has no {name!r}{closest(name, vars(found))}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise UserError(f"{what} {path} is {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def with_options(function: Callable[..., Any], path: str, what: str, leading: tuple[str, ...]) -> Callable[..., Any]:
+    """The function with a signature as our factories have it: what the program gives is positional-only, the rest are
+    the user's options, of any type where they have no annotation.
+
+    Raises:
+        UserError: it does not take as many leading values.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+        signature.bind_partial(*leading)
+    except (TypeError, ValueError, NameError) as error:
+        raise UserError(
+            f"{what} {path} cannot be called with ({', '.join(leading)}): {error}; these come first, its options then"
+        ) from error
+    taken, parameters = 0, []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) and taken < len(leading):
+            taken += 1
+            continue
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+            parameters.append(parameter.replace(annotation=annotation))
+    made = functools.partial(function)
+    made.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return made
+
+
+class Open(Mapping[str, T]):
+    """A registry whose names may be import paths as well; `read` makes an entry of what such a path stands for."""
+
+    def __init__(self, registry: Mapping[str, T], what: str, read: Callable[[Callable[..., Any], str], T]) -> None:
+        self._registry, self._what, self._read = registry, what, read
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._registry or not is_path(name):
+            return self._registry[name]
+        return self._read(load(name, self._what), name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry or (isinstance(name, str) and is_path(name))  # without loading
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry)
+
+    def __len__(self) -> int:
+        return len(self._registry)
+
+
+def open_factories(
+    registry: Mapping[str, Callable[..., Any]], what: str, leading: tuple[str, ...]
+) -> Open[Callable[..., Any]]:
+    """A registry of factories that takes import paths: their factories are called as its own."""
+    return Open(registry, what, lambda function, path: with_options(function, path, what, leading))

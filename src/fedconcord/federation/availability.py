@@ -1,0 +1,156 @@
+"""Which clients could take part in a round, before anybody is chosen. A pure function of (seed, round).
+
+The probabilities are those of a client before anything of the run is known; Markov's states are no news to one who has
+seen the round before. Who is available costs O(N) a round.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.core import rng
+
+Chance = Annotated[float, Field(ge=0, le=1)]
+Low = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available least")]
+High = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available most")]
+
+
+class Available(NamedTuple):
+    """Those who can be reached in a round."""
+
+    ids: np.ndarray  # [A] int64, sorted
+    chance: np.ndarray  # [A] float64, P(available); NaN where nobody knows it
+
+
+class Availability(NamedTuple):
+    """A model of availability."""
+
+    draw: Callable[[int, int, int], Available]  # (seed, round, N) -> those available
+    known: bool = True  # its probabilities are known
+
+
+def _trait(seed: int, n: int) -> np.ndarray:
+    """A number on [0, 1) that stays with each client [N]."""
+    return rng.generator(seed, rng.Purpose.AVAILABLE).random(n)
+
+
+def _coins(probability: Callable[[int, int, int], np.ndarray]) -> Availability:
+    """Every client on its own coin, with these probabilities [N] at (seed, round, N)."""
+
+    def draw(seed: int, round: int, n: int) -> Available:
+        p = probability(seed, round, n)
+        ids = np.flatnonzero(rng.generator(seed, rng.Purpose.AVAILABLE, round + 1).random(n) < p)
+        return Available(ids, p[ids])
+
+    return Availability(draw)
+
+
+def coins(low: Low = 0.1, high: High = 1.0) -> Availability:
+    """Every client on its own coin each round; its probability is drawn once, uniform on [low, high]."""
+    if high < low:
+        raise UserError(f"coins({low}, {high}) has no probability between its ends; give low <= high")
+    return _coins(lambda seed, round, n: low + (high - low) * _trait(seed, n))
+
+
+def per_client(
+    chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
+) -> Availability:
+    """Every client on its own coin each round, with the probability given for it."""
+
+    def probability(seed: int, round: int, n: int) -> np.ndarray:
+        if len(chances) != n:
+            raise UserError(f"availability lists {len(chances)} probabilities for {n} clients; give one for each")
+        return np.asarray(chances, np.float64)
+
+    return _coins(probability)
+
+
+def day_night(
+    low: Low = 0.1,
+    high: High = 0.9,
+    period: Annotated[float, Field(gt=0, description="rounds in a day")] = 24.0,
+    zones: Annotated[int, Field(ge=1, description="time zones, evenly around the day; clients divided by chance")] = 4,
+) -> Availability:
+    """Coins whose probability goes up and down with the hour: a sine from low to high, shifted by time zone."""
+    if high < low:
+        raise UserError(f"day_night has no probability between low = {low} and high = {high}; give low <= high")
+
+    def probability(seed: int, round: int, n: int) -> np.ndarray:
+        phase = np.floor(_trait(seed, n) * zones) / zones
+        return np.asarray(low + (high - low) * (1 + np.sin(2 * math.pi * (round / period + phase))) / 2)
+
+    return _coins(probability)
+
+
+def markov(
+    leave: Annotated[float, Field(gt=0, le=1, description="probability that an available client is gone next round")],
+    join: Annotated[float, Field(gt=0, le=1, description="probability that an absent client is there next round")],
+) -> Availability:
+    """Every client switches on and off as a chain of its own, from its stationary law join / (join + leave).
+
+    Round t costs one step after round t - 1 was asked for, and t steps by itself (after a resume).
+    """
+    share = join / (join + leave)
+    last: dict[tuple[int, int], tuple[int, np.ndarray]] = {}  # of one seed and N: the last round asked for
+
+    def draw(seed: int, round: int, n: int) -> Available:
+        at, on = last.get((seed, n), (round + 1, np.empty(0, bool)))
+        if at > round:
+            at, on = 0, rng.generator(seed, rng.Purpose.AVAILABLE, 1).random(n) < share
+        for t in range(at + 1, round + 1):
+            u = rng.generator(seed, rng.Purpose.AVAILABLE, t + 1).random(n)
+            on = np.where(on, u >= leave, u < join)
+        last.clear()
+        last[seed, n] = round, on
+        ids = np.flatnonzero(on)
+        return Available(ids, np.full(len(ids), share))
+
+    return Availability(draw)
+
+
+def trace(
+    path: Annotated[str, Field(description="CSV file with the columns round and client, a row for each that is there")],
+) -> Availability:
+    """As recorded in a file, from its start again after its last round. Rounds and clients count from 0."""
+    found: dict[int, set[int]] = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                found.setdefault(int(row["round"]), set()).add(int(row["client"]))
+    except (OSError, UnicodeDecodeError) as broken:
+        raise UserError(
+            f"cannot read the trace {path} ({reason(broken)}); give a CSV file with columns round,client"
+        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path} is no trace of availability; write a line round,client and below it such whole numbers"
+        ) from None
+    if not found or min(found) < 0 or min(map(min, found.values())) < 0:
+        raise UserError(f"{path} must hold at least one row, with rounds and clients from 0")
+    rounds = max(found) + 1
+    known = {t: np.array(sorted(who), np.int64) for t, who in found.items()}
+    highest = int(max(who[-1] for who in known.values()))
+
+    def draw(seed: int, round: int, n: int) -> Available:
+        if highest >= n:
+            raise UserError(f"{path} names client {highest}, and there are clients 0 to {n - 1}")
+        ids = known.get(round % rounds, np.empty(0, np.int64))
+        return Available(ids, np.full(len(ids), np.nan))
+
+    return Availability(draw, known=False)
+
+
+AVAILABILITY: dict[str, Callable[..., Availability]] = {
+    "coins": coins,
+    "per_client": per_client,
+    "day_night": day_night,
+    "markov": markov,
+    "trace": trace,
+}

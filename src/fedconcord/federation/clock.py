@@ -1,0 +1,172 @@
+"""Simulated time: how long a client takes for a round, by a model of its device and its link.
+
+    down:    latency + bytes of the model / its bandwidth down
+    compute: mini-batch gradients * its seconds a gradient * how busy it is in this round
+    up:      latency + bytes of the reply / its bandwidth up
+
+A round lasts until the last reply is in, or to the deadline; the server's own work takes no time. Sizes of messages and
+counts of gradients do not depend on values, so times are a pure function of (seed, round, client). A client that may
+stop early (a tolerance, L-BFGS) is taken to use all its steps.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.core import rng
+
+
+class Device(NamedTuple):
+    """A client's device and link in one round."""
+
+    step: float  # seconds of one mini-batch gradient
+    up: float  # bytes a second
+    down: float  # bytes a second
+    latency: float  # seconds before a message arrives, either way
+
+
+Devices = Callable[[int, int, int], Device]
+"""(seed, round, client) -> its device."""
+
+
+class Cost(NamedTuple):
+    """What a round asks of one client."""
+
+    down: int  # bytes to it
+    up: int  # bytes from it
+    exchanges: int = 1  # messages each way; 2 where a message goes before the local steps
+    per_step: int = 1  # mini-batch gradients a local step
+    full_per_step: int = 0  # full gradients a local step
+    full: int = 0  # full gradients besides
+
+    def gradients(self, steps: np.ndarray, full_cost: np.ndarray) -> np.ndarray:
+        """Mini-batch gradients [S] of clients with these local steps, whose full gradients cost so many."""
+        return np.asarray(steps * self.step_gradients(full_cost) + self.full * full_cost)
+
+    def step_gradients(self, full_cost: np.ndarray) -> np.ndarray:
+        """Mini-batch gradients [S] of one local step."""
+        return np.asarray(self.per_step + self.full_per_step * full_cost)
+
+
+class Times(NamedTuple):
+    """Seconds [S] of each client."""
+
+    down: np.ndarray
+    compute: np.ndarray
+    up: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        return np.asarray(self.down + self.compute + self.up)
+
+
+def times(devices: list[Device], cost: Cost, gradients: np.ndarray, talks: bool = True) -> Times:
+    """Of clients with these devices that evaluate so many gradients; `talks` False: no message goes either way."""
+    step, up, down, latency = np.asarray(devices, np.float64).reshape(-1, 4).T
+    wait = cost.exchanges * latency
+    return Times(talks * (wait + cost.down / down), gradients * step, talks * (wait + cost.up / up))
+
+
+Step = Annotated[float, Field(gt=0, description="seconds of one mini-batch gradient, of a typical client")]
+Up = Annotated[float, Field(gt=0, description="bytes a second from a client")]
+Down = Annotated[float, Field(gt=0, description="bytes a second to a client")]
+Latency = Annotated[float, Field(ge=0, description="seconds before a message arrives, either way")]
+Jitter = Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed from round to round")]
+
+
+def _model(factor: Callable[[np.random.Generator], tuple[float, float]], base: Device, jitter: float) -> Devices:
+    """Devices that differ from the base by (compute, link) factors drawn once a client, and by jitter each round."""
+
+    def of(seed: int, round: int, client: int) -> Device:
+        slower, thinner = factor(rng.generator(seed, rng.Purpose.DEVICE, 0, client))
+        if jitter:
+            slower *= float(
+                np.exp(jitter * rng.generator(seed, rng.Purpose.DEVICE, round + 1, client).standard_normal())
+            )
+        return Device(base.step * slower, base.up / thinner, base.down / thinner, base.latency)
+
+    return of
+
+
+def equal(
+    step: Step = 0.01, up: Up = 1.25e6, down: Down = 6.25e6, latency: Latency = 0.05, jitter: Jitter = 0.0
+) -> Devices:
+    """All devices alike: 10 ms a gradient, 10 Mbit/s up and 50 down unless given."""
+    return _model(lambda draw: (1.0, 1.0), Device(step, up, down, latency), jitter)
+
+
+def lognormal(
+    spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed")] = 0.5,
+    step: Step = 0.01,
+    up: Up = 1.25e6,
+    down: Down = 6.25e6,
+    latency: Latency = 0.05,
+    link_spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of its bandwidths")] = 0.0,
+    jitter: Jitter = 0.0,
+) -> Devices:
+    """Speeds drawn once a client, lognormal around those of a typical client, the median."""
+
+    def factor(draw: np.random.Generator) -> tuple[float, float]:
+        slower, thinner = np.exp(draw.standard_normal(2) * (spread, link_spread))
+        return float(slower), float(thinner)
+
+    return _model(factor, Device(step, up, down, latency), jitter)
+
+
+def classes(
+    slowdown: Annotated[
+        list[Annotated[float, Field(gt=0)]],
+        Field(min_length=1, description="factor on the seconds of a gradient of each class"),
+    ] = [1.0, 2.0, 5.0],  # noqa: B006
+    step: Step = 0.01,
+    up: Up = 1.25e6,
+    down: Down = 6.25e6,
+    latency: Latency = 0.05,
+    jitter: Jitter = 0.0,
+) -> Devices:
+    """A few kinds of devices; each client is of one of them, drawn once, all equally likely."""
+    return _model(
+        lambda draw: (slowdown[int(draw.integers(len(slowdown)))], 1.0), Device(step, up, down, latency), jitter
+    )
+
+
+def from_file(
+    path: Annotated[str, Field(description="CSV file with the columns client,step,up,down,latency, a row a client")],
+    jitter: Jitter = 0.0,
+) -> Devices:
+    """As measured: seconds of a gradient, bytes a second up and down, seconds of latency of each client."""
+    known: dict[int, Device] = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                known[int(row["client"])] = Device(*(float(row[name]) for name in Device._fields))
+    except (OSError, UnicodeDecodeError) as broken:
+        raise UserError(f"cannot read the devices {path} ({reason(broken)}); give a CSV file") from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} must have the columns client,step,up,down,latency with numbers") from None
+    for client, device in known.items():
+        if not all(np.isfinite(device)) or min(device[:3]) <= 0 or device.latency < 0:
+            raise UserError(
+                f"{path}: client {client} needs finite step, up and down > 0 and latency >= 0, given {device}"
+            )
+
+    def of(seed: int, round: int, client: int) -> Device:
+        if client not in known:
+            raise UserError(f"{path} has no row for client {client}; give one for every client")
+        return _model(lambda draw: (1.0, 1.0), known[client], jitter)(seed, round, client)
+
+    return of
+
+
+DEVICES: dict[str, Callable[..., Devices]] = {
+    "equal": equal,
+    "lognormal": lognormal,
+    "classes": classes,
+    "from_file": from_file,
+}

@@ -1,0 +1,56 @@
+"""Who is lost in the middle of a round: it got the model and worked, and its reply never arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import rng
+
+Chance = Annotated[float, Field(ge=0, lt=1)]
+Dropout = Callable[[int, int], float]
+"""(seed, client) -> the probability that it is lost in a round."""
+
+
+def fixed(chance: Annotated[float, Field(ge=0, lt=1, description="the same for every client")] = 0.1) -> Dropout:
+    """Every client with the same probability, in every round anew."""
+    return lambda seed, client: chance
+
+
+def by_client(
+    low: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost least")] = 0.0,
+    high: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost most")] = 0.2,
+) -> Dropout:
+    """A probability that stays with the client, drawn once, uniform on [low, high]."""
+    if high < low:
+        raise UserError(f"by_client({low}, {high}) has no probability between its ends; give low <= high")
+    return lambda seed, client: low + (high - low) * rng.generator(seed, rng.Purpose.TRAIT, 1, client).random()
+
+
+def per_client(
+    chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
+) -> Dropout:
+    """The probability given for each client."""
+
+    def chance(seed: int, client: int) -> float:
+        if client >= len(chances):
+            raise UserError(
+                f"dropout lists {len(chances)} probabilities and none for client {client}; give one for each"
+            )
+        return chances[client]
+
+    return chance
+
+
+DROPOUT: dict[str, Callable[..., Dropout]] = {"fixed": fixed, "by_client": by_client, "per_client": per_client}
+
+
+def draw(dropout: Dropout, seed: int, round: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of these clients: who is lost [S] bool, after which share of its work [S], and its probability [S]."""
+    chance = np.array([dropout(seed, int(i)) for i in ids], np.float64)
+    u = np.array([rng.generator(seed, rng.Purpose.DROPOUT, round, int(i)).random(2) for i in ids]).reshape(-1, 2)
+    return u[:, 0] < chance, u[:, 1], chance

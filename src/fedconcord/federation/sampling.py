@@ -1,0 +1,168 @@
+"""Which clients take part in a round. A sampler is a pure function of its key and says its probabilities.
+
+A draw costs O(S) time and memory, O(S log N) by size: nothing here may run over all clients every round. (numpy's
+`choice` without replacement is Floyd's algorithm where S is far below N.) `everyone` has S = N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import rng
+from fedconcord.federation.once import once
+from fedconcord.federation.weights import share as weight
+
+
+class Drawn(NamedTuple):
+    """A cohort."""
+
+    ids: np.ndarray  # [S] int64, sorted, distinct
+    times: np.ndarray  # [S] float64, how often each was drawn
+    expected: np.ndarray  # [S] float64, E[times]; NaN where nobody knows it
+    inclusion: np.ndarray  # [S] float64, P(drawn at least once); NaN where nobody knows it
+    asked: int = 0  # clients that got the model to choose by
+
+
+Losses = Callable[[np.ndarray], np.ndarray]
+"""ids [S] -> each one's loss [S] at the server's model."""
+
+
+class Sampler(NamedTuple):
+    """How a cohort is drawn, and what must be known of that before the first round."""
+
+    draw: Callable[[int, int, int, np.ndarray, Losses], Drawn]  # (seed, round, cohort S, sizes [N], losses) -> cohort
+    from_all: bool = False  # drawn from all clients, then limited to those available; else from those available
+    known: bool = True  # its probabilities are known
+    by_loss: bool = False  # asks for losses
+    takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
+
+
+def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
+    """Distinct clients, each drawn with this probability."""
+    ids = np.sort(ids).astype(np.int64)
+    inclusion = np.broadcast_to(np.asarray(chance, np.float64), len(ids)).copy()
+    return Drawn(ids, np.ones(len(ids)), inclusion, inclusion, asked)
+
+
+def _counted(drawn: np.ndarray, cohort: int, p: Callable[[np.ndarray], np.ndarray]) -> Drawn:
+    """S draws with replacement; p gives the probability of these clients [S] in one draw."""
+    ids, count = np.unique(drawn, return_counts=True)
+    chance = p(ids)
+    return Drawn(ids.astype(np.int64), count.astype(np.float64), cohort * chance, 1 - (1 - chance) ** cohort)
+
+
+def uniform() -> Sampler:
+    """S distinct clients, all equally likely."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).choice(len(sizes), cohort, replace=False)
+        return _once(chosen, cohort / len(sizes))
+
+    return Sampler(draw)
+
+
+def with_replacement() -> Sampler:
+    """S draws with replacement, all clients equally likely; a client drawn twice counts twice."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        n = len(sizes)
+        chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).integers(n, size=cohort)
+        return _counted(chosen, cohort, lambda ids: np.full(len(ids), 1 / n))
+
+    return Sampler(draw, takes_all="never")
+
+
+def by_size() -> Sampler:
+    """S draws with replacement, client i with probability p_i by size; a client drawn twice counts twice.
+
+    FedNova (IEEE TSP 2021), Theorem 3; FedProx. With weights `unbiased` the server's step is the plain mean of draws.
+    """
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        points = rng.generator(seed, rng.Purpose.SAMPLE, round).random(cohort)
+        chosen = cumulative(sizes).searchsorted(points, side="right")
+        return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
+
+    return Sampler(draw, takes_all="never")
+
+
+@once
+def cumulative(sizes: np.ndarray) -> np.ndarray:
+    """Cumulative probabilities [N] by size, as numpy's `choice` makes them of p at every call."""
+    steps = (sizes / sizes.sum()).cumsum()
+    return np.asarray(steps / steps[-1])
+
+
+def bernoulli(
+    share: Annotated[float | None, Field(gt=0, le=1, description="probability of a client; S/N if none")] = None,
+) -> Sampler:
+    """Every client on its own coin, at least one client (A-FedPD's simulator); S is then the expected cohort."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        n, q = len(sizes), cohort / len(sizes) if share is None else share
+        generator = rng.generator(seed, rng.Purpose.SAMPLE, round)
+        # the number of heads, then who: the same law as N coins
+        ids = generator.choice(n, max(generator.binomial(n, q), 1), replace=False)
+        # an empty draw is replaced by one client: E[count] = q + (1 - q)^n / n
+        return _once(ids, q + (1 - q) ** n / n)
+
+    return Sampler(draw, from_all=True, takes_all="never")
+
+
+def everyone() -> Sampler:
+    """Everyone who is available; the cohort is not limited."""
+    return Sampler(
+        lambda seed, round, cohort, sizes, losses: _once(np.arange(len(sizes)), 1.0), from_all=True, takes_all="always"
+    )
+
+
+def cyclic() -> Sampler:
+    """S clients after the other in turn, in the order of their ids, from a keyed start; the last turn may be short."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        turns = -(-len(sizes) // cohort)
+        first = int(rng.generator(seed, rng.Purpose.SAMPLE).integers(turns))
+        begin = (first + round) % turns * cohort
+        return _once(np.arange(begin, min(begin + cohort, len(sizes))), 1 / turns)
+
+    return Sampler(draw, from_all=True)
+
+
+def power_of_choice(
+    candidates: Annotated[int, Field(ge=1, description="clients that are asked for their loss, at least the cohort")],
+) -> Sampler:
+    """Candidates drawn by size without replacement; those with the highest loss at the server's model take part.
+
+    Cho, Wang, Joshi, AISTATS 2022, section 3.1 (pow-d). Nobody knows its probabilities. A candidate gets the model and
+    answers with one number; the passes over its samples are not counted as gradient steps.
+    """
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        generator, some = rng.generator(seed, rng.Purpose.SAMPLE, round), min(max(candidates, cohort), len(sizes))
+        asked = np.sort(generator.choice(len(sizes), some, replace=False, p=sizes / sizes.sum()))
+        chosen = asked[np.argsort(-losses(asked), kind="stable")[:cohort]]
+        return _once(chosen, np.nan, len(asked))
+
+    return Sampler(draw, known=False, by_loss=True)
+
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "uniform": uniform,
+    "with_replacement": with_replacement,
+    "by_size": by_size,
+    "bernoulli": bernoulli,
+    "everyone": everyone,
+    "cyclic": cyclic,
+    "power_of_choice": power_of_choice,
+}
+
+
+def check(cohort: int, n: int) -> None:
+    """Refuse a cohort that cannot be drawn."""
+    if not 1 <= cohort <= n:
+        raise UserError(f"a cohort of {cohort} cannot be drawn from {n} clients; give a cohort from 1 to {n}")

@@ -1,0 +1,163 @@
+"""What is drawn for a round: the cohort, its local work, its batches and its weights. A pure function of the keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Cohort, Plan, Roster, rng
+from fedconcord.federation import weights
+from fedconcord.federation.availability import Availability
+from fedconcord.federation.clock import Cost, Devices
+from fedconcord.federation.draws import Keyed
+from fedconcord.federation.dropout import Dropout
+from fedconcord.federation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
+from fedconcord.federation.sampling import Sampler, uniform
+from fedconcord.federation.work import Work, epoch_steps, fixed
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Draws every round's plan from (seed, round, client), so that all methods of a comparison meet the same one.
+
+    `work` counts `unit`s; seconds are those of the clients' `devices`, and buy at least one step. `batch_size` None
+    means that every step uses all samples of the client. Methods with a table of M blocks draw a block a step
+    instead of a batch; an epoch is then M steps.
+    """
+
+    seed: int
+    cohort: int
+    lr: float
+    work: Work = fixed(1)
+    unit: Literal["epochs", "steps", "seconds"] = "epochs"
+    batch_size: int | None = None
+    lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
+    sampler: Sampler = uniform()
+    lr_drops: tuple[
+        tuple[int, float], ...
+    ] = ()  # (round, factor): from that round on the step size is times the factor
+    availability: Availability | None = None  # who could take part; everybody if none
+    dropout: Dropout | None = None  # who is lost in mid-round; nobody if none
+    devices: Devices | None = None  # how long clients take; without, no time is simulated
+    deadline: float | None = None  # seconds of a round
+    late: Literal["discard", "keep"] = "discard"  # replies after the deadline
+    _memo: dict[str, _Seen] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def rules(self) -> Rules:
+        """Who takes part."""
+        return Rules(self.sampler, self.availability, self.dropout, self.devices, self.deadline, self.late)
+
+    @property
+    def draws(self) -> Keyed:
+        """What the clients draw by themselves."""
+        return Keyed(self.seed, self.batch_size)
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        """Why this schedule cannot run the method on N clients, or None."""
+        if self.unit == "seconds" and self.devices is None:
+            return "local work in seconds needs the times of clients; set devices, for example lognormal(0.5)"
+        return refusal(self.rules, algorithm, n, self.cohort)
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
+        """The plan of one round.
+
+        Costs O(S), whatever N is, unless clients are not always available. Only plain cohorts can be planned without a
+        view.
+        """
+        now = self._turnout(round, algorithm, roster, view)
+        p, heard = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
+        w = np.zeros(len(now.ids))
+        w[heard] = weights.cohort(algorithm.weights, p[heard], now.times[heard], now.expected[heard])
+        return Plan(
+            round=round,
+            ids=now.ids,
+            steps=now.steps,
+            w=w,
+            p=p,
+            inclusion=now.inclusion,
+            lr=self._lr(round),
+            seed=self.seed,
+            coin=self._coin(round),
+            times=now.times,
+            expected=now.expected,
+            late=now.late if algorithm.keeps_late else None,
+            waited=now.waited if algorithm.keeps_late else None,
+            aside=now.aside,
+            seconds=now.seconds,
+        )
+
+    def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
+        """Who takes part in a round; with late replies it depends on the rounds before, of which the last is kept."""
+        if self.deadline is None or self.late == "discard":
+            return self._next(round, algorithm, roster, view, ())
+        seen = self._memo.get("last")
+        if seen is None or seen.round >= round or not seen.is_of(algorithm, roster):
+            seen = _Seen(-1, (), algorithm, roster.samples)
+        for t in range(seen.round + 1, round):
+            seen = seen._replace(round=t, pending=self._next(t, algorithm, roster, view, seen.pending).pending)
+        self._memo["last"] = seen
+        return self._next(round, algorithm, roster, view, seen.pending)
+
+    def _next(
+        self,
+        round: int,
+        algorithm: Algorithm,
+        roster: Roster,
+        view: View | None,
+        pending: tuple[Reply, ...],
+    ) -> Turnout:
+        needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
+        if view is None and needs:
+            raise UserError("this schedule must know the run to plan a round; use training.plan_of")
+        losses = np.zeros_like if view is None else view.losses
+        drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, pending)
+        cost = Cost(0, 0) if view is None or not needs else view.cost()
+        held = roster.samples[drawn.ids]
+        full = self.draws.full_cost(algorithm, held)
+        each = cost.step_gradients(full)
+        pairs = zip(drawn.ids.tolist(), held.tolist(), each.tolist(), strict=True)
+        steps = np.array([self._steps(algorithm, round, i, n, g) for i, n, g in pairs], np.int64)
+        talks = True
+        if view is not None and self.devices is not None and algorithm.communicates is not None:
+            p = weights.share(algorithm.weights, roster.sizes, drawn.ids)
+            mass, coin = float(p.sum()), self._coin(round)
+            mean = float(p @ steps) / mass if mass else 0.0
+            talks = algorithm.communicates(
+                Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
+            )
+        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks)
+
+    def _lr(self, round: int) -> float:
+        return self.lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first)
+
+    def _coin(self, round: int) -> float:
+        return float(rng.generator(self.seed, rng.Purpose.COIN, round).random())
+
+    def _steps(self, algorithm: Algorithm, round: int, client: int, n: int, gradients: int) -> int:
+        """Local steps of a client of n samples, each of which evaluates so many mini-batch gradients."""
+        if algorithm.steps is not None:
+            return algorithm.steps
+        amount = self.work(self.seed, round, client)
+        if self.unit == "steps":
+            return int(amount)
+        if self.unit == "seconds":
+            assert self.devices is not None
+            return max(1, int(amount / (gradients * self.devices(self.seed, round, client).step)))
+        return int(amount) * (algorithm.blocks or epoch_steps(n, self.batch_size))
+
+
+class _Seen(NamedTuple):
+    """What the rounds up to one leave to the next, for one method and federation."""
+
+    round: int
+    pending: tuple[Reply, ...]
+    algorithm: Algorithm
+    samples: np.ndarray  # of the roster
+
+    def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
+        return self.algorithm is algorithm and self.samples is roster.samples

@@ -1,0 +1,41 @@
+"""How the server weighs the clients of a cohort, under any sampling with known probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedconcord.core import Weights
+from fedconcord.federation.once import once
+
+
+def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
+    """p [N], each client's weight in the objective sum_i p_i f_i: equal for `uniform`, by size otherwise."""
+    p = np.ones_like(sizes) if kind == "uniform" else sizes
+    return np.asarray(p / p.sum())
+
+
+@once
+def total(sizes: np.ndarray) -> float:
+    """The sum of sizes [N]."""
+    return float(sizes.sum())
+
+
+def share(kind: Weights, sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """p [S] of these clients: the bits of `objective(kind, sizes)[ids]`, in O(S)."""
+    return np.full(len(ids), 1.0 / len(sizes)) if kind == "uniform" else sizes[ids] / total(sizes)
+
+
+def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """w [S], each client's weight in the server's step.
+
+    `uniform` and `size`: p_i renormalised over the cohort, so they sum to 1. `unbiased`: p_i / E[count_i], whose sum
+    is 1 in expectation only: (N / S) p_i for uniform sampling (FedVRA eq. (21)), count_i / S for sampling by p_i with
+    replacement (FedNova Theorem 3).
+
+    Args:
+        p: [S] weights in the objective.
+        count: [S] how often the sampling drew the client.
+        expected: [S] E[count].
+    """
+    held = p * count
+    return np.asarray(held / expected if kind == "unbiased" else held / held.sum())

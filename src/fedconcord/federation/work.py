@@ -1,0 +1,120 @@
+"""How much local work a client does in a round, and on which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.core import rng
+
+Work = Callable[[int, int, int], float]
+"""(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
+
+
+def fixed(value: Annotated[int, Field(ge=1, description="the same every round")] = 1) -> Work:
+    """The same work for every client in every round."""
+    return lambda seed, round, client: value
+
+
+def uniform(
+    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
+    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+) -> Work:
+    """Uniform on {low, ..., high}, drawn anew for every client in every round (FedNova, FedADMM, FedVRA's HLU)."""
+    if high < low:
+        raise UserError(f"uniform({low}, {high}) has no value between its ends; give low <= high")
+    return lambda seed, round, client: int(
+        rng.generator(seed, rng.Purpose.WORK, round, client).integers(low, high, endpoint=True)
+    )
+
+
+def gaussian(
+    mean: Annotated[float, Field(ge=1, allow_inf_nan=False, description="of the draw before it is clipped")] = 30.0,
+    std: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation before clipping")] = 22.0,
+    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
+    high: Annotated[int, Field(ge=1, description="most, included")] = 96,
+) -> Work:
+    """Gaussian, rounded and clipped to [low, high], drawn anew for every client in every round (FedNova, Fig. 2).
+
+    The paper gives the mean and the range only; the default deviation puts 96 at three deviations. Clipping moves the
+    mean: to 30.6 for the defaults.
+    """
+    if high < low:
+        raise UserError(f"gaussian has no value between low = {low} and high = {high}; give low <= high")
+    return lambda seed, round, client: int(
+        np.clip(np.rint(rng.generator(seed, rng.Purpose.WORK, round, client).normal(mean, std)), low, high)
+    )
+
+
+def by_client(
+    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
+    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+) -> Work:
+    """Uniform on {low, ..., high}, drawn once for each client, which keeps it in every round."""
+    if high < low:
+        raise UserError(f"by_client({low}, {high}) has no value between its ends; give low <= high")
+    return lambda seed, round, client: int(
+        rng.generator(seed, rng.Purpose.TRAIT, 0, client).integers(low, high, endpoint=True)
+    )
+
+
+def per_client(
+    amounts: Annotated[
+        list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="of each client, in the order of their ids")
+    ],
+) -> Work:
+    """The work given for each client, the same in every round."""
+
+    def amount(seed: int, round: int, client: int) -> int:
+        if client >= len(amounts):
+            raise UserError(f"per_client lists the work of {len(amounts)} clients, none for client {client}")
+        return amounts[client]
+
+    return amount
+
+
+def from_file(
+    path: Annotated[str, Field(description="text file with one whole number a line, a line a client")],
+) -> Work:
+    """The work of each client from a file, the same in every round."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            amounts = [int(line) for line in file if line.strip()]
+    except (OSError, ValueError) as broken:
+        raise UserError(f"cannot read the work in {path} ({reason(broken)}); give one whole number a line") from None
+    if not amounts or min(amounts) < 1:
+        raise UserError(f"{path} must hold one whole number >= 1 for each client")
+    return per_client(amounts)
+
+
+WORK: dict[str, Callable[..., Work]] = {
+    "fixed": fixed,
+    "uniform": uniform,
+    "gaussian": gaussian,
+    "by_client": by_client,
+    "per_client": per_client,
+    "from_file": from_file,
+}
+
+
+def epoch_steps(n: int, batch_size: int | None) -> int:
+    """Steps in one epoch of n samples; the last batch may be short. None: one full-batch step."""
+    return 1 if batch_size is None else -(-n // batch_size)
+
+
+def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: int) -> np.ndarray:
+    """Sample positions [steps, B] of a client in a round; -1 pads the short last batch of an epoch.
+
+    Each epoch is a fresh permutation; B = min(batch_size, n).
+    """
+    size = min(batch_size, n)
+    per_epoch = epoch_steps(n, size)
+    draw = rng.generator(seed, rng.Purpose.BATCH, round, client)
+    out = np.full((-(-steps // per_epoch), per_epoch * size), -1, np.int64)
+    for epoch in out:
+        epoch[:n] = draw.permutation(n)
+    return out.reshape(-1, size)[:steps]

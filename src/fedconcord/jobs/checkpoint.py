@@ -1,0 +1,151 @@
+"""Everything that a run needs to go on as if it had never stopped, in one safetensors file.
+
+The clients' rows are in it, or only where they lie in their own file (`state.disk`), which then belongs to it.
+Randomness is keyed, so there is no generator state to keep: the server's state, the clients' rows and counters are all.
+With them goes what makes the job (`facts`), so that another job does not go on from it by mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import UNNAMED, Identity
+from fedconcord.core import Tree, tensors, tree_leaves, tree_unflatten
+from fedconcord.jobs import Job, State, blank
+
+FORMAT = 2
+
+
+def write(path: Path, state: State, job: Job) -> None:
+    """Write the state atomically; of several processes all call this, and rank 0 writes the rows of all."""
+    rows = job.engine.team.collect(state.store.export())
+    if job.engine.team.rank != 0:
+        return
+    held = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
+    held |= {f"rows.{name}": leaf for name, leaf in rows.items()}
+    counters = {
+        "format": FORMAT,
+        "round": state.round,
+        "bytes_up": state.bytes_up,
+        "bytes_down": state.bytes_down,
+        "gradient_steps": state.gradient_steps,
+        "simulated_seconds": state.simulated_seconds,
+    }
+    about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
+    tensors.write(path, held, about)
+    state.store.commit()  # only now: until the file is in its place, the one before it is the run
+
+
+def read(path: Path, job: Job) -> State:
+    """The state that was written, for the same job.
+
+    Raises:
+        UserError: the file is damaged, of another version, or belongs to another job.
+    """
+    try:
+        found, about = tensors.read(path)
+        counters = json.loads(about.get("state", "{}"))
+        made = json.loads(about.get("job", "{}"))
+    except (tensors.DamagedError, OSError, ValueError) as broken:
+        raise UserError(f"cannot read the checkpoint {path} ({broken}); delete it to start this run again") from broken
+    if counters.get("format") != FORMAT:
+        raise UserError(
+            f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT}); delete it to "
+            "start this run again, or resume with the version that wrote it"
+        )
+    fresh, _ = blank(job)
+    _refuse_another(path, made, facts(job, fresh.store.template))
+    server = {}
+    for name, leaf in tree_leaves(fresh.server).items():
+        got = found.get(f"server.{name}")
+        if got is None or got.shape != leaf.shape or got.dtype != leaf.dtype:
+            held = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
+            raise UserError(
+                f"{path} holds {held} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
+                "resume with the configuration that wrote it"
+            )
+        server[name] = got.to(leaf.device)
+    rows = {k.removeprefix("rows."): v for k, v in found.items() if k.startswith("rows.")}
+    team = job.engine.team
+    if team.size > 1:  # whoever wrote them, they go to their owners
+        mine = torch.as_tensor(team.owns(rows["ids"].numpy()))
+        rows = {name: leaf[mine] for name, leaf in rows.items()}
+    fresh.store.restore({name: _to(leaf, job) for name, leaf in rows.items()})
+    return State(
+        round=counters["round"],
+        server=tree_unflatten(fresh.server, server),
+        store=fresh.store,
+        bytes_up=counters["bytes_up"],
+        bytes_down=counters["bytes_down"],
+        gradient_steps=counters["gradient_steps"],
+        simulated_seconds=counters["simulated_seconds"],
+    )
+
+
+def facts(job: Job, row: Tree) -> dict[str, Any]:
+    """What decides the trajectory, as far as it can be written down, by dotted name; `row`: a client's first.
+
+    A part made by hand says what it can: its plain fields. Engines are left out, which change no result.
+    """
+    objective, roster = job.problem.objective, job.problem.roster
+    about = {
+        "dim": objective.dim,
+        "dtype": str(objective.dtype).removeprefix("torch."),
+        "clients": roster.n,
+        "samples": zlib.crc32(roster.samples.tobytes()),  # of each client
+        "weights": zlib.crc32(roster.sizes.tobytes()),
+        "regulariser": None if objective.regulariser is None else objective.regulariser.name,
+    }
+    return {
+        **dict(_plain("method", job.algorithm.identity)),
+        **dict(_plain("solver", job.solver)),
+        **dict(_plain("schedule", job.schedule)),
+        **{f"problem.{name}": value for name, value in about.items()},
+        **{f"row.{name}": f"{leaf.dtype} {list(leaf.shape)}" for name, leaf in tree_leaves(row).items()},
+        "engine.rows": job.storage.rows,
+    }
+
+
+def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values within a value, by dotted name; functions, arrays and the like are passed over."""
+    own = getattr(value, "identity", None)
+    if isinstance(own, Identity) and own != UNNAMED:
+        value = own
+    if value is None or isinstance(value, bool | int | float | str):
+        yield name, value
+    elif isinstance(value, Identity):
+        yield name, f"{value.name} (version {value.version})" if value != UNNAMED else "made by hand"
+        for key, part in value.parameters:
+            yield from _plain(f"{name}.{key}", part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if field.compare:
+                yield from _plain(f"{name}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        keys = getattr(value, "_fields", range(len(value)))
+        if not hasattr(value, "_fields"):
+            yield f"{name}.length", len(value)
+        for key, part in zip(keys, value, strict=True):
+            yield from _plain(f"{name}.{key}", part)
+
+
+def _refuse_another(path: Path, made: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    for name in [*made, *(name for name in job if name not in made)]:
+        was, now = (json.dumps(held.get(name)) for held in (made, job))
+        if was != now and made.get(name) != job.get(name):  # 1 and 1.0 are one number, and NaN is itself
+            raise UserError(
+                f"{path} belongs to another job, whose {name} is {was} where this one's is {now}; resume with the "
+                "configuration that wrote it, or start again in another folder"
+            )
+
+
+def _to(tensor: torch.Tensor, job: Job) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.int64 else tensor.to(job.problem.objective.device)

@@ -1,0 +1,125 @@
+"""One training run, fully specified, and what it carries from round to round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+
+from fedconcord.core import (
+    Algorithm,
+    Draws,
+    Plan,
+    Population,
+    Problem,
+    Roster,
+    Tree,
+    TwoBlockRow,
+)
+from fedconcord.engines import Engine, Stacked
+from fedconcord.federation import weights
+from fedconcord.federation.clock import Cost
+from fedconcord.federation.participation import View
+from fedconcord.local.duty import Duty
+from fedconcord.local.solver import Solver
+from fedconcord.state import Storage, Store
+from fedconcord.transforms.forms import forms
+
+
+class Planner(Protocol):
+    """Draws the plan of a round; `heterogeneity.schedule.Schedule` is the one that users configure."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def cohort(self) -> int: ...
+
+    @property
+    def draws(self) -> Draws: ...
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None: ...
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run, fully specified."""
+
+    problem: Problem
+    algorithm: Algorithm
+    schedule: Planner
+    solver: Solver = Solver()
+    engine: Engine = Stacked()
+    storage: Storage = Storage()
+
+    @cached_property
+    def duty(self) -> Duty:
+        """What every client is told before round 0."""
+        return Duty(self.algorithm, self.solver, self.schedule.draws)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What a round asks of one client: bytes, and mini-batch gradients."""
+        oracle = self.duty.oracle
+        found = forms(self.algorithm, self.problem.init(self.schedule.seed))
+        each = 1 + (oracle.kind == "sam") + (found.snapshot or oracle.kind == "svrg")
+        whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
+        return Cost(
+            down=found.bytes_down,
+            up=found.bytes_up,
+            exchanges=1 if self.algorithm.prelude is None else 2,
+            per_step=0 if whole else each,
+            full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
+            full=int(self.duty.uses_full_gradient or self.algorithm.prelude is not None),
+        )
+
+
+class State(NamedTuple):
+    """Everything that a run carries from round to round."""
+
+    round: int  # rounds done
+    server: Tree
+    store: Store
+    bytes_up: int  # cumulative
+    bytes_down: int  # cumulative
+    gradient_steps: int  # cumulative
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
+
+
+class Row(NamedTuple):
+    """What is known after a round."""
+
+    round: int
+    metrics: dict[str, float] | None  # None where the round was not evaluated
+    bytes_up: int  # cumulative, as the next two
+    bytes_down: int
+    gradient_steps: int
+    seconds: float  # this round's training alone; 0 for round 0
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
+
+
+def population_of(job: Job) -> Population:
+    """What the method may know of all clients."""
+    roster = job.problem.roster
+    p = weights.objective(job.algorithm.weights, roster.sizes)
+    return Population(roster.n, torch.as_tensor(p, device=job.problem.objective.device))
+
+
+def state_bytes(job: Job, rounds: int) -> int:
+    """What the clients' rows may grow to: bytes of a row times the clients that can be drawn in so many rounds."""
+    return min(job.problem.roster.n, rounds * job.schedule.cohort) * row_bytes(job)
+
+
+def row_bytes(job: Job) -> int:
+    """Bytes that one client's row takes between rounds."""
+    return job.storage.row_bytes(job.engine.kept(template(job)))
+
+
+def template(job: Job) -> Tree:
+    """A client's row before its first round."""
+    row, private = job.algorithm.init_client(job.problem.init(job.schedule.seed)), job.problem.objective.private
+    return row if private is None else TwoBlockRow(row, private.first)

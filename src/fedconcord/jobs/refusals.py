@@ -1,0 +1,55 @@
+"""Every reason why a job cannot run, from what its parts declare. The command, Python and the engines all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Population
+from fedconcord.federation import sampling, weights
+from fedconcord.jobs.job import Job
+from fedconcord.local import solver
+
+
+def check(job: Job) -> None:
+    """Refuse a job that cannot run, before round 0.
+
+    Raises:
+        UserError: the first of the reasons.
+    """
+    for reason in reasons(job):
+        raise UserError(reason)
+
+
+def reasons(job: Job) -> Iterator[str]:
+    """Why the job cannot run, a sentence each; none if it can."""
+    algorithm, objective, roster = job.algorithm, job.problem.objective, job.problem.roster
+    n, cohort = roster.n, job.schedule.cohort
+    sampling.check(cohort, n)
+    p = weights.objective(algorithm.weights, roster.sizes)
+    found = (
+        job.schedule.refuse(algorithm, n),
+        algorithm.refuse(Population(n, torch.as_tensor(p, device=objective.device)), cohort),
+        solver.refuse(job.solver, algorithm, objective.regulariser is not None),
+    )
+    yield from (reason for reason in found if reason is not None)
+    if objective.private is not None and algorithm.keeps_late:
+        yield "late replies cannot be kept where clients have private blocks; use late discard"
+    if job.engine.team.size > n:
+        yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
+    if algorithm.blocks is not None:
+        smallest = int(roster.samples.argmin())
+        try:
+            job.schedule.draws.members(algorithm, smallest, int(roster.samples[smallest]))
+        except UserError as short:
+            yield str(short)
+    if algorithm.hessian_at is not None:
+        if objective.hessian is None:
+            yield "the method takes Newton steps, and this problem has no Hessians; use a method without"
+            return
+        try:
+            objective.hessian(job.problem.init(job.schedule.seed), torch.tensor([0], device=objective.device))
+        except UserError as large:
+            yield str(large)

@@ -1,0 +1,275 @@
+"""Non-smooth terms psi of the objective sum_i p_i f_i(x) + psi(x), by name, each with its proximal operator.
+
+To add one: a factory that returns a `core.Regulariser` for vectors [..., d] and its line in `REGULARISERS`. `combine`
+adds two where the prox of the sum has a closed form. Closed forms: Parikh and Boyd, Proximal Algorithms, 2014, ch. 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Regulariser
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight lambda of the term")]
+
+
+def soft(x: Tensor, threshold: float) -> Tensor:
+    """Entries of x moved towards 0 by the threshold, 0 where they are smaller."""
+    return x - x.clamp(-threshold, threshold)
+
+
+def to_simplex(x: Tensor) -> Tensor:
+    """Projection of every row of x [..., k] on the probability simplex (Held, Wolfe and Crowder 1974)."""
+    descending = x.sort(dim=-1, descending=True).values
+    count = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    excess = (descending.cumsum(-1) - 1.0) / count
+    support = (descending > excess).sum(-1, keepdim=True)
+    return (x - excess.gather(-1, support - 1)).clamp(min=0.0)
+
+
+def _rounding(x: Tensor) -> float:
+    """How far outside a constraint an average of points inside it may lie."""
+    return math.sqrt(torch.finfo(x.dtype).eps)
+
+
+def _indicator(inside: Tensor, like: Tensor) -> Tensor:
+    """0 where inside, else infinity."""
+    return torch.where(inside, 0.0, torch.inf).to(like.dtype)
+
+
+def _blocks(x: Tensor, size: int, name: str) -> Tensor:
+    """[..., d] -> [..., d / size, size]."""
+    if x.shape[-1] % size:
+        raise UserError(f"{name}: {x.shape[-1]} parameters cannot be cut in blocks of {size}; give a size that divides")
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
+# Each term is one object with its parameters, so that `combine` can tell what it is given.
+
+
+@dataclass(frozen=True)
+class _L1:
+    lam: float
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.lam * x.abs().sum(-1)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        return soft(x, eta * self.lam)
+
+
+@dataclass(frozen=True)
+class _GroupL1:
+    lam: float
+    size: int
+
+    def value(self, x: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(_blocks(x, self.size, "group_l1"), dim=-1)
+        return self.lam * norm.sum(-1)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        groups = _blocks(x, self.size, "group_l1")
+        norm: Tensor = torch.linalg.vector_norm(groups, dim=-1, keepdim=True)
+        keep = 1.0 - (eta * self.lam / norm.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1.0)
+        return (keep * groups).flatten(-2)
+
+
+@dataclass(frozen=True)
+class _Nuclear:
+    lam: float
+    rows: int | None
+
+    def matrix(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., rows, columns]."""
+        d = x.shape[-1]
+        rows = round(d**0.5) if self.rows is None else self.rows
+        if d % rows or (self.rows is None and rows * rows != d):
+            what = f"are no matrix of {self.rows} rows" if self.rows else "are no square matrix"
+            raise UserError(f"nuclear: {d} parameters {what}; give a number of rows that divides {d}")
+        return x.reshape(*x.shape[:-1], rows, -1)
+
+    # a diverged x stays NaN, where LAPACK would raise
+
+    def value(self, x: Tensor) -> Tensor:
+        finite = torch.isfinite(x).all(-1)
+        singular: Tensor = torch.linalg.svdvals(self.matrix(torch.where(finite[..., None], x, 0.0)))
+        return torch.where(finite, self.lam * singular.sum(-1), torch.nan)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        finite = torch.isfinite(x).all(-1, keepdim=True)
+        u, s, vh = torch.linalg.svd(self.matrix(torch.where(finite, x, 0.0)), full_matrices=False)
+        shrunk: Tensor = (u * soft(s, eta * self.lam)[..., None, :]) @ vh
+        return torch.where(finite, shrunk.flatten(-2), torch.nan)
+
+
+@dataclass(frozen=True)
+class _Box:
+    low: float
+    high: float
+
+    def value(self, x: Tensor) -> Tensor:
+        slack = _rounding(x)
+        return _indicator(((x >= self.low - slack) & (x <= self.high + slack)).all(-1), x)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        return x.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class _Simplex:
+    size: int | None
+
+    def value(self, x: Tensor) -> Tensor:
+        rows, slack = _blocks(x, self.size or x.shape[-1], "simplex"), _rounding(x)
+        return _indicator(((rows >= -slack).all(-1) & ((rows.sum(-1) - 1.0).abs() <= slack)).all(-1), x)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        return to_simplex(_blocks(x, self.size or x.shape[-1], "simplex")).flatten(-2)
+
+
+@dataclass(frozen=True)
+class _Then:
+    """The sum of two terms whose prox is the prox of `first` and then that of `second`."""
+
+    first: _Term
+    second: _Term
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.first.value(x) + self.second.value(x)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        return self.second.prox(self.first.prox(x, eta), eta)
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """The sum of two terms of which `first` is constant where `second` is finite."""
+
+    first: _L1
+    second: _Simplex
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.first.value(x) + self.second.value(x)
+
+    def prox(self, x: Tensor, eta: float) -> Tensor:
+        return self.second.prox(x, eta)
+
+
+_Term = _L1 | _GroupL1 | _Nuclear | _Box | _Simplex | _Then | _Constant
+
+
+def _named(name: str, term: _Term) -> Regulariser:
+    return Regulariser(name, term.value, term.prox)
+
+
+def l1(lam: Weight = 0.01) -> Regulariser:
+    """lam ||x||_1: sparse models (LASSO)."""
+    return _named(f"l1({lam:g})", _L1(lam))
+
+
+def group_l1(
+    lam: Weight = 0.01,
+    size: Annotated[int, Field(ge=1, description="entries of a group; groups are consecutive")] = 2,
+) -> Regulariser:
+    """lam sum_g ||x_g||_2 over groups of consecutive entries: whole groups vanish."""
+    return _named(f"group_l1({lam:g},{size})", _GroupL1(lam, size))
+
+
+def nuclear(
+    lam: Weight = 0.01,
+    rows: Annotated[
+        Annotated[int, Field(ge=1)] | None, Field(description="rows of the matrix that x is; none: it is square")
+    ] = None,
+) -> Regulariser:
+    """lam times the sum of the singular values of the matrix x: low rank (LoSAC, eq. (20))."""
+    return _named(f"nuclear({lam:g})" if rows is None else f"nuclear({lam:g},{rows})", _Nuclear(lam, rows))
+
+
+def box(
+    low: Annotated[float, Field(description="smallest entry")] = 0.0,
+    high: Annotated[float, Field(description="largest entry")] = 1.0,
+) -> Regulariser:
+    """The constraint low <= x <= high, entry by entry.
+
+    Raises:
+        UserError: no number lies between low and high.
+    """
+    if not low <= high:
+        raise UserError(f"box: no number is >= low = {low:g} and <= high = {high:g}; give low <= high")
+    return _named(f"box({low:g},{high:g})", _Box(low, high))
+
+
+def simplex(
+    size: Annotated[
+        Annotated[int, Field(ge=1)] | None, Field(description="entries of a block; none: all of x is one block")
+    ] = None,
+) -> Regulariser:
+    """The constraint that x, or every block of consecutive entries, is >= 0 with sum 1."""
+    return _named("simplex" if size is None else f"simplex({size})", _Simplex(size))
+
+
+def l1_box(
+    lam: Weight = 0.01,
+    low: Annotated[float, Field(description="smallest entry")] = 0.0,
+    high: Annotated[float, Field(description="largest entry")] = 1.0,
+) -> Regulariser:
+    """lam ||x||_1 with low <= x <= high."""
+    return combine(l1(lam), box(low, high))
+
+
+def sparse_group(
+    lam: Weight = 0.01,
+    group: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the groups' norms")] = 0.01,
+    size: Annotated[int, Field(ge=1, description="entries of a group; groups are consecutive")] = 2,
+) -> Regulariser:
+    """lam ||x||_1 + group sum_g ||x_g||_2 (sparse group LASSO)."""
+    return combine(l1(lam), group_l1(group, size))
+
+
+def combine(first: Regulariser, second: Regulariser) -> Regulariser:
+    """The sum of two terms, where its prox has a closed form.
+
+    Two of one kind; l1 with a box (separable: the minimiser on an interval is the clamped free one), with group_l1
+    (Friedman et al. 2010: soft threshold, then the groups'; Yu, NeurIPS 2013) or with a simplex (constant there).
+
+    Raises:
+        UserError: the sum has no prox in closed form, or the two constraints exclude each other.
+    """
+    terms = [getattr(r.prox, "__self__", None) for r in (first, second)]
+    for (a, b), (x, y) in ((terms, (first, second)), (terms[::-1], (second, first))):
+        match a, b:
+            case _L1(), _L1():
+                return l1(a.lam + b.lam)
+            case _GroupL1(), _GroupL1() if a.size == b.size:
+                return group_l1(a.lam + b.lam, a.size)
+            case _Nuclear(), _Nuclear() if a.rows == b.rows:
+                return nuclear(a.lam + b.lam, a.rows)
+            case _Box(), _Box():
+                return box(max(a.low, b.low), min(a.high, b.high))
+            case _L1(), _Box() | _GroupL1():
+                return _named(f"{x.name} + {y.name}", _Then(a, b))
+            case _L1(), _Simplex():
+                return _named(f"{x.name} + {y.name}", _Constant(a, b))
+    raise UserError(
+        f"the sum of {first.name} and {second.name} has no proximal operator in closed form; combine l1 with box, "
+        "group_l1 or simplex, or give one of the two"
+    )
+
+
+REGULARISERS: dict[str, Callable[..., Regulariser]] = {
+    "l1": l1,
+    "group_l1": group_l1,
+    "nuclear": nuclear,
+    "box": box,
+    "simplex": simplex,
+    "l1_box": l1_box,
+    "sparse_group": sparse_group,
+}

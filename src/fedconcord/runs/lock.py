@@ -1,0 +1,88 @@
+"""One writer a folder: a lock that dies with its process.
+
+The lock is the system's (`flock`) on an open file, so it is gone with the process whatever ends it, and a process id
+that is used again means nothing. The file is removed when the lock is let go; one that a killed process left is
+harmless. Where the system or the file system has no such locks, nothing is locked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.engines.team import ALONE, Team
+
+NAME = ".lock"
+PATIENCE = 1.0  # seconds that a killed comparison's workers may take to end
+
+
+@contextmanager
+def held(folder: Path, team: Team = ALONE) -> Iterator[None]:
+    """Write in a folder alone; it is made where it is missing, and goes again if nothing was written.
+
+    Of several processes all call this, and rank 0 holds the lock.
+
+    Raises:
+        UserError: another process writes there, or nothing can be written there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    descriptor: int | None = None
+
+    def take() -> str:
+        nonlocal descriptor
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = _taken(folder / NAME)
+        except OSError as error:
+            raise UserError(f"cannot write in the folder {folder} ({reason(error)}); give another one") from None
+        return ""
+
+    team.tell(take)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                os.unlink(folder / NAME)  # while it is held: whoever opened it before finds it gone
+            os.close(descriptor)
+        if team.rank == 0:
+            with suppress(OSError):  # not empty
+                for path in missing:
+                    path.rmdir()
+
+
+def _taken(path: Path) -> int:
+    """The descriptor of the file, locked."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if _locked(descriptor):
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        os.close(descriptor)
+        if time.monotonic() > until:
+            raise UserError(
+                f"another process is writing in the folder {path.parent}; wait until it has ended, or give another "
+                "folder"
+            )
+        time.sleep(0.05)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether this open file is locked now, or its file system has no locks."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+    return True

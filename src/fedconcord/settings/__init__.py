@@ -1,0 +1,61 @@
+"""The settings of a job: every key with its meaning, merged from defaults, a file, options and --set, and checked.
+
+A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not
+come from one source; across sources the later one replaces the other.
+"""
+
+from fedconcord.settings.build import (
+    advise,
+    build,
+    device_of,
+    divided,
+    forget_problem,
+    problem_of,
+    refuse,
+    team_of,
+)
+from fedconcord.settings.methods import local_for, read_method, runs, single
+from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
+from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
+from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.schema import default_text, keys, values_text
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, toml_value
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_PARTITION",
+    "PARTS",
+    "TASKS",
+    "Config",
+    "LocalSettings",
+    "Source",
+    "advise",
+    "build",
+    "canonical",
+    "dataset_of",
+    "default_text",
+    "device_of",
+    "divided",
+    "folder_name",
+    "forget_problem",
+    "from_file",
+    "from_nested",
+    "from_options",
+    "keys",
+    "kind_of",
+    "local_for",
+    "notes",
+    "part",
+    "problem_of",
+    "read_method",
+    "refuse",
+    "resolve_compare",
+    "resolve_run",
+    "runs",
+    "single",
+    "team_of",
+    "toml_value",
+    "values_text",
+    "work_of",
+]

@@ -1,0 +1,339 @@
+"""From settings to a job."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedconcord.algorithms import family, plugins
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Oracle, Problem, rng
+from fedconcord.data import Dataset
+from fedconcord.data.holdout import hold_out
+from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
+from fedconcord.engines.team import ALONE, Team
+from fedconcord.federation.features import FEATURES, skewed
+from fedconcord.federation.labels import LABELS
+from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import WORK, epoch_steps
+from fedconcord.jobs import Job, refusals
+from fedconcord.local.solver import Solver
+from fedconcord.models import MODELS, models
+from fedconcord.problems import PROBLEMS, Regularised, Supervised
+from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.streamed import Streamed
+from fedconcord.remote.link import Faults
+from fedconcord.settings.own import dataset_of, stamp
+from fedconcord.settings.parts import TASKS, part, work_of
+from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
+from fedconcord.state import Storage
+from fedconcord.transforms.late import with_late_replies
+from fedconcord.transforms.server import with_server
+from fedconcord.transforms.tables import with_table
+from fedconcord.transforms.uploads import with_uploads
+
+
+def problem_of(config: Config) -> Problem:
+    """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
+    return _problem(
+        config.data,
+        config.data_dir,
+        config.partition,
+        config.model,
+        config.clients,
+        config.seed or 0,
+        getattr(torch, config.engine.dtype),
+        device_of(config),
+        config.eval.train_samples,
+        config.labels,
+        config.task,
+        config.validation,
+        config.skew,
+        config.loss,
+        tuple(config.metrics),
+        config.input.model_dump_json(),
+        stamp(config.data, config.input),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _problem(
+    data: str,
+    data_dir: str | None,
+    partition: str | None,
+    model: str | None,
+    clients: int,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    train_samples: int,
+    labels: str | None,
+    task: str | None,
+    validation: float | None,
+    skew: str | None,
+    loss: str | None,
+    metrics: tuple[str, ...],
+    given: str,
+    stamp: str,
+) -> Problem:
+    if partition is None:  # a problem with its own clients
+        brought: Problem = grammar.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
+        return brought
+    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given)
+    if dataset.streams is not None and (task, validation) != (None, None):
+        key = f"task {task}" if task is not None else f"validation {validation:g}"
+        raise UserError(
+            f"{key} needs the samples of all clients in memory, and those of {clients} clients of data {data} are "
+            "drawn as they take part; use fewer clients"
+        )
+    if task is not None and grammar.parse(task, "task").name == "clustering":
+        clusters: Problem = grammar.build(TASKS, "task", task, dataset, parts, dtype, device)
+        return clusters
+    call = grammar.check(models(), "model", model or DEFAULT_MODEL)
+
+    def network() -> nn.Module:
+        return _network(call, dataset)
+
+    if task is not None:
+        masks = grammar.build(LABELS, "removal of labels", labels or "", parts, seed)
+        partly: Problem = grammar.build(
+            TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples
+        )
+        return partly
+    held = None
+    if validation is not None:
+        parts, held = hold_out(parts, validation, seed)
+    found = Supervised(
+        network,
+        dataset,
+        parts,
+        dtype=dtype,
+        device=device,
+        train_samples=train_samples,
+        held=held,
+        loss=None if loss is None else part("loss", loss),
+        metrics=metrics_of(metrics, dataset.target),
+    )
+    return found if dataset.streams is None else Streamed(found, dataset.streams)
+
+
+def _network(call: grammar.Call, dataset: Dataset) -> nn.Module:
+    """A model for the data's samples; what a factory of one's own raises becomes a sentence."""
+    try:
+        made = call(dataset.shape, dataset.classes)
+    except Exception as error:
+        if isinstance(error, UserError) or call.name in MODELS:
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"model {call.name} failed for samples of shape {dataset.shape}: {why}") from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model {call.name} returned {type(made).__name__}; return a torch.nn.Module")
+    return made
+
+
+def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
+    """The data of a run with the samples of each client [n_i], features skewed as the settings say.
+
+    Raises:
+        UserError: the data bring their own clients, or the partition does not suit the data.
+    """
+    if config.partition is None:
+        raise UserError(
+            f"data {config.data} brings its own clients, whose samples are not divided; use another data set"
+        )
+    dataset, parts = _divided(
+        config.data,
+        config.data_dir,
+        config.partition,
+        config.clients,
+        config.seed or 0,
+        config.skew,
+        config.input.model_dump_json(),
+    )
+    if dataset.streams is not None:
+        raise UserError(
+            f"the samples of {config.clients} clients of data {config.data} do not fit in memory to be described; "
+            "use fewer clients"
+        )
+    return dataset, parts
+
+
+def _divided(
+    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str
+) -> tuple[Dataset, list[np.ndarray]]:
+    dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
+    if dataset.streams is not None and (partition, skew) != (NATURAL, None):
+        raise UserError(
+            f"data {data} are drawn as clients take part, for their samples do not fit in memory, so that they can be "
+            "neither divided anew nor skewed; leave partition and skew out, or use fewer clients"
+        )
+    if partition != NATURAL:
+        draw = rng.generator(seed, rng.Purpose.PARTITION)
+        parts: list[np.ndarray] = grammar.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+        dataset = dataset._replace(client_names=None)  # which are those of the natural clients
+    elif dataset.natural is None:
+        raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
+    else:
+        parts = dataset.natural
+    if skew is not None:
+        if np.issubdtype(dataset.train_x.dtype, np.integer):
+            raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
+        changed = skewed(dataset.train_x, parts, seed, grammar.check(FEATURES, "feature skew", skew))
+        dataset = dataset._replace(train_x=changed)
+    return dataset, parts
+
+
+def forget_problem() -> None:
+    """Let go of the problem that is kept."""
+    _problem.cache_clear()
+
+
+def device_of(config: Config) -> torch.device:
+    """The device of a run.
+
+    Raises:
+        UserError: cuda is asked for and not there.
+    """
+    wanted, there = config.engine.device, torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
+    if not there or wanted == "cpu":
+        return torch.device("cpu")
+    if config.engine.name != "distributed":
+        return torch.device("cuda")
+    local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= devices:
+        raise UserError(
+            f"the distributed engine needs a CUDA device a process, found {devices}; start {devices}, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def team_of(config: Config) -> Team:
+    """The processes that share the run."""
+    if config.engine.name != "distributed":
+        return ALONE
+    return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
+
+
+def build(config: Config) -> Job:
+    """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
+    local = config.local
+    unit: Literal["epochs", "steps", "seconds"] = (
+        "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
+    )
+    work = getattr(local, unit)
+    engine: Engine = Serial()
+    if config.engine.name == "wire":
+        wire = config.wire
+        faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
+        engine = Wire(faults, wire.tries, config.seed or 0)
+    elif config.engine.name != "serial":
+        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
+    called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
+    algorithm: Algorithm = grammar.build(plugins.available(), "method", called)
+    oracle: Oracle = part("local.oracle", local.oracle)
+    if oracle.kind == "saga":
+        algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
+    if config.upload is not None:
+        algorithm = with_uploads(algorithm, part("upload", config.upload))
+    if config.server is not None:
+        if algorithm.served:
+            raise UserError(
+                f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
+                f"leave it out, or write {config.method}(server=none)"
+            )
+        algorithm = with_server(algorithm, part("server", config.server))
+    if config.late == "keep":
+        algorithm = with_late_replies(algorithm)
+    problem: Problem = problem_of(config)
+    if config.regulariser is not None:
+        problem = Regularised(problem, part("regulariser", config.regulariser))
+    return Job(
+        problem=problem,
+        algorithm=algorithm,
+        schedule=Schedule(
+            seed=config.seed or 0,
+            cohort=config.cohort,
+            lr=local.lr,
+            work=work_of(1 if work is None else work),
+            unit=unit,
+            batch_size=None if local.batch_size == "full" else local.batch_size,
+            lr_decay=local.lr_decay,
+            sampler=part("sampling", config.sampling),
+            availability=None if config.availability is None else part("availability", config.availability),
+            dropout=None if config.dropout is None else part("dropout", str(config.dropout)),
+            devices=None if config.devices is None else part("devices", config.devices),
+            deadline=config.deadline,
+            late=config.late,
+        ),
+        solver=Solver(
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip=local.clip,
+            oracle=oracle,
+            step_decay=local.step_decay,
+            tolerance=local.tolerance,
+            kind=local.solver,
+            nesterov=local.nesterov,
+            clip_direction=local.clip_direction,
+            clip_form=local.clip_form,
+        ),
+        engine=engine,
+        storage=Storage(config.engine.store, config.engine.rows),
+    )
+
+
+def advise(config: Config) -> None:
+    """Warn of early stopping on test data, and of step sizes outside FedVRA's sufficient condition (18).
+
+    The condition is checked with the numbers of the longest round, and only for plain `fedvra` with numbers for d: the
+    rules choose d by themselves.
+    """
+    watch = config.eval.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if config.eval.patience is not None and watch.startswith("test_"):
+        warnings.warn(
+            f"eval.patience watches {watch}: a model chosen on test data makes its test figures too good; set "
+            "validation, as in 0.1",
+            stacklevel=2,
+        )
+    given = config.algorithm
+    if config.method != "fedvra" or not isinstance(given["d"], int | float):
+        return
+    local, problem = config.local, problem_of(config)
+    if local.seconds is not None:
+        return
+    written = local.epochs if local.steps is None else local.steps
+    amount = grammar.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
+    drawn = amount.resolved()
+    most: int = drawn.get("high") or drawn.get("value") or 1
+    if local.steps is None:
+        largest = int(problem.roster.samples.max())
+        most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
+    gamma = max(given["gamma"]) if isinstance(given["gamma"], list) else given["gamma"]
+    share = config.cohort / config.clients
+    family.check(family.conditions(share, given["a"], given["d"], gamma, local.lr, most))
+
+
+def refuse(job: Job, config: Config) -> None:
+    """What a round would refuse, said before the first one.
+
+    Raises:
+        UserError: the job cannot run (`refusals`), or lists of settings do not fit its clients.
+    """
+    n, local = job.problem.roster.n, config.local
+    for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
+        call = grammar.parse(written, key) if isinstance(written, str) else None
+        listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
+        if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
+            raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")
+    refusals.check(job)

@@ -1,0 +1,100 @@
+"""The methods of a job: their text with parameters, and the settings of one run of one method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedconcord.algorithms import plugins
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError, closest
+from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
+from fedconcord.settings.schema import validated
+from fedconcord.settings.settings import Config, LocalSettings, Value
+from fedconcord.settings.sources import prepare
+
+
+def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[grammar.Call, dict[str, Value]]:
+    """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
+    `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
+    methods, parsed = plugins.available(), grammar.parse(written, "method")
+    takes = [option.name for option in grammar.options(methods[parsed.name])] if parsed.name in methods else []
+    overrides = {
+        key: value
+        for key, value in parsed.kwargs.items()
+        if key.startswith("local.") or (key in PARTS_OF_METHOD and key not in takes)
+    }
+    own = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
+    for key, value in (algorithm or {}).items():
+        if own.get(key, value) != value:
+            raise UserError(
+                f"method {parsed.name}: {key} is given twice, as {grammar.text(own[key])} and as "
+                f"algorithm.{key} = {grammar.text(value)}; give it once"
+            )
+        own[key] = value
+    call = grammar.check(methods, "method", grammar.Spec(parsed.name, parsed.args, own))
+    local_for(LocalSettings(), call.name, overrides)
+    for key in PARTS.keys() & overrides.keys():
+        text = canonical(key, overrides[key])
+        overrides[key] = None if text is None else grammar.parse(text)
+    return call, overrides
+
+
+def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
+    """The local settings of one method: the job's, with the method's own `local.*` over them."""
+    plain = {k.removeprefix("local."): grammar.plain(v) for k, v in overrides.items() if k.startswith("local.")}
+    units = [key for key in ("epochs", "steps", "seconds") if plain.get(key) is not None]
+    if len(units) > 1:
+        raise UserError(f"method {method}: local.{units[0]} and local.{units[1]} exclude each other; give one of them")
+    for key in plain:
+        if key not in LocalSettings.model_fields:
+            known = [f"local.{name}" for name in LocalSettings.model_fields]
+            near = closest(f"local.{key}", known)
+            raise UserError(f"method {method}: unknown key 'local.{key}'{near}; known: {', '.join(known)}")
+    values = base.model_dump()
+    if units:
+        values |= {"epochs": None, "steps": None, "seconds": None}
+    values |= {k: prepare(f"local.{k}", v) for k, v in plain.items()}
+    local: LocalSettings = validated(LocalSettings, values, f"method {method}: local.", {})
+    return check_local(local)
+
+
+def check_local(local: LocalSettings) -> LocalSettings:
+    for work in (local.epochs, local.steps, local.seconds):
+        if work is not None:
+            work_of(work)
+    return local.model_copy(update={"oracle": canonical("local.oracle", local.oracle)})
+
+
+def single(config: Config, method: str, seed: int) -> Config:
+    """The settings of one run: its method's parameters with defaults, its own other settings, its label."""
+    call, overrides = read_method(method, config.algorithm)
+    parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
+    return config.model_copy(
+        update={
+            "method": call.name,
+            "methods": None,
+            "algorithm": call.resolved(),
+            "label": config.label or label_of(config, call, overrides),
+            "seed": seed,
+            "seeds": None,
+            "local": local_for(config.local, call.name, overrides),
+            **parts,
+        }
+    )
+
+
+def label_of(config: Config, call: grammar.Call, overrides: Mapping[str, Any]) -> str:
+    """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
+    whoever set them, and the local settings of its own."""
+    common = {key: grammar.parse(written) for key in PARTS_OF_METHOD if (written := getattr(config, key)) is not None}
+    every = {**common, **overrides}
+    order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields)]
+    own = {key: every[key] for key in order if key in every and key not in call.given}
+    return str(grammar.Spec(call.name, (), {**call.given, **own}))
+
+
+def runs(config: Config) -> list[Config]:
+    """The runs of this job, methods of one seed side by side."""
+    methods, seeds = config.methods or [config.method or "fedavg"], config.seeds or [config.seed or 0]
+    return [single(config, method, seed) for seed in seeds for method in methods]

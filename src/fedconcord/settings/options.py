@@ -1,0 +1,126 @@
+"""Writes `fedconcord.options.table` from the schema: `python -m fedconcord.settings.options` after a change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from fedconcord.basis import files
+from fedconcord.options.option import Option, Short
+from fedconcord.settings.schema import default_text, keys, values_text
+from fedconcord.settings.settings import SECTIONS, Config
+
+TABLE = Path(__file__).parents[1] / "options" / "table.py"
+PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
+FIRST = ("method", "methods")  # which the functions take by position
+OWN = (("RunOptions", "run", "seed"), ("CompareOptions", "compare", "seeds"))  # which one of them takes alone
+HEAD = '''\
+"""The options of the command and the arguments of `run` and `compare`: written, do not edit.
+
+The schema is `fedconcord.settings.settings`; `python -m fedconcord.settings.options` writes this file from it.
+"""
+
+# ruff: noqa: E501
+# fmt: off
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from fedconcord.options.option import Option
+'''
+
+
+def options() -> list[tuple[Option, str]]:
+    """Every option of the schema with its type in Python, in the order of the schema."""
+    return [_option(key, field, short) for key, field in _fields() for short in field.metadata if type(short) is Short]
+
+
+def _fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Every field by dotted key."""
+    for name, field in Config.model_fields.items():
+        if name not in SECTIONS:
+            yield name, field
+    for section, model in SECTIONS.items():
+        for name, field in model.model_fields.items():
+            yield f"{section}.{name}", field
+
+
+def _option(key: str, field: FieldInfo, short: Short) -> tuple[Option, str]:
+    types = [name for name in dict.fromkeys(_types(field.annotation)) if name != "None"]
+    several = any(name.startswith("Sequence") for name in types)
+    kinds = {"int": "N", "float": "NUMBER"}
+    metavar = short.metavar or ("LIST" if several else next((kinds[name] for name in types if name in kinds), "NAME"))
+    literal = several or not {"int", "float", "bool"} & {*types}
+    schema = keys()[key]
+    values = values_text(schema)
+    option = Option(
+        short.name,
+        key,
+        short.stage,
+        metavar,
+        literal,
+        "" if values == "text" else values,
+        default_text(schema) or "none",
+        schema["description"],
+    )
+    return option, " | ".join([*types, *(["Path"] if metavar in PLACES else []), "None"])
+
+
+def _types(annotation: Any) -> list[str]:
+    """The members of a type as Python writes them; a list may be any sequence, or one value alone."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _types(args[0])
+    if origin in (Union, UnionType):
+        return [name for member in args for name in _types(member)]
+    if origin is Literal:
+        return [f"Literal[{', '.join(map(json.dumps, args))}]"]
+    if origin is list:
+        item = " | ".join(_types(args[0]))
+        return [item, f"Sequence[{item}]"]
+    return ["None" if annotation is NoneType else annotation.__name__]
+
+
+def source() -> str:
+    """The text of the table."""
+    every = options()
+    shared = [(o, kind) for o, kind in every if o.name not in (*FIRST, *(own for *_, own in OWN))]
+    rows = "".join(f"    Option({', '.join(map(_text, option))}),\n" for option, _ in every)
+    return (
+        f"{HEAD}\nOPTIONS = (\n{rows})\n"
+        + _typed(
+            "Shared(TypedDict, total=False)", "Arguments of both functions; one that is None is not given.", shared
+        )
+        + "".join(
+            _typed(
+                f"{name}(Shared, total=False)", f"Arguments of `{function}`.", [r for r in every if r[0].name == own]
+            )
+            for name, function, own in OWN
+        )
+    )
+
+
+def _text(value: object) -> str:
+    return str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
+def _typed(name: str, meaning: str, every: list[tuple[Option, str]]) -> str:
+    fields = "".join(f"\n    {o.name}: {kind}\n    {_text(o.about)}\n" for o, kind in every)
+    return f'\n\nclass {name}:\n    """{meaning}"""\n{fields}'
+
+
+def main() -> None:
+    """Write the table."""
+    files.write_text(TABLE, source())
+
+
+if __name__ == "__main__":
+    main()

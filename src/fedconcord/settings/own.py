@@ -1,0 +1,127 @@
+"""The data of a run by its settings: a registered data set, a file or folder, or a factory by import path."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedconcord.basis import grammar, imports
+from fedconcord.basis.errors import UserError
+from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.data.inputs import Input, is_file
+from fedconcord.problems import PROBLEMS
+from fedconcord.settings.settings import Config, InputSettings
+
+LEADING = ("folder", "seed")  # what the program gives to a factory of data
+
+
+def kind_of(data: str) -> str:
+    """`named`, `file` or `import`: what the setting `data` says."""
+    name = data.partition("(")[0].strip()
+    if name in DATASETS or name in PROBLEMS:
+        return "named"
+    if imports.is_path(name):
+        return "import"
+    return "file" if is_file(data) else "named"
+
+
+def folder_name(data: str) -> str:
+    """A short name of the data, for folders."""
+    kind = kind_of(data)
+    if kind == "file":
+        return grammar.folder_name(Path(data).stem)
+    return grammar.folder_name(grammar.parse(data, "data set").name.rpartition(":")[2])
+
+
+def absolute(config: Config) -> Config:
+    """With paths that hold from wherever a run is resumed."""
+    if kind_of(config.data) != "file":
+        return config
+    paths = {key: getattr(config.input, key) for key in ("test", "statistics")}
+    update = {key: _absolute(value) for key, value in paths.items() if value is not None}
+    return config.model_copy(update={"data": _absolute(config.data), "input": config.input.model_copy(update=update)})
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings) -> Dataset:
+    """The data set. The last one of a file is kept: the seeds of a comparison share it.
+
+    Raises:
+        UserError: there is no such data set, or its files are missing or broken.
+    """
+    kind = kind_of(data)
+    if kind == "named":
+        found: Dataset = grammar.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+        return found
+    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
+    settings = Input(
+        **lists,
+        client=given.client,
+        target=given.target,
+        test=given.test,
+        test_share=given.test_share,
+        statistics=given.statistics,
+        image_size=given.image_size,
+        memory=given.memory,
+    )
+    if kind == "file":
+        return _read(data, settings, stamp(data, given))
+    from fedconcord.data.own import made  # pyarrow, which other data do not need
+
+    registry = imports.open_factories(DATASETS, "data set", LEADING)
+    return made(grammar.build(registry, "data set", data, data_folder(data_dir), seed), settings, data)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(data: str, settings: Input, stamp: str) -> Dataset:
+    from fedconcord.data.own import read_own
+
+    return read_own(Path(data), settings)
+
+
+def stamp(data: str, given: InputSettings) -> str:
+    """What changes when one of the files that such data are read from is written anew; '' where they are not files."""
+    if kind_of(data) != "file":
+        return ""
+    found = hashlib.sha256()
+    for path in (data, given.test, given.statistics):
+        for file in () if path is None else _files(Path(path).expanduser()):
+            state = file.stat()
+            # the time of change too, for a copy may keep the time of writing
+            found.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
+    return found.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """A file, or all below a folder, sorted."""
+    if not path.is_dir():
+        yield from [path] if path.is_file() else []
+        return
+    for folder, below, names in os.walk(path):
+        below.sort()
+        yield from (file for name in sorted(names) if (file := Path(folder, name)).is_file())
+
+
+def notes(config: Config) -> list[str]:
+    """What was guessed of data of the user's own, or left out of them."""
+    if kind_of(config.data) != "file":
+        return []
+    dataset = dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    return [f"data {dataset.name}: {note}" for note in (dataset.preprocessing or {}).get("said", [])]
+
+
+def check_unused(config: Config, given: Iterable[str]) -> None:
+    """Refuse settings of one's own data where the data are others'."""
+    for key in given:
+        name = key.removeprefix("input.")
+        if key != name and getattr(config.input, name) != getattr(InputSettings(), name):
+            raise UserError(
+                f"{key} says how data of your own are read, and data {config.data} are known; leave it out, or give a "
+                "file, a folder or package.module:factory as data"
+            )

@@ -1,0 +1,72 @@
+"""Settings that name a thing of a registry, as in `sampling = "bernoulli(0.1)"`: their canonical text, the thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedconcord.analysis.personalisation import PERSONALISE
+from fedconcord.basis import grammar
+from fedconcord.core import Problem
+from fedconcord.federation.availability import AVAILABILITY
+from fedconcord.federation.clock import DEVICES
+from fedconcord.federation.dropout import DROPOUT
+from fedconcord.federation.features import FEATURES
+from fedconcord.federation.labels import LABELS
+from fedconcord.federation.sampling import SAMPLERS
+from fedconcord.federation.work import WORK, Work
+from fedconcord.local.gradients import ORACLES
+from fedconcord.problems.clustering import clustering
+from fedconcord.problems.losses import losses
+from fedconcord.problems.regularisers import REGULARISERS
+from fedconcord.problems.semi import semi
+from fedconcord.settings.settings import Value
+from fedconcord.transforms.server import OPTIMIZERS
+from fedconcord.transforms.uploads import COMPRESSORS
+
+TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
+PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
+    "sampling": ("sampling", SAMPLERS),
+    "availability": ("availability", AVAILABILITY),
+    "dropout": ("dropout", DROPOUT),
+    "devices": ("model of devices", DEVICES),
+    "server": ("server optimiser", OPTIMIZERS),
+    "upload": ("compressor", COMPRESSORS),
+    "regulariser": ("regulariser", REGULARISERS),
+    "skew": ("feature skew", FEATURES),
+    "labels": ("removal of labels", LABELS),
+    "task": ("task", TASKS),
+    "loss": ("loss", losses()),
+    "local.oracle": ("gradient oracle", ORACLES),
+    "eval.personalise": ("personalisation", PERSONALISE),
+}
+PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
+
+
+def work_of(work: float | str) -> Work:
+    """Local work from its setting: a number, or a draw of the registry."""
+    if isinstance(work, float):
+        return lambda seed, round, client: work
+    drawn: Work = grammar.build(WORK, "local work", grammar.Spec("fixed", (work,)) if isinstance(work, int) else work)
+    return drawn
+
+
+def canonical(key: str, value: Value) -> str | None:
+    """The text of a part with its parameters by name, or None for none; `value` is a text or what `spec` read."""
+    if value is None or value == "none":
+        return None
+    what, registry = PARTS[key]
+    if key == "dropout" and isinstance(value, int | float):
+        value = grammar.Spec("fixed", (value,))
+    call = grammar.check(registry, what, value if isinstance(value, str | grammar.Spec) else grammar.text(value))
+    if "path" in call.given:  # a run that is resumed from elsewhere must find the same file
+        call = replace(call, given={**call.given, "path": str(Path(call.given["path"]).expanduser().absolute())})
+    return None if call.name == "none" else str(call)
+
+
+def part(key: str, written: str) -> Any:
+    """The thing that such a text stands for."""
+    what, registry = PARTS[key]
+    return grammar.build(registry, what, written)

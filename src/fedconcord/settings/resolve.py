@@ -1,0 +1,260 @@
+"""Sources merged, a later one over an earlier one, checked, and completed with defaults that depend on other keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedconcord.algorithms import plugins
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.data import DATASETS
+from fedconcord.federation.partitions import LABEL_FREE, PARTITIONS
+from fedconcord.federation.sampling import SAMPLERS
+from fedconcord.models import models
+from fedconcord.problems import PROBLEMS
+from fedconcord.problems.losses import Target, check_loss, metrics_of
+from fedconcord.settings import own
+from fedconcord.settings.methods import check_local, label_of, read_method, single
+from fedconcord.settings.parts import PARTS, canonical, part
+from fedconcord.settings.schema import validated
+from fedconcord.settings.settings import (
+    DEFAULT_MODEL,
+    DEFAULT_PARTITION,
+    NATURAL,
+    RIVALS,
+    Config,
+    EvalSettings,
+)
+from fedconcord.settings.sources import Source, prepare
+
+SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
+
+
+def resolve_run(*sources: Source) -> Config:
+    """The settings of one run."""
+    values, origin = _merge(sources)
+    for one, many in (("method", "methods"), ("seed", "seeds")):
+        given = values.get(many)
+        if not isinstance(given, list):  # none, or wrong: `_checked` says so
+            continue
+        del values[many]
+        if len(given) != 1:
+            raise UserError(
+                f"a run takes one {one}, given {len(given)} ({origin[many]}); use fedconcord compare for several"
+            )
+        values[one], origin[one] = given[0], origin[many]
+    config = _checked(values, origin)
+    return single(config, config.method or "fedavg", config.seed or 0)
+
+
+def resolve_compare(*sources: Source) -> Config:
+    """The settings of a comparison: `methods` in canonical form, `seeds`."""
+    values, origin = _merge(sources)
+    for one, many in (("method", "methods"), ("seed", "seeds")):
+        if values.get(one) is not None:
+            values[many] = [values.pop(one)]
+            origin[many] = origin[one]
+    if values.get("methods") is None:
+        raise UserError(
+            "a comparison needs methods: write --methods fedavg,scaffold, or methods = [...] in the settings file; "
+            f"known: {', '.join(sorted(plugins.available()))}"
+        )
+    if isinstance(values["methods"], list) and len(values["methods"]) > 1:
+        for key in values:
+            if key == "label" or key.startswith("algorithm."):
+                raise UserError(
+                    f"{key} ({origin[key]}) belongs to a single method; for several write the parameters behind each, "
+                    "as in fedprox(mu=0.1)"
+                )
+    config = _checked(values, origin)
+    assert config.methods is not None
+    labels = [label_of(config, *read_method(method, config.algorithm)) for method in config.methods]
+    _distinct("method", labels)
+    seeds = config.seeds or [0]
+    _distinct("seed", [str(seed) for seed in seeds])
+    return config.model_copy(update={"methods": labels, "algorithm": {}, "seeds": seeds})
+
+
+def _distinct(what: str, names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        folder = grammar.folder_name(name)
+        if folder in seen:
+            raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
+        seen[folder] = name
+
+
+def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source in sources:
+        given = {key: prepare(key, value) for key, value in source.values.items()}
+        for pair in RIVALS:
+            set_here = [key for key in pair if given.get(key) is not None]
+            if len(set_here) == 2:
+                a, b = pair
+                places = " and ".join(dict.fromkeys(source.origin[key] for key in pair))
+                raise UserError(f"{a} and {b} exclude each other ({places}); give one of them")
+            for rival in pair:
+                if set_here and rival not in given:
+                    values.pop(rival, None)
+        values |= given
+        origin |= source.origin
+    if values.get("local.steps") is not None or values.get("local.seconds") is not None:
+        values["local.epochs"] = None
+    return values, origin
+
+
+def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
+    """Validated settings with the defaults that depend on other keys."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        head, _, tail = key.partition(".")
+        if tail:
+            nested.setdefault(head, {})[tail] = value
+        else:
+            nested[key] = value
+    config = _check_problem(validated(Config, nested, "", origin), values)
+    parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
+    config = config.model_copy(update={**parts, "local": check_local(config.local), "eval": _check_eval(config)})
+    share = grammar.check(SAMPLERS, "sampling", config.sampling).given.get("share")
+    if share is not None:  # it says the cohort that is to be expected
+        expected = max(1, round(share * config.clients))
+        if config.cohort != expected and "cohort" in values:
+            raise UserError(
+                f"sampling {config.sampling} draws about {expected} of {config.clients} clients, given cohort "
+                f"{config.cohort} ({origin['cohort']}); give one of them"
+            )
+        config = config.model_copy(update={"cohort": expected})
+    elif config.sampling == "everyone":
+        if "cohort" in values and config.cohort != config.clients:
+            raise UserError(
+                f"sampling everyone takes all who are there, given cohort {config.cohort} ({origin['cohort']}); "
+                "leave cohort out"
+            )
+        config = config.model_copy(update={"cohort": config.clients})
+    elif "cohort" not in values:
+        config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
+    if config.cohort > config.clients:
+        place = f" ({origin['cohort']})" if "cohort" in origin else ""
+        raise UserError(
+            f"cohort {config.cohort}{place} is larger than clients {config.clients}; "
+            "give a smaller cohort or more clients"
+        )
+    if config.data_dir is not None:  # a run that is resumed from elsewhere must find the same files
+        config = config.model_copy(update={"data_dir": str(Path(config.data_dir).expanduser().absolute())})
+    return config
+
+
+def _check_eval(config: Config) -> EvalSettings:
+    """What is measured, with what depends on validation."""
+    personalise = canonical("eval.personalise", config.eval.personalise)
+    if personalise is not None and config.validation is None:
+        raise UserError(
+            f"eval.personalise {personalise} is judged on samples that clients set apart; set validation, as in 0.1"
+        )
+    if config.eval.patience is None and config.eval.watch is not None:
+        raise UserError(f"eval.watch {config.eval.watch} has no effect without eval.patience; give both or neither")
+    return config.eval.model_copy(update={"personalise": personalise})
+
+
+def _check_problem(config: Config, given: Collection[str]) -> Config:
+    """Data, partition and model by name and parameters; a problem brings its own clients and takes neither.
+
+    Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number.
+    """
+    config = own.absolute(config)
+    if own.kind_of(config.data) != "named":
+        return _check_own(config, given)
+    own.check_unused(config, given)
+    name = grammar.parse(config.data, "data set").name
+    if name in PROBLEMS:
+        grammar.check(PROBLEMS, "data set", config.data)
+        for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
+            value = getattr(config, key)
+            if value not in (None, []):
+                raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
+        if config.eval.target is not None:
+            raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
+        return config
+    call = grammar.check({**DATASETS, **PROBLEMS}, "data set", config.data)
+    update: dict[str, Any] = {
+        "model": config.model or DEFAULT_MODEL,
+        "partition": config.partition or DEFAULT_PARTITION,
+    }
+    if "clients" in call.resolved():
+        update["partition"] = config.partition or NATURAL
+        count = call.given.get("clients", config.clients if "clients" in given else call.resolved()["clients"])
+        if "clients" in given and count != config.clients and update["partition"] == NATURAL:
+            raise UserError(f"data {call} has {count} clients, given clients {config.clients}; give the number once")
+        if update["partition"] == NATURAL:
+            update |= {"clients": count, "data": str(replace(call, given={**call.given, "clients": count}))}
+    elif update["partition"] == NATURAL:
+        dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
+        if dataset.natural is None:
+            raise UserError(f"data {config.data} does not come in clients; give another partition than {NATURAL}")
+        update["clients"] = _natural_clients(config, given, len(dataset.natural))
+    return _check_task(config, update, "class")
+
+
+def _natural_clients(config: Config, given: Collection[str], there: int) -> int:
+    if "clients" in given and config.clients != there:
+        raise UserError(f"data {config.data} have {there} clients, given clients {config.clients}; leave it out")
+    return there
+
+
+def _check_own(config: Config, given: Collection[str]) -> Config:
+    """Data of one's own: they are read here, for only they know their clients and their target."""
+    dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
+    everyday = DEFAULT_PARTITION if dataset.target == "class" else "iid"
+    update: dict[str, Any] = {
+        "model": config.model or DEFAULT_MODEL,
+        "partition": config.partition or (everyday if dataset.natural is None else NATURAL),
+    }
+    if update["partition"] == NATURAL:
+        if dataset.natural is None:
+            raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
+        update["clients"] = _natural_clients(config, given, len(dataset.natural))
+    elif dataset.target != "class" and grammar.parse(update["partition"], "partition").name not in LABEL_FREE:
+        raise UserError(
+            f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
+            f"{' or '.join(LABEL_FREE)}"
+        )
+    return _check_task(config, update, dataset.target)
+
+
+def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
+    """Partition, model, loss, metrics and task, for data with this kind of target."""
+    if update["partition"] != NATURAL:
+        grammar.check(PARTITIONS, "partition", update["partition"])
+    if target != "class" and (config.task is not None or config.labels is not None):
+        raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
+    if config.loss is not None:
+        check_loss(part("loss", config.loss), target)
+    measured = metrics_of(config.metrics, target)
+    if config.task is not None and (config.loss is not None or config.metrics):
+        raise UserError(f"task {config.task} has its own loss and metrics; leave loss and metrics out")
+    task = None if config.task is None else grammar.parse(config.task, "task").name
+    if config.validation is not None and (task is not None or config.labels is not None):
+        raise UserError(
+            f"validation {config.validation:g} sets samples with labels apart, which task {task or 'semi'} does not "
+            "know; leave it out"
+        )
+    if task == "clustering":
+        for key, value in (("model", config.model), ("labels", config.labels), ("eval.target", config.eval.target)):
+            if value is not None:
+                raise UserError(f"task clustering has no {key}, given {value}; leave it out")
+        return config.model_copy(update=update | {"model": None})
+    if config.eval.target is not None and config.eval.target > 1 and measured[0].name in SHARES:
+        raise UserError(
+            f"eval.target must be a number > 0 and <= 1, given {config.eval.target:g}: it is of {measured[0].name}"
+        )
+    update["model"] = str(grammar.check(models(), "model", update["model"]))
+    if task == "semi" and config.labels is None:
+        raise UserError("task semi needs samples without labels; say which keep theirs, as in labels labelled(0.1)")
+    if task is None and config.labels is not None:
+        update["task"] = "semi"
+    return config.model_copy(update=update)

@@ -1,0 +1,54 @@
+"""The schema by dotted key: what each key may be, in words, and values checked against it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.settings.settings import SECTIONS, Config
+
+
+@functools.cache
+def keys() -> dict[str, dict[str, Any]]:
+    """Every key in dotted form with its JSON schema; `algorithm` stands for the method's own parameters."""
+    found: dict[str, dict[str, Any]] = dict(Config.model_json_schema()["properties"])
+    for section, model in SECTIONS.items():
+        del found[section]
+        found |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
+    return found
+
+
+def default_text(schema: Mapping[str, Any]) -> str:
+    """The default of a key as people write it; empty if there is none. "usual" is what none comes to."""
+    default = schema.get("usual", schema.get("default"))
+    if isinstance(default, list):
+        return ",".join(map(grammar.text, default))
+    return "" if default in (None, {}) else default if isinstance(default, str) else grammar.text(default)
+
+
+def values_text(schema: Mapping[str, Any]) -> str:
+    """What a key must be, without the article."""
+    return grammar.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
+
+
+def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
+    """The values as a model; the first wrong one becomes a sentence."""
+    try:
+        # JSON mode is strict about numbers, texts and booleans alike
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        loc = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        full = prefix + loc[0] + (f".{loc[1]}" if loc[0] in SECTIONS and len(loc) > 1 else "")
+        value: Any = values
+        for part in full.removeprefix(prefix).split("."):
+            value = value[part]
+        place = f" ({origin[full]})" if full in origin else ""
+        schema = keys()[full.split(": ")[-1]]
+        given = f"{grammar.shown(value)}{grammar.near_choice(schema, value)}{place}"
+        raise UserError(f"{full} must be {grammar.must_be(schema)}, given {given}") from None

@@ -1,0 +1,117 @@
+"""Where settings are written: tables, files, options and `--set`; keys that nobody knows are refused here."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.settings.schema import keys
+from fedconcord.settings.settings import SECTIONS
+
+
+@dataclass(frozen=True)
+class Source:
+    """Settings from one place, by dotted key, and where each was written."""
+
+    values: Mapping[str, Any]
+    origin: Mapping[str, str]
+
+
+def from_nested(nested: Mapping[str, Any], origin: str) -> Source:
+    """Settings as nested tables (dotted keys are understood as well), all from one place."""
+    values = dict(_flat(nested, origin))
+    return Source(values, dict.fromkeys(values, origin))
+
+
+def from_file(path: Path) -> Source:
+    """Settings from a TOML file, or a JSON file as a result folder holds it."""
+    try:
+        content = path.read_text(encoding="utf-8")
+        nested = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except OSError as error:
+        raise UserError(f"cannot read the settings {path}: {error.strerror}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise UserError(f"{path} is not valid {kind}: {str(error).splitlines()[0]}") from None
+    if not isinstance(nested, dict):
+        raise UserError(f"{path} must hold a table of settings")
+    return from_nested(nested, path.name)
+
+
+def from_options(options: Mapping[str, tuple[str, Any]], settings: Sequence[str] = ()) -> Source:
+    """Settings from named options, dotted key -> (option, value), and over them `--set key=value` texts.
+
+    Options with value None were not given.
+    """
+    given = {key: (name, value) for key, (name, value) in options.items() if value is not None}
+    for setting in settings:
+        key, mark, value = setting.partition("=")
+        if not mark or not key.strip():
+            raise UserError(f"--set needs key=value, given {setting!r}; write for example --set local.lr=0.05")
+        given[key.strip()] = ("--set", toml_value(value))
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for key, (name, value) in given.items():
+        flat = dict(_flat({key: value}, name))
+        values |= flat
+        origin |= dict.fromkeys(flat, name)
+    return Source(values, origin)
+
+
+def toml_value(written: str) -> Any:
+    """A value as TOML reads it; a bare word or a call is text."""
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return grammar.scalar(written.strip())
+
+
+def prepare(key: str, value: Any) -> Any:
+    """Lists may be written as 'a,b', a single value stands for a list of it, and none unsets what may be unset."""
+    if _is_list(key):
+        if isinstance(value, str):
+            parts = grammar.split_list(value)
+            return [grammar.scalar(part) for part in parts] if key == "seeds" else parts
+        if isinstance(value, tuple | range):
+            return list(value)
+        return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+    if value == "none" and key in keys() and {"type": "null"} in keys()[key].get("anyOf", ()):
+        return None
+    return value
+
+
+def _is_list(key: str) -> bool:
+    schema = keys().get(key, {})
+    return any(leaf.get("type") == "array" for leaf in schema.get("anyOf", [schema]))
+
+
+def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        full = f"{prefix}{key}"
+        if full == "algorithm" or full in SECTIONS:
+            if not isinstance(value, Mapping):
+                inside = "rho = 0.1" if full == "algorithm" else ", ".join(SECTIONS[full].model_fields)
+                raise UserError(f"{full} is a table of keys ({inside}), given {grammar.shown(value)} ({origin})")
+            yield from _flat(value, origin, f"{full}.")
+        elif full in keys() or full.startswith("algorithm."):
+            yield full, value
+        else:
+            raise UserError(f"unknown key {full!r} ({origin}){_near(full)}; `fedconcord list settings` shows all keys")
+
+
+def _near(given: str) -> str:
+    """The closest full key: one with the same last part, else one with similar text, else a similar last part."""
+    last = given.rsplit(".", 1)[-1]
+    ends = {known.rsplit(".", 1)[-1]: known for known in reversed(keys())}
+    similar = difflib.get_close_matches(given, [*keys(), *SECTIONS], n=1) or [
+        ends[end] for end in difflib.get_close_matches(last, ends, n=1)
+    ]
+    match = [ends[last]] if last in ends else similar
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,1 @@
+"""A trained model outside of its run: as a program, and on new data."""

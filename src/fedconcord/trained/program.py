@@ -1,0 +1,187 @@
+"""model.json, the model that it describes, and that model as a program: `torch.export` or ONNX.
+
+A program takes raw inputs [batch, *shape] as the data's files have them (pixels from 0 to 255), float32, or int64 for a
+model that embeds symbols. It returns class probabilities [batch, classes], the numbers of a regression in the label's
+own unit, or the probability of each label. Preprocessing that is arithmetic is inside it; what is not (the columns of a
+table) is in the JSON file beside it, and `fedconcord predict` does it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedconcord.basis import files, grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.core import tensors
+from fedconcord.models import models
+from fedconcord.problems.card import FORMAT
+from fedconcord.runs import results
+
+DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
+SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
+NOISY = "torch.onnx._internal.exporter._registration"  # warns of every optional package that is not installed
+
+
+class Trained(NamedTuple):
+    """A run's model."""
+
+    card: Mapping[str, Any]  # model.json
+    program: Program  # raw inputs to probabilities or numbers
+
+
+class Program(nn.Module):
+    """A model between its preprocessing and its probabilities or numbers; outputs are float32."""
+
+    mean: Tensor
+    std: Tensor
+    offset: Tensor
+    factor: Tensor
+
+    def __init__(self, model: nn.Module, card: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.target = model, card["target"]
+        self.dtype = getattr(torch, card["dtype"])
+        scale = card["preprocessing"] or {}
+        self.divide = scale["divide"] if scale.get("kind") == "scale" else None
+        self.symbols, self.unit = card["inputs"] == "symbols", card["unit"] is not None
+        for name, values in zip(("offset", "factor"), card["unit"] or (), strict=False):  # mean and scale of labels
+            self.register_buffer(name, torch.tensor(values, dtype=self.dtype))
+        if self.divide is not None:
+            rest = [1] * (len(card["shape"]) - 1)
+            for name in ("mean", "std"):
+                self.register_buffer(name, torch.tensor(scale[name], dtype=torch.float32).reshape(-1, *rest))
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """[batch, *shape] -> [batch, outputs]."""
+        x = raw
+        if self.divide is not None:
+            x = (x / self.divide - self.mean) / self.std
+        out: Tensor = self.model(x if self.symbols else x.to(self.dtype))
+        if self.target == "class":
+            out = torch.softmax(out, -1)
+        elif self.target == "labels":
+            out = torch.sigmoid(out)
+        elif self.unit:
+            out = out * self.factor + self.offset
+        return out.float()
+
+
+def load(run: Path, force: bool = False) -> Trained:
+    """The model of a run's folder; the training data are not needed.
+
+    Args:
+        force: take it even of a run that diverged, or with weights that are not finite.
+
+    Raises:
+        UserError: the folder holds no such model, or its files are damaged or do not belong together.
+    """
+    if not (run / "run.json").exists():
+        raise UserError(f"{run} holds no run (no run.json); give the folder of one run")
+    status = results.read_description(run).get("status")
+    try:
+        about = json.loads((run / "model.json").read_text(encoding="utf-8"))
+        weights, _ = tensors.read(run / "model.safetensors")
+    except FileNotFoundError as absent:
+        raise UserError(
+            f"{run} holds no model to use (no {Path(str(absent.filename or 'model.safetensors')).name}); give a run of "
+            "classification or regression that has done a round"
+        ) from None
+    except (OSError, ValueError) as broken:
+        raise UserError(f"cannot read the model of {run} ({broken}); restore it or run again") from None
+    if about.get("format") != FORMAT:
+        raise UserError(f"{run / 'model.json'}: its format is {about.get('format')!r}, this version reads {FORMAT}")
+    if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
+        raise UserError(
+            f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
+            "all the same with --force (force=True in Python)"
+        )
+    model = grammar.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise UserError(
+            f"{run}: the weights in model.safetensors are not of the model {about['model']} in model.json; restore them"
+        ) from None
+    return Trained(about, Program(model.to(getattr(torch, about["dtype"])), about).eval())
+
+
+def export(run: str | Path, format: Kind = "torch", out: str | Path | None = None, force: bool = False) -> Path:
+    """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
+
+    Args:
+        format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime.
+        out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
+        force: write even the model of a run that diverged, or weights that are not finite.
+
+    Returns: the program's path.
+
+    Raises:
+        UserError: the folder holds no model or a lost one, the format is unknown, or ONNX is not installed.
+    """
+    if format not in SUFFIX:
+        raise UserError(f"the format must be torch or onnx, given {format!r}")
+    if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
+        raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
+    trained = load(Path(run), force)
+    path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part{SUFFIX[format]}")
+    try:
+        _save(trained, format, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    about = dict(trained.card) | {"input": _described(trained.card), "output": MEANING[trained.card["target"]]}
+    files.write_json(path.with_name(path.name + ".json"), about)
+    return path
+
+
+Kind = Literal["torch", "onnx"]
+MEANING = {
+    "class": "float32 [batch, outputs], the probability of each class",
+    "number": "float32 [batch, outputs], the numbers",
+    "labels": "float32 [batch, outputs], the probability of each label",
+}
+
+
+def _described(card: Mapping[str, Any]) -> str:
+    shape = ", ".join(map(str, ("batch", *card["shape"])))
+    kind = str(DTYPE[card["inputs"]]).removeprefix("torch.")
+    table = (card["preprocessing"] or {}).get("kind") == "table"
+    return f"{kind} [{shape}], {'after the preprocessing below' if table else 'raw'}"
+
+
+def _save(trained: Trained, format: Kind, path: Path) -> None:
+    example = torch.zeros(2, *trained.card["shape"], dtype=DTYPE[trained.card["inputs"]])
+    free = ({0: torch.export.Dim("batch")},)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its insides
+        if format == "torch":
+            torch.export.save(torch.export.export(trained.program, (example,), dynamic_shapes=free), path)
+            return
+        logger = logging.getLogger(NOISY)
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            made = torch.onnx.export(
+                trained.program,
+                (example,),
+                dynamo=True,
+                dynamic_shapes=free,
+                input_names=["raw"],
+                output_names=["value" if trained.program.target == "number" else "probability"],
+                verbose=False,
+            )
+        finally:
+            logger.setLevel(level)
+        assert made is not None
+        made.save(path)

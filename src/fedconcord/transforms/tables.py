@@ -1,0 +1,47 @@
+"""Any method with SAGA's gradient: a table of the last gradient of each of a client's blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import definition
+from fedconcord.core import Algorithm, Client, Done, Local, Tree
+from fedconcord.transforms.lift import lift_row
+
+
+class Tabled(NamedTuple):
+    """A client's state beside its table."""
+
+    inner: Any  # the method's own row
+    table: Tensor  # [M, d] last gradient of each block
+
+
+@definition()
+def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
+    """The same method with SAGA's gradient in its local steps, a block a step.
+
+    Raises:
+        UserError: the method brings its own gradient or its own local step.
+    """
+    if algorithm.oracle is not None or algorithm.blocks is not None or algorithm.prelude is not None:
+        raise UserError("the method corrects its own gradients; leave local.oracle at minibatch")
+    if algorithm.stepwise or algorithm.hessian_at is not None:
+        raise UserError("the method prescribes its own local step; leave local.oracle at minibatch")
+
+    def start(down: Tree, row: Tabled, client: Client) -> Local:
+        local = algorithm.start(down, row.inner, client)
+        mean = local.scale * row.table.mean(-2)
+        linear = mean if local.linear is None else local.linear + mean
+        return local._replace(linear=linear, table=row.table, table_rate=local.scale / blocks)
+
+    def finish(down: Tree, row: Tabled, done: Done, client: Client) -> tuple[Tree, Tabled]:
+        assert done.table is not None
+        up, inner = algorithm.finish(down, row.inner, done, client)
+        return up, Tabled(inner, done.table)
+
+    lifted = lift_row(algorithm, lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
+    return replace(lifted, start=start, finish=finish, blocks=blocks)
