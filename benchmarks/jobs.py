@@ -45,12 +45,11 @@ from fedconcord import (
     State,
     UserError,
     advance,
-    checkpoint,
     evaluate,
     start,
 )
 from fedconcord.core import Population
-from fedconcord.jobs import resolved, row_bytes
+from fedconcord.jobs import checkpoint, resolved, row_bytes
 from fedconcord.state import Storage
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
@@ -102,7 +101,7 @@ def saved(state: State, args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
         begun = time.perf_counter()
-        checkpoint.write(path, state)
+        checkpoint.write(path, state, job)
         return {"checkpoint_seconds": time.perf_counter() - begun, "checkpoint_bytes": path.stat().st_size}
 
 

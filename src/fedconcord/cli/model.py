@@ -23,9 +23,9 @@ def export(
 ) -> None:
     """Write a run's model as a program that takes raw inputs."""
     check_choice("--format", format, ("torch", "onnx"))
-    from fedconcord.export import program as deploy
+    from fedconcord.trained import program
 
-    path = deploy.export(Path(run), cast(deploy.Kind, format), out, force)
+    path = program.export(Path(run), cast(program.Kind, format), out, force)
     say(f"model: {path} (described in {path.name}.json)")
 
 
@@ -39,6 +39,6 @@ def predict(
     force: Force = False,
 ) -> None:
     """Write what a run's model says of new samples."""
-    from fedconcord.export import predict as inference
+    from fedconcord.trained.predict import predict as made
 
-    say(f"predictions: {inference.predict(Path(run), Path(input), out, force)}")
+    say(f"predictions: {made(Path(run), Path(input), out, force)}")

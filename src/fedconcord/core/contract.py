@@ -34,7 +34,7 @@ from fedconcord.core.objective import Regulariser
 from fedconcord.core.trees import Tree
 
 Weights = Literal["uniform", "size", "unbiased"]
-"""How the server weighs the cohort; see `heterogeneity.weights`."""
+"""How the server weighs the cohort; see `federation.weights`."""
 
 
 class Population(NamedTuple):
@@ -54,7 +54,7 @@ class Client(NamedTuple):
     noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs_full_gradient`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
-    late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `late.with_late_replies`
+    late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `transforms.late`
 
 
 class Sender(NamedTuple):
@@ -132,7 +132,9 @@ class Oracle(NamedTuple):
 
     kind: Literal["minibatch", "full", "sam", "svrg", "saga"] = "minibatch"  # svrg: g(x) - g(x^t) + grad f_i(x^t)
     radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
-    blocks: int = 0  # saga: M blocks a client; the engines do not see it, `oracles.with_table` makes it of a method
+    blocks: int = (
+        0  # saga: M blocks a client; the engines do not see it, `transforms.tables.with_table` makes it of a method
+    )
 
 
 class Prelude(NamedTuple):
