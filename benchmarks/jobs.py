@@ -94,7 +94,7 @@ def started(job: Job, args: argparse.Namespace) -> State:
     return state
 
 
-def saved(state: State, args: argparse.Namespace) -> dict[str, float]:
+def saved(job: Job, state: State, args: argparse.Namespace) -> dict[str, float]:
     """What a checkpoint costs, where --checkpoint asks for it."""
     if not args.checkpoint:
         return {}
@@ -140,7 +140,7 @@ def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         clients_with_state=len(state.store),
         row_bytes=row_bytes(job),
         gradient_steps_per_round=state.gradient_steps / state.round,
-        **saved(state, args),
+        **saved(job, state, args),
         **common(args.job, setting, args),
     )
 
