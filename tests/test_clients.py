@@ -32,6 +32,7 @@ from fedconcord.problems import Supervised
 from fedconcord.problems.losses import metrics_of
 from fedconcord.runs import results
 from fedconcord.runs.final import Wanted
+from fedconcord.runs.folder import read_description
 from fedconcord.runs.stopping import Patience
 from fedconcord.settings import from_nested, resolve_run
 from table import batches_of
@@ -276,4 +277,4 @@ def test_a_problem_without_clients_data_has_no_clients_csv(tmp_path: Path) -> No
         "fedavg", data="quadratics", rounds=6, out=tmp_path, settings={"eval.patience": 1, "eval.watch": "loss"}
     )
     assert not (tmp_path / "clients.csv").exists()
-    assert results.read_description(tmp_path)["model_round"] >= 1
+    assert read_description(tmp_path)["model_round"] >= 1

@@ -20,7 +20,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, checkpoint, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import quadratics
-from fedconcord.runs import results
+from fedconcord.runs.folder import read_description
 from fedconcord.runs.results import execute
 from fedconcord.state import Storage
 from table import make
@@ -165,4 +165,4 @@ def test_every_flipped_byte_of_a_model(tmp_path: Path) -> None:
             fedconcord.export(run)
     assert not (tmp_path / "o.csv").exists()
     fedconcord.predict(run, tmp_path / "in.npy", tmp_path / "o.csv")
-    assert results.read_description(run)["status"] == "complete"
+    assert read_description(run)["status"] == "complete"

@@ -20,7 +20,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, Row, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.runs import results
+from fedconcord.runs.folder import read_description
 from fedconcord.runs.results import execute
 from fedconcord.state import MemoryStore
 from table import TABLE, make
@@ -140,7 +140,7 @@ def test_state_that_cannot_fit_is_refused_before_round_0(tmp_path: Path, monkeyp
     this = job("fedadmm", form="paper")
     assert state_bytes(this, 2) == 6 * 2 * 5 * 4  # 2 rounds of 3 of 12 clients, 2 vectors of 5 float32
     assert state_bytes(this, 100) == 12 * 2 * 5 * 4
-    monkeypatch.setattr(results.os, "sysconf", lambda name: 10)
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
     with pytest.raises(UserError, match="may grow to"):
         execute(this, tmp_path, rounds=100, info={})
     assert not (tmp_path / "metrics.csv").exists()
@@ -148,11 +148,11 @@ def test_state_that_cannot_fit_is_refused_before_round_0(tmp_path: Path, monkeyp
 
 def test_versions_are_recorded(tmp_path: Path) -> None:
     execute(job("fedavg"), tmp_path, rounds=1, info={"seed": 4})
-    described = results.read_description(tmp_path)
+    described = read_description(tmp_path)
     assert described["versions"]["torch"] == torch.__version__
     assert described["seed"] == 4
     with pytest.raises(UserError, match="holds no run"):
-        results.read_description(tmp_path / "nowhere")
+        read_description(tmp_path / "nowhere")
 
 
 def test_chunk_and_workers_are_recorded_and_kept(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
     state = advance(job, state)
     absent = np.setdiff1d(everyone, first)
     assert state.store.ids().tolist() == first.tolist()
-    again, _ = blank(job)
+    again = blank(job)
     again.store.restore(state.store.export())
     for store in (state.store, again.store):
         assert torch.allclose(store.gather(absent).table, tables[absent], rtol=1e-13)

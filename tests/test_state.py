@@ -27,7 +27,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.runs import results
+from fedconcord.runs.begun import placed
 from fedconcord.runs.results import execute
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store
 from table import make
@@ -261,7 +261,7 @@ def test_resume_with_rows_on_disk(name: str, options: dict[str, str], tmp_path: 
         assert (whole / file).read_bytes() == (parts / file).read_bytes() == (memory / file).read_bytes(), file
     everyone = np.arange(12)
     a, b, c = (
-        checkpoint.read(folder / "checkpoint.safetensors", results.placed(job(name, kept, **options), folder))
+        checkpoint.read(folder / "checkpoint.safetensors", placed(job(name, kept, **options), folder))
         for folder, kept in ((whole, disk), (parts, disk), (memory, Storage()))
     )
     for name_, leaf in tree_leaves(a.store.gather(everyone)).items():
@@ -305,7 +305,7 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
         child.kill()
         child.stdout.close()
         assert child.wait() == -signal.SIGKILL
-        saved = checkpoint.read(parts / "checkpoint.safetensors", results.placed(killed_job(), parts))
+        saved = checkpoint.read(parts / "checkpoint.safetensors", placed(killed_job(), parts))
         assert 0 < saved.round < 1000
     assert execute(killed_job(), parts, rounds=1000, info={}, eval_every=50, resume=True) == "complete"
     for file in ("metrics.csv", "model.safetensors"):
@@ -323,7 +323,7 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
             assert part in str(error.value)
         assert not (tmp_path / "run").exists()
 
-    monkeypatch.setattr(results.os, "sysconf", lambda name: 10)
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
     refused(
         Storage(),
         "twice that in a checkpoint, and this machine has 100 B",
@@ -331,10 +331,10 @@ def test_what_cannot_fit_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.
     )
     refused(Storage(rows="float16"), "has 100 B; set engine.store=disk, use a smaller model")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage._replace(free=50))
-    refused(Storage("disk"), f"the disk of {tmp_path / 'run'} has 50 B; set engine.rows=bfloat16, use")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=50))
+    refused(Storage("disk"), f"the disk of {tmp_path} has 50 B; set engine.rows=bfloat16, use")
     refused(Storage("disk", "bfloat16"), "has 50 B; use a smaller model, fewer clients or rounds, or a method without")
-    monkeypatch.setattr(results.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     assert execute(job("fedadmm", Storage("disk")), tmp_path / "run", rounds=2, info={}) == "complete"
 
 

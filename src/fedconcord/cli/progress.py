@@ -103,7 +103,8 @@ class Show:
 
     def _say_size(self, planned: Planned) -> None:
         """The bytes of the clients' state, where they are many."""
-        from fedconcord.runs.results import read_description, size
+        from fedconcord.runs.begun import size
+        from fedconcord.runs.folder import read_description
 
         need = read_description(planned.folder)["state_bytes"]
         if need >= LARGE:

@@ -1,21 +1,25 @@
 """A job and its rounds, without a file: `train` is the short way, `start` and `advance` are its parts."""
 
-from fedconcord.jobs.job import Job, Planner, Row, State, population_of, row_bytes, state_bytes
-from fedconcord.jobs.loop import advance, blank, evaluate, plan_of, resolved, start, train
+from fedconcord.jobs.job import Job, Planner, Row, State, model_of, population_of, row_bytes, state_bytes
+from fedconcord.jobs.loop import Step, advance, asked, blank, evaluate, plan_of, resolved, start, steps, train
 
 __all__ = [
     "Job",
     "Planner",
     "Row",
     "State",
+    "Step",
     "advance",
+    "asked",
     "blank",
     "evaluate",
+    "model_of",
     "plan_of",
     "population_of",
     "resolved",
     "row_bytes",
     "start",
     "state_bytes",
+    "steps",
     "train",
 ]

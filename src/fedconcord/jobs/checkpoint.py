@@ -44,8 +44,11 @@ def write(path: Path, state: State, job: Job) -> None:
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
-def read(path: Path, job: Job) -> State:
+def read(path: Path, job: Job, fresh: State | None = None) -> State:
     """The state that was written, for the same job.
+
+    Args:
+        fresh: a blank state of the job, whose store takes the rows; made where it is not given.
 
     Raises:
         UserError: the file is damaged, of another version, or belongs to another job.
@@ -61,7 +64,7 @@ def read(path: Path, job: Job) -> State:
             f"{path} is not a checkpoint of this version (format {counters.get('format')}, not {FORMAT}); delete it to "
             "start this run again, or resume with the version that wrote it"
         )
-    fresh, _ = blank(job)
+    fresh = blank(job) if fresh is None else fresh
     _refuse_another(path, made, facts(job, fresh.store.template))
     server = {}
     for name, leaf in tree_leaves(fresh.server).items():

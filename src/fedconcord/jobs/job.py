@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from fedconcord.core import (
     Algorithm,
@@ -107,6 +108,11 @@ def population_of(job: Job) -> Population:
     roster = job.problem.roster
     p = weights.objective(job.algorithm.weights, roster.sizes)
     return Population(roster.n, torch.as_tensor(p, device=job.problem.objective.device))
+
+
+def model_of(job: Job, state: State) -> Tensor:
+    """The model that the method answers with [d]: the first of those it offers."""
+    return next(iter(job.algorithm.models(state.server).values()))
 
 
 def state_bytes(job: Job, rounds: int) -> int:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fedconcord.core import (
-    Outcome,
-    Plan,
-    Population,
-    tree_bytes,
-)
-from fedconcord.engines.base import first_rows
+from fedconcord.core import Outcome, Plan, tree_bytes
+from fedconcord.engines.base import first_rows, losses
 from fedconcord.federation.participation import View
 from fedconcord.jobs import refusals
 from fedconcord.jobs.job import Job, Row, State, population_of, template
 from fedconcord.state import Storage
+
+
+class Step(NamedTuple):
+    """The state before round 0 or after a round, and what is known of it."""
+
+    state: State
+    row: Row
 
 
 def start(job: Job) -> State:
@@ -28,47 +31,59 @@ def start(job: Job) -> State:
     Raises:
         UserError: the job cannot run (`refusals`).
     """
-    state, population = blank(job)
-    if job.algorithm.prologue is None:
-        return state
-    done = job.engine.prologue(job.problem, job.duty, state.server, state.store, population)
-    return state._replace(
-        server=done.server, bytes_up=done.bytes_up, bytes_down=done.bytes_down, gradient_steps=done.gradient_steps
-    )
+    return asked(job, blank(job))
 
 
-def blank(job: Job) -> tuple[State, Population]:
+def blank(job: Job) -> State:
     """The state before all clients are asked for what a method's prologue wants: what a checkpoint is read into.
 
     Raises:
         UserError: the job cannot run (`refusals`).
     """
-    population = population_of(job)
     refusals.check(job)
     empty = template(job)
-    server = job.algorithm.init(job.problem.init(job.schedule.seed), population)
+    server = job.algorithm.init(job.problem.init(job.schedule.seed), population_of(job))
     first = first_rows(job.problem, job.duty, server, empty)
-    store = job.engine.open(job.problem, job.duty, job.storage, empty, first)
-    return State(0, server, store, 0, 0, 0), population
+    return State(0, server, job.engine.open(job.problem, job.duty, job.storage, empty, first), 0, 0, 0)
 
 
-def resolved(job: Job) -> Job:
-    """The same job with the engine's own choices made, so that they can be written down."""
-    state, _ = blank(replace(job, storage=Storage()))
-    plan = plan_of(job, state)
+def asked(job: Job, state: State) -> State:
+    """The state before round 0, from a blank one: all clients are asked for what a method's prologue wants."""
+    if job.algorithm.prologue is None:
+        return state
+    done = job.engine.prologue(job.problem, job.duty, state.server, state.store, population_of(job))
+    return state._replace(
+        server=done.server, bytes_up=done.bytes_up, bytes_down=done.bytes_down, gradient_steps=done.gradient_steps
+    )
+
+
+def resolved(job: Job, state: State | None = None) -> Job:
+    """The same job with the engine's own choices made, so that they can be written down.
+
+    Args:
+        state: a blank one of the job, which stays so; made where it is not given.
+    """
+    if state is None:
+        state = blank(replace(job, storage=Storage()))
+    plan = _first_plan(job, state)
     while len(plan.ids) == 0 and state.round < 100:  # a first round may find nobody
         state = state._replace(round=state.round + 1)
-        plan = plan_of(job, state)
+        plan = _first_plan(job, state)
     return replace(job, engine=job.engine.resolve(job.problem, job.duty, plan)) if len(plan.ids) else job
+
+
+def _first_plan(job: Job, state: State) -> Plan:
+    """The plan of a round that is not begun: nobody is asked for a loss over the engine's way, which counts it."""
+    return _plan(job, state, lambda ids: losses(job.problem, state.server.x, ids))
 
 
 def plan_of(job: Job, state: State) -> Plan:
     """The plan of the round that a state begins; most schedules do not look at the server's model."""
+    return _plan(job, state, lambda ids: job.engine.losses(job.problem, state.server.x, state.store, ids))
 
-    def losses(ids: np.ndarray) -> np.ndarray:
-        return job.engine.losses(job.problem, state.server.x, state.store, ids)
 
-    view = View(lambda: job.cost, losses, job.problem.objective.dim)
+def _plan(job: Job, state: State, asks: Callable[[np.ndarray], np.ndarray]) -> Plan:
+    view = View(lambda: job.cost, asks, job.problem.objective.dim)
     return job.schedule.plan(state.round, job.algorithm, job.problem.roster, view)
 
 
@@ -100,23 +115,26 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
     return found
 
 
-def train(
-    job: Job,
-    rounds: int,
-    *,
-    state: State | None = None,
-    eval_every: int = 1,
-    on_state: Callable[[State], None] | None = None,
-) -> Iterator[Row]:
+def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int = 1) -> Iterator[Row]:
     """Train to `rounds` rounds in all, yielding a row for the start and for every round after it.
 
-    Evaluation (every `eval_every` rounds and at the end) is outside the timed part. `on_state` sees the state after
-    each round, before the row is yielded: what a checkpoint needs. In a team of processes only rank 0 evaluates.
+    `steps` gives the states too. Evaluation (every `eval_every` rounds and at the end) is outside the timed part. In a
+    team of processes only rank 0 evaluates.
+    """
+    took = 0.0 if state is None else None
+    for step in steps(job, start(job) if state is None else state, rounds, eval_every=eval_every, took=took):
+        yield step.row
+
+
+def steps(job: Job, state: State, rounds: int, *, eval_every: int = 1, took: float | None = None) -> Iterator[Step]:
+    """`train` from a state on, with the state after every round.
+
+    Args:
+        took: the state was not measured yet, and its round took so many seconds (0 before round 0): it comes first.
     """
     lead = job.engine.team.rank == 0
-    if state is None:
-        state = start(job)
-        yield _row(state, evaluate(job, state) if lead else None, 0.0)
+    if took is not None:
+        yield _step(state, evaluate(job, state) if lead else None, took)
     while state.round < rounds:
         begin = time.perf_counter()
         state = advance(job, state)
@@ -124,13 +142,9 @@ def train(
             torch.cuda.synchronize(job.problem.objective.device)
         seconds = time.perf_counter() - begin
         due = lead and (state.round % eval_every == 0 or state.round == rounds)
-        row = _row(state, evaluate(job, state) if due else None, seconds)
-        if on_state is not None:
-            on_state(state)
-        yield row
+        yield _step(state, evaluate(job, state) if due else None, seconds)
 
 
-def _row(state: State, metrics: dict[str, float] | None, seconds: float) -> Row:
-    return Row(
-        state.round, metrics, state.bytes_up, state.bytes_down, state.gradient_steps, seconds, state.simulated_seconds
-    )
+def _step(state: State, metrics: dict[str, float] | None, seconds: float) -> Step:
+    counts = state.bytes_up, state.bytes_down, state.gradient_steps
+    return Step(state, Row(state.round, metrics, *counts, seconds, state.simulated_seconds))

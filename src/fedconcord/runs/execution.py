@@ -16,6 +16,7 @@ from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.card import card
 from fedconcord.problems.streamed import Streamed
 from fedconcord.runs import results
+from fedconcord.runs.begun import Course
 from fedconcord.runs.final import Wanted
 from fedconcord.runs.outcome import Finished, finished, not_done
 from fedconcord.runs.plan import Planned, prepared, threads
@@ -31,33 +32,26 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
     """
     config, folder = planned.config, planned.folder
     with threads(config.engine.threads):
-        job, models = prepared(config, folder)
+        start = prepared(config, folder)
+        problem, team = start.job.problem, start.job.engine.team
         info = {
             "method": config.method,
             "label": config.label,
             "seed": config.seed,
-            "models": models,
+            "models": list(start.job.algorithm.models(start.state.server)),
             "clients": config.clients,
             "cohort": config.cohort,
             "data": config.data,
             "model": config.model or "none",
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
             "target": config.eval.target,
-            "ranking": ranking(job.problem),
+            "ranking": ranking(problem),
             "config": config.as_dict(),
         }
-        results.execute(
-            job,
-            folder,
-            rounds=config.rounds,
-            info=info,
-            eval_every=config.eval.every,
-            checkpoint_every=config.checkpoint.every,
-            resume=planned.resume and (folder / "run.json").exists(),
-            on_row=on_row,
-            wanted=wanted(config, job.problem),
-        )
-    said = json.loads(job.engine.team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
+        resume = planned.resume and (folder / "run.json").exists()
+        course = Course(config.rounds, config.eval.every, config.checkpoint.every, resume)
+        results.go(start, folder, course, info, on_row, wanted(config, problem))
+    said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.jobs import Row
-from fedconcord.runs import results
+from fedconcord.runs.begun import size
+from fedconcord.runs.folder import read_description
 from fedconcord.runs.plan import Planned
+from fedconcord.runs.tables import COUNTERS
 
 
 class Finished(NamedTuple):
@@ -38,30 +40,30 @@ Progress = Callable[[int, "Row | Finished | None"], None]
 
 def finished(folder: Path) -> Finished:
     """What the folder of a run says of it."""
-    saved = results.read_description(folder)
+    saved = read_description(folder)
     try:
         with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
             last = list(csv.DictReader(file))[-1:]
     except OSError:
         last = []
-    skip = ("round", *results.COUNTERS)
+    skip = ("round", *COUNTERS)
     metrics = {name: float(value) for row in last for name, value in row.items() if name not in skip and value}
     return Finished(folder, saved["label"], saved["seed"], saved["status"], saved["rounds_done"], metrics)
 
 
 def stopped(folder: Path) -> str | None:
     """Why the run of a folder stopped before its last round, or None."""
-    found: str | None = results.read_description(folder).get("stopped")
+    found: str | None = read_description(folder).get("stopped")
     return found
 
 
 def wire(folder: Path) -> str | None:
     """What the run of a folder sent over a wire, in a sentence, or None."""
-    found = results.read_description(folder).get("wire")
+    found = read_description(folder).get("wire")
     if found is None:
         return None
     payload, framing, again = (
-        results.size(found[f"{what}_down"] + found[f"{what}_up"]) for what in ("payload", "framing", "resent")
+        size(found[f"{what}_down"] + found[f"{what}_up"]) for what in ("payload", "framing", "resent")
     )
     return (
         f"wire: {payload} of payload, {framing} of framing, {again} sent again; {found['lost']} messages lost, "
@@ -75,5 +77,5 @@ def wire(folder: Path) -> str | None:
 def not_done(entry: Planned, status: str, error: str | None = None) -> Finished:
     rounds = 0
     if (entry.folder / "run.json").exists():
-        rounds = int(results.read_description(entry.folder)["rounds_done"])
+        rounds = int(read_description(entry.folder)["rounds_done"])
     return Finished(entry.folder, entry.config.label or "", entry.config.seed or 0, status, rounds, {}, error)

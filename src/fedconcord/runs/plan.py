@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,9 @@ import torch
 from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar
 from fedconcord.basis.errors import UserError
-from fedconcord.jobs import Job, start
-from fedconcord.runs import lock, results
+from fedconcord.runs import lock
+from fedconcord.runs.begun import Begun, begun
+from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.settings import Config, Source
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
@@ -54,7 +54,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     """
     if not (folder / "run.json").exists() and (folder / "compare.json").exists():
         raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
-    saved = results.read_description(folder)
+    saved = read_description(folder)
     _allowed(changes, folder)
     config = settings_module.resolve_run(settings_module.from_nested(saved.get("config", {}), "run.json"), *changes)
     _longer(config, folder, saved)
@@ -75,7 +75,7 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     planned = _runs(config, folder)
     _try_start(planned, jobs)
     with writing(folder, planned):
-        settings_module.team_of(config).tell(lambda: results.refuse_taken(folder))
+        settings_module.team_of(config).tell(lambda: refuse_taken(folder))
         _save_comparison(folder, config, jobs)
     return folder, planned, jobs
 
@@ -104,7 +104,7 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
     planned = [entry._replace(resume=True) for entry in _runs(config, folder)]
     for entry in planned:
         if (entry.folder / "run.json").exists():
-            _longer(entry.config, entry.folder, results.read_description(entry.folder))
+            _longer(entry.config, entry.folder, read_description(entry.folder))
     with writing(folder, planned):
         _save_comparison(folder, config, jobs)
     return folder, planned, jobs
@@ -190,17 +190,19 @@ def _try_start(planned: Sequence[Planned], jobs: int) -> None:
         settings_module.forget_problem()
 
 
-def prepared(config: Config, folder: Path) -> tuple[Job, list[str]]:
-    """The job of a run and the names of the models that its method offers; refuses what the method refuses."""
+def prepared(config: Config, folder: Path) -> Begun:
+    """The job of a run in its folder, where nothing is written yet.
+
+    Raises:
+        UserError: it cannot run.
+    """
     job = settings_module.build(config)
     try:
-        # a prologue asks every client, which takes its time, and changes neither names nor refusals
-        state = start(replace(job, algorithm=replace(job.algorithm, prologue=None)))
+        start = begun(job, folder, config.rounds)
         settings_module.refuse(job, config)
-        results.refuse_too_much(results.placed(job, folder), config.rounds)
     except UserError as error:
         raise UserError(f"{config.label}: {error}") from None
-    return job, list(job.algorithm.models(state.server))
+    return start
 
 
 def notes(planned: Sequence[Planned]) -> list[str]:

@@ -19,8 +19,8 @@ from typing import IO, Any
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
-from fedconcord.runs import results
 from fedconcord.runs.execution import attempt
+from fedconcord.runs.folder import read_description
 from fedconcord.runs.outcome import Finished, Progress, finished, not_done
 from fedconcord.runs.plan import Planned
 
@@ -48,7 +48,7 @@ def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | 
 def _is_finished(entry: Planned) -> bool:
     if not entry.resume or not (entry.folder / "run.json").exists():
         return False
-    saved = results.read_description(entry.folder)
+    saved = read_description(entry.folder)
     done = int(saved["rounds_done"])
     early = saved["status"] == "diverged" or "stopped" in saved
     if early and done % entry.config.eval.every and done < entry.config.rounds:

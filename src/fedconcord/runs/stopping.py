@@ -1,11 +1,14 @@
-"""Early stopping, as a fold over the rows of metrics.csv: a resumed run finds its state in them."""
+"""Early stopping: a fold over the rows of metrics.csv, in which a resumed run finds its state, and its observer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError, unknown
+from fedconcord.core import Problem
+from fedconcord.jobs import State, Step
 
 DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
 
@@ -67,3 +70,57 @@ def sentence(patience: Patience, metric: str, best: Best, round: int) -> str:
         f"stopped early at round {round}: {metric} has not improved{by} in {best.since} evaluations; the model is that "
         f"of round {best.round}, {metric} {best.value:.4g}"
     )
+
+
+def best_of(patience: Patience | None, problem: Problem, rows: Sequence[Mapping[str, Any]]) -> Best | None:
+    """The best of rows of metrics.csv; None without patience."""
+    if patience is None or not rows:
+        return None
+    metric = watched(patience, rows[0])
+    return fold(patience, metric, _higher(problem, metric), rows)
+
+
+def _higher(problem: Problem, metric: str) -> bool:
+    """Whether more of a metric is better, as a metric of the user's own says for itself."""
+    inner = fairness.supervised(problem)
+    known = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
+    return known.get(metric, fairness.higher_is_better(metric))
+
+
+class Stopping:
+    """The best round so far, and why the run stops, once it does; neither without patience."""
+
+    def __init__(
+        self, problem: Problem, patience: Patience | None, rows: Sequence[Mapping[str, Any]], round: int
+    ) -> None:
+        """Go on after a round from the rows of metrics.csv; none where the run begins."""
+        self.problem, self.patience = problem, patience
+        self.best = best_of(patience, problem, rows)
+        self.stopped: str | None = None
+        if patience is not None and rows:
+            self._judge(patience, watched(patience, rows[0]), round)
+
+    def see(self, now: Step) -> None:
+        """Whether the round is the best and patience is spent; at the start, that the watched metric is there."""
+        patience, row = self.patience, now.row
+        if patience is None or row.metrics is None:
+            return
+        metric = watched(patience, row.metrics)
+        if row.round > 0:
+            self.best = step(patience, _higher(self.problem, metric), self.best, row.round, row.metrics[metric])
+            self._judge(patience, metric, row.round)
+
+    def _judge(self, patience: Patience, metric: str, round: int) -> None:
+        if self.best is not None and self.best.since >= patience.evaluations:
+            self.stopped = sentence(patience, metric, self.best, round)
+
+    def save(self, state: State) -> None:
+        """Nothing: all of it is in metrics.csv."""
+
+    def end(self, state: State) -> None:
+        """Nothing."""
+
+    def about(self) -> dict[str, Any]:
+        """The round of the model, and why the run stopped."""
+        said: dict[str, Any] = {} if self.best is None else {"model_round": self.best.round}
+        return said if self.stopped is None else said | {"stopped": self.stopped}

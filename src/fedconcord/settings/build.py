@@ -24,7 +24,7 @@ from fedconcord.federation.labels import LABELS
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
-from fedconcord.jobs import Job, refusals
+from fedconcord.jobs import Job
 from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
@@ -325,10 +325,10 @@ def advise(config: Config) -> None:
 
 
 def refuse(job: Job, config: Config) -> None:
-    """What a round would refuse, said before the first one.
+    """What a round would refuse of the settings, said before the first one; of the job itself, `jobs.refusals` does.
 
     Raises:
-        UserError: the job cannot run (`refusals`), or lists of settings do not fit its clients.
+        UserError: lists of settings do not fit the job's clients.
     """
     n, local = job.problem.roster.n, config.local
     for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
@@ -336,4 +336,3 @@ def refuse(job: Job, config: Config) -> None:
         listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
         if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
             raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")
-    refusals.check(job)

@@ -24,7 +24,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors
 from fedconcord.models import models
 from fedconcord.problems.card import FORMAT
-from fedconcord.runs import results
+from fedconcord.runs.folder import read_description
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
@@ -86,7 +86,7 @@ def load(run: Path, force: bool = False) -> Trained:
     """
     if not (run / "run.json").exists():
         raise UserError(f"{run} holds no run (no run.json); give the folder of one run")
-    status = results.read_description(run).get("status")
+    status = read_description(run).get("status")
     try:
         about = json.loads((run / "model.json").read_text(encoding="utf-8"))
         weights, _ = tensors.read(run / "model.safetensors")

@@ -1,0 +1,72 @@
+"""The folder of a run: what lies in it, all usable at any moment, and what run.json says.
+
+run.json           what was run, with which versions, and how far it came
+metrics.csv        a row an evaluated round; no times in it, so that the same run writes the same bytes
+clients.csv        a row a client: the final model on its samples (`fairness`); fairness.csv the spread over clients
+timing.csv         seconds of each round, training alone
+partition.csv      samples of each class at each client
+checkpoint.safetensors
+model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
+rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedconcord
+from fedconcord.basis.errors import UserError
+
+CHECKPOINT = "checkpoint.safetensors"
+WRITTEN = (
+    *(CHECKPOINT, "model.safetensors", "model.json", "run.json"),
+    *("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv"),
+)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a reader of the results needs."""
+    return {
+        "fedconcord": fedconcord.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """run.json of a folder.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    path = folder / "run.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no run (no run.json); give a folder that a run or comparison wrote") from None
+    except (OSError, ValueError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+    return found
+
+
+def refuse_taken(folder: Path) -> str:
+    """While this process prepared its runs another one may have begun and ended in the folder."""
+    if any((folder / name).exists() for name in ("run.json", "compare.json")):
+        raise UserError(
+            f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
+        )
+    return ""
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; nobody else writes these files now."""
+    for name in WRITTEN:
+        for left in folder.glob(f".{name}.*.tmp"):
+            left.unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""What a run leaves in its folder while it goes on, and when."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedconcord.basis import files
+from fedconcord.engines import Stacked
+from fedconcord.jobs import Job, State, checkpoint
+from fedconcord.runs.folder import CHECKPOINT, versions
+from fedconcord.runs.observer import Observer
+from fedconcord.runs.tables import Tables
+
+WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
+
+
+class Saving:
+    """Tables and run.json every other second, everything with a checkpoint; rank 0 writes.
+
+    A killed run has tables and a run.json that are never behind its checkpoint, and no run.json says that a run has
+    ended before all that it ends with is there.
+
+    Args:
+        about: what run.json says throughout (`described`).
+        checkpoint_every: seconds.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        tables: Tables,
+        observers: Sequence[Observer],
+        about: Mapping[str, Any],
+        checkpoint_every: float,
+    ) -> None:
+        self.job, self.folder, self.tables, self.observers = job, folder, tables, observers
+        self.about, self.checkpoint_every = about, checkpoint_every
+        self.lead = job.engine.team.rank == 0
+        self.written, self.saved = -math.inf, time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint, by the clock of rank 0."""
+        return self.lead and time.monotonic() - self.saved > self.checkpoint_every
+
+    def write(self, status: str, state: State) -> None:
+        """The tables and run.json."""
+        if not self.lead:
+            return
+        self.tables.write()
+        files.write_json(self.folder / "run.json", self._description(status, state))
+        self.written = time.monotonic()
+
+    def now_and_then(self, state: State) -> None:
+        """`write`, if that was long ago."""
+        if time.monotonic() - self.written > WRITE_EVERY:
+            self.write("running", state)
+
+    def save(self, state: State) -> None:
+        """Everything, and the checkpoint, which all processes write together; the start needs none."""
+        self.write("running", state)
+        if state.round == 0:
+            return
+        if self.lead:
+            for one in self.observers:
+                one.save(state)
+        checkpoint.write(self.folder / CHECKPOINT, state, self.job)
+        self.saved = self.written = time.monotonic()
+
+    def _description(self, status: str, state: State) -> dict[str, Any]:
+        said = {**self.about, "status": status, "rounds_done": state.round}
+        if state.round > 0 and (wire := self.job.engine.report(state.store)):
+            said["wire"] = wire
+        for one in self.observers:
+            said |= one.about()
+        return said
+
+
+def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> dict[str, Any]:
+    """What run.json says throughout, before the first round; `grows_to` in bytes."""
+    engine = job.engine
+    return {
+        "format": 1,
+        **info,
+        "status": "running",
+        "rounds": rounds,
+        "rounds_done": 0,
+        "dim": job.problem.objective.dim,
+        "state_bytes": grows_to,
+        **({"chunk": engine.chunk, "workers": engine.workers} if isinstance(engine, Stacked) else {}),
+        "versions": versions(),
+    }

@@ -1,0 +1,97 @@
+"""The tables of a run: metrics.csv, timing.csv and partition.csv."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, Step
+
+COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
+
+
+class Past(NamedTuple):
+    """Rows of metrics.csv and of timing.csv, as text."""
+
+    metrics: list[dict[str, Any]]
+    timing: list[dict[str, Any]]
+
+    def due(self, eval_every: int, rounds: int) -> Past:
+        """What a run to `rounds` rounds has of it: not the last row of a shorter run, unless it was due."""
+        kept = [row for row in self.metrics if int(row["round"]) % eval_every == 0 or int(row["round"]) == rounds]
+        return Past(kept, self.timing)
+
+
+def read(folder: Path, round: int) -> Past:
+    """The rows up to a round, as they stand.
+
+    Raises:
+        UserError: a table cannot be read.
+    """
+    return Past(rows_of(folder / "metrics.csv", round), rows_of(folder / "timing.csv", round))
+
+
+def rows_of(path: Path, round: int) -> list[dict[str, Any]]:
+    """The rows of a table up to a round.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with open(path, newline="") as file:
+            return [dict(row) for row in csv.DictReader(file) if int(row["round"]) <= round]
+    except (OSError, ValueError, KeyError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+
+
+class Tables:
+    """metrics.csv and timing.csv as they grow."""
+
+    def __init__(self, job: Job, folder: Path, past: Past | None) -> None:
+        self.folder = folder
+        self.metrics, self.timing = past or Past([], [])
+        timed = isinstance(job.schedule, Schedule) and job.schedule.devices is not None
+        self.counters = (*COUNTERS, "simulated_seconds") if timed else COUNTERS
+        self.diverged = any(not _finite(row) for row in self.metrics)
+
+    def owed(self, round: int, rounds: int) -> float | None:
+        """The seconds of a round that was trained and not measured, as it is only now the last; None: all is there."""
+        if round != rounds or any(int(row["round"]) >= rounds for row in self.metrics):
+            return None
+        return float(self.timing.pop()["seconds"])  # the round is seen once more
+
+    def see(self, now: Step) -> None:
+        """A row each, and whether a metric is not finite."""
+        row = now.row
+        if row.round > 0:
+            self.timing.append({"round": row.round, "seconds": row.seconds})
+        if row.metrics is not None:
+            self.metrics.append(
+                {"round": row.round} | row.metrics | {name: getattr(row, name) for name in self.counters}
+            )
+            self.diverged = not _finite(row.metrics)
+
+    def write(self) -> None:
+        """Both tables, with their headers from the first."""
+        header = list(self.metrics[0]) if self.metrics else ["round", *COUNTERS]
+        files.write_csv(self.folder / "metrics.csv", header, self.metrics)
+        files.write_csv(self.folder / "timing.csv", ["round", "seconds"], self.timing)
+
+
+def write_partition(folder: Path, job: Job) -> None:
+    """partition.csv: samples of each class at each client, where there are classes."""
+    counts = job.problem.roster.label_counts()
+    if counts is not None:
+        rows = ([i, *row] for i, row in enumerate(counts.tolist()))
+        files.write_csv(folder / "partition.csv", ["client", *map(str, range(counts.shape[1]))], rows)
+
+
+def _finite(metrics: Mapping[str, Any]) -> bool:
+    """Whether all metrics are, as numbers or as text; an empty cell is none."""
+    return all(math.isfinite(float(value)) for value in metrics.values() if value not in ("", None))
