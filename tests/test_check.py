@@ -314,10 +314,10 @@ def test_engines_tell_each_client_its_own_plan(engine: Engine) -> None:
 
 
 def test_an_absent_client_that_shares_memory_with_the_server_is_noticed() -> None:
-    """FedADMM's first row is x^0 itself: an in-place server step moves the absent clients' models."""
+    """The paper's FedADMM begins with x^0 as its row: an in-place server step moves the absent clients' models."""
 
     def broken() -> Algorithm:
-        algorithm = METHODS["fedadmm"]()
+        algorithm = METHODS["fedadmm"](form="paper")
         return replace(algorithm, update=lambda server, change, cohort: server._replace(x=server.x.add_(change)))
 
     with pytest.raises(CheckFailedError, match="rows of absent clients as they were"):
