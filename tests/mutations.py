@@ -137,7 +137,9 @@ MUTATIONS: dict[str, Mutation] = {
     "checkpoint: clients' rows forgotten": Mutation(
         (
             Edit(
-                "jobs/checkpoint.py", "job.engine.team.collect(state.store.export())", "{'ids': torch.zeros(0, dtype=torch.int64)}"
+                "jobs/checkpoint.py",
+                "job.engine.team.collect(state.store.export())",
+                "{'ids': torch.zeros(0, dtype=torch.int64)}",
             ),
         ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
