@@ -400,7 +400,10 @@ KEYS = "; `fedconcord list settings` shows all keys"
             "local.epochs and local.steps exclude each other (--epochs and --steps); give one of them",
         ),
         ({"eval__target": 1.5}, "eval.target must be a number > 0 and <= 1, given 1.5: it is of accuracy"),
-        ({"engine__name": "fast"}, "engine.name must be one of stacked, serial, distributed, given 'fast' (--name)"),
+        (
+            {"engine__name": "fast"},
+            "engine.name must be one of stacked, serial, distributed, wire, given 'fast' (--name)",
+        ),
         ({"partition": "dirichlet(-1)"}, "partition dirichlet: alpha must be a number > 0, given -1"),
         ({"model": "3nn"}, f"unknown model '3nn' (did you mean '2nn'?); known: {', '.join(sorted(MODELS))}"),
         (
