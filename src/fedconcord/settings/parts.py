@@ -54,7 +54,7 @@ def work_of(work: float | str) -> Work:
 
 
 def canonical(key: str, value: Value) -> str | None:
-    """The text of a part with its parameters by name, or None for none; `value` is a text or what `spec` read."""
+    """The text of a part with its parameters by name, or None for none; `value` is a text or a `Spec`."""
     if value is None or value == "none":
         return None
     what, registry = PARTS[key]
