@@ -19,6 +19,7 @@ esc = html.escape
 
 
 def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
+    """The section as HTML, for a report of `paths` into `out`."""
     runs = [m.runs[0] for m in s.methods]
     flats = [flatten(r.head.config) for m in s.methods for r in m.runs]
     differ = varying(s.runs)

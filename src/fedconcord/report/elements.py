@@ -16,6 +16,7 @@ esc = html.escape
 
 
 def legend(s: Summary) -> str:
+    """The methods with their keys; nothing for one method, which every title names."""
     if len(s.methods) < 2:
         return ""
     items = [
@@ -25,6 +26,7 @@ def legend(s: Summary) -> str:
 
 
 def figure(d: Drawing, number: int) -> str:
+    """A figure with its caption; the number keeps the ids of its parts apart from other figures'."""
     svg = to_inline(d.draw(False), f"f{number}", d.alt)
     kind = ' class="wide scroll"' if d.wide else ""
     note = f"<figcaption>{esc(d.caption)}</figcaption>" if d.caption else ""
@@ -32,6 +34,7 @@ def figure(d: Drawing, number: int) -> str:
 
 
 def table(t: Table, indices: Sequence[int]) -> str:
+    """A table with its caption; `indices` give each row the key of its method."""
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in t.header)
     main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
     body = []
@@ -48,6 +51,7 @@ def table(t: Table, indices: Sequence[int]) -> str:
 
 
 def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
+    """A plain table: the first cell of a row names it."""
     top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
     cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
     body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
@@ -55,6 +59,7 @@ def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
 
 
 def terms(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names with their values."""
     return "<dl>" + "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in pairs) + "</dl>"
 
 

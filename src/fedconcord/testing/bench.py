@@ -81,6 +81,7 @@ class Bench(NamedTuple):
 
 
 def run(job: Job, rounds: int, state: State | None = None) -> State:
+    """So many more rounds, from the start or from a state."""
     state = start(job) if state is None else state
     for _ in range(rounds):
         state = advance(job, state)
@@ -88,10 +89,12 @@ def run(job: Job, rounds: int, state: State | None = None) -> State:
 
 
 def plan_of(job: Job, round: int) -> Plan:
+    """The plan of a round."""
     return job.schedule.plan(round, job.algorithm, job.problem.roster)
 
 
 def all_rows(job: Job, state: State) -> Tree:
+    """Every client's row, stacked."""
     return state.store.gather(np.arange(job.problem.roster.n))
 
 

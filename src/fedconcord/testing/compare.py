@@ -18,6 +18,7 @@ class MismatchError(Exception):
 
 
 def fail(expected: str, found: str) -> NoReturn:
+    """A finding, for `testing.check` to name."""
     raise MismatchError(expected, found)
 
 
@@ -48,10 +49,12 @@ def _bits(leaf: Tensor) -> Tensor:
 
 
 def kind(leaf: Any) -> str:
+    """Type and shape of a leaf, in words."""
     return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{type(leaf).__name__} {leaf!r}"
 
 
 def kinds(tree: Tree, name: str) -> dict[str, str]:
+    """Path of every leaf -> its kind."""
     return {path: kind(leaf) for path, leaf in leaves(tree, name)}
 
 

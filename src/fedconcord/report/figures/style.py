@@ -73,17 +73,20 @@ class Look(NamedTuple):
 
 
 def look(index: int) -> Look:
+    """The look of the method with this index; no two of the first 84 share it."""
     n = len(COLOURS)
     return Look(COLOURS[index % n], DASHES[index // n % len(DASHES)], MARKERS[index % len(MARKERS)])
 
 
 def panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; sizes in inches."""
     fig = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(fig)
     return fig, fig.add_subplot()
 
 
 def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
+    """Title, scale and tick labels of a metric's values."""
     ax.set_ylabel(metric.title + (" (%)" if metric.percent else ""))
     if log:
         ax.set_yscale("log")
@@ -94,6 +97,7 @@ def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
 
 
 def x_axis(ax: Axes, axis: str) -> None:
+    """Title and tick labels of what the curves run against."""
     ax.set_xlabel(AXIS_TITLES[axis])
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "round"))
     if axis != "round":
