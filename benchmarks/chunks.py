@@ -74,9 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    print(
-        "| features | hidden | numbers | cohort | batch | ms a round, by clients in a chunk x workers; the rule's first |"
-    )
+    print("| features | hidden | numbers | cohort | batch | ms a round: chunk x workers, the rule's first |")
     print("|---|---|---|---|---|---|")
     for case in CASES:
         job = job_of(case)

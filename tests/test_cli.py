@@ -22,7 +22,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.jobs import Row
-from fedconcord.runs import execution, plan, pool
+from fedconcord.runs import execution, outcome, plan, pool
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned
 
@@ -448,10 +448,12 @@ MISTAKES = {
     "give one number or one a client",
     "report empty": None,
     # what would show itself in some round is said before the first one
-    "compare --methods fedavg,vrlsgd": "vrlsgd: VRL-SGD needs all 50 clients every round, given a cohort of 10: an "
-    "absent client's deviation from the mean is undefined; use scaffold, which it equals at full participation",
-    "compare --methods fedavg,fedpd --cohort 50 --sampling by_size": "fedpd: the method needs all 50 clients every "
-    "round, and sampling by_size may leave some out; use sampling uniform with cohort 50",
+    "compare --methods fedavg,vrlsgd": "vrlsgd: vrlsgd needs all 50 clients in every round, and a cohort of 10 may "
+    "leave some out; use sampling uniform with cohort 50 and no availability, dropout or deadline, or a method that is "
+    "made for partial participation, such as scaffold or afedpd",
+    "compare --methods fedavg,fedpd --cohort 50 --sampling by_size": "fedpd: fedpd needs all 50 clients in every "
+    "round, and the sampling may leave some out; use sampling uniform with cohort 50 and no availability, dropout or "
+    "deadline, or a method that is made for partial participation, such as scaffold or afedpd",
     "compare --methods fedavg,losac(blocks=1000)": None,
     "compare --methods fedavg,fedhybrid --cohort 50 --engine serial": "fedhybrid: a Hessian of 55210 x 55210 entries "
     "is too large, the limit is 4096; use a smaller model such as logreg, or a method without Newton steps",
@@ -516,7 +518,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.call([*arguments, str(tmp_path / "r")]) == 3
     assert "diverged: a metric is no longer finite after round " in capsys.readouterr().out
     assert cli.call(["run", "--resume", str(tmp_path / "r")]) == 3  # no round brings it back
-    assert api.finished(tmp_path / "r").status == "diverged"
+    assert outcome.finished(tmp_path / "r").status == "diverged"
 
 
 def test_a_run_that_diverged_in_its_last_round_stays_so(tmp_path: Path) -> None:

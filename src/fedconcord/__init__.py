@@ -26,9 +26,21 @@ if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
     from fedconcord.api import compare, run, write_report
     from fedconcord.basis.errors import UserError
-    from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Plan, Population, Problem
+    from fedconcord.core import (
+        Algorithm,
+        Client,
+        Cohort,
+        Done,
+        Local,
+        Oracle,
+        Plan,
+        Population,
+        Problem,
+        Sender,
+        Settle,
+    )
     from fedconcord.data import DATASETS, Dataset
-    from fedconcord.engines import Engine, Serial, Stacked
+    from fedconcord.engines import Engine, Serial, Stacked, Wire
     from fedconcord.federation.partitions import PARTITIONS
     from fedconcord.federation.sampling import SAMPLERS
     from fedconcord.federation.schedule import Schedule
@@ -74,12 +86,15 @@ __all__ = [
     "Quadratic",
     "Row",
     "Schedule",
+    "Sender",
     "Serial",
+    "Settle",
     "Solver",
     "Stacked",
     "State",
     "Supervised",
     "UserError",
+    "Wire",
     "__version__",
     "advance",
     "compare",
@@ -97,10 +112,10 @@ __all__ = [
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
     "fedconcord.api": "compare run write_report",
-    "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem",
+    "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",
-    "fedconcord.engines": "Engine Serial Stacked",
+    "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",
     "fedconcord.federation.partitions": "PARTITIONS",
     "fedconcord.federation.sampling": "SAMPLERS",
@@ -111,7 +126,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.local.gradients": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.outcome": "Compared Finished",
-    "fedconcord.server": "OPTIMIZERS with_server",
+    "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",

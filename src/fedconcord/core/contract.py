@@ -132,9 +132,7 @@ class Oracle(NamedTuple):
 
     kind: Literal["minibatch", "full", "sam", "svrg", "saga"] = "minibatch"  # svrg: g(x) - g(x^t) + grad f_i(x^t)
     radius: float = 0.0  # sam: g at x + radius * g / (||g|| + 1e-7), same mini-batch
-    blocks: int = (
-        0  # saga: M blocks a client; the engines do not see it (`transforms.tables`)
-    )
+    blocks: int = 0  # saga: M blocks a client; the engines do not see it (`transforms.tables`)
 
 
 class Prelude(NamedTuple):

@@ -187,8 +187,8 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
         if given:
             return (
                 f"{algorithm.identity.method or 'the method'} needs all {n} clients in every round, and {given[0]} may "
-                f"leave some out; use sampling uniform with cohort {n} and no {', '.join(limits)}, or a method that is "
-                "made for partial participation, such as scaffold or afedpd"
+                f"leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, or a "
+                "method that is made for partial participation, such as scaffold or afedpd"
             )
     needs_inclusion = algorithm.needs_inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():

@@ -179,8 +179,14 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
     """The estimates of the client's mean gradient [d], float64; one alone where both are the same.
 
     Raises:
-        UserError: the message is not affine in the gradients (Newton steps, L-BFGS, clients' proximal steps).
+        UserError: the message is not affine in the gradients (Newton steps, L-BFGS, a dual of SAM's ascent,
+            clients' proximal steps).
     """
+    if seen.done.tilt is not None:
+        raise UserError(
+            "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "
+            "ascent; audit fedspeed in place of fedsmoo"
+        )
     if job.algorithm.hessian_at is not None or job.solver.kind == "lbfgs":
         raise UserError(
             "the audit reads messages of gradient steps, and this job's clients take Newton or L-BFGS steps; audit it "
