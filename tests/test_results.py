@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
@@ -18,7 +19,7 @@ from fedconcord.core import tree_leaves
 from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
-from fedconcord.jobs import Job, Row, advance, checkpoint, start, state_bytes
+from fedconcord.jobs import Job, Row, advance, checkpoint, refusals, start, state_bytes, steps
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.results import execute
@@ -161,3 +162,44 @@ def test_chunk_and_workers_are_recorded_and_kept(tmp_path: Path) -> None:
     execute(replace(job("fedavg"), engine=Stacked()), tmp_path, rounds=4, info={}, resume=True)
     found = json.loads((tmp_path / "run.json").read_text())
     assert (found["chunk"], found["workers"], found["rounds_done"]) == (2, 3, 4)
+
+
+def test_no_run_says_that_it_has_ended_before_all_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed or without room while it writes its last checkpoint, it is a run to be resumed, not one to be skipped."""
+
+    def fail(*args: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "write", fail)
+        with pytest.raises(OSError, match="no space"):
+            execute(job("fedavg"), tmp_path, rounds=3, info={})
+    assert read_description(tmp_path)["status"] == "running"
+    assert execute(job("fedavg"), tmp_path, rounds=3, info={}, resume=True) == "complete"
+    assert read_description(tmp_path)["status"] == "complete"
+
+
+def test_a_job_is_built_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its refusals are asked, its server begun and its store opened once, also where a run is resumed."""
+    asked: list[Job] = []
+    check = refusals.check
+    monkeypatch.setattr(refusals, "check", lambda this: (asked.append(this), check(this))[1])
+    settings = {"data": "quadratics(dim=3)", "clients": 4, "cohort": 2}
+    fedconcord.run("scaffold", rounds=1, out=tmp_path / "run", settings=settings)
+    assert len(asked) == 1
+    fedconcord.run(resume=tmp_path / "run", rounds=2)
+    assert len(asked) == 2
+
+
+def test_a_state_that_is_not_measured_yet_comes_first() -> None:
+    this = job("fedavg")
+    state = start(this)
+    fresh = list(steps(this, state, 2, eval_every=2, took=0.0))
+    assert [(now.state.round, now.row.round, now.row.metrics is not None) for now in fresh] == [
+        (0, 0, True),
+        (1, 1, False),
+        (2, 2, True),
+    ]
+    (last,) = steps(this, fresh[2].state, 2, took=0.5)
+    assert (last.row.metrics, last.row.seconds) == (fresh[2].row.metrics, 0.5)
+    assert list(steps(this, fresh[2].state, 2)) == []
