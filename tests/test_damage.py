@@ -114,7 +114,7 @@ def test_a_checkpoint_of_an_older_version(tmp_path: Path) -> None:
 
 BASE = job(make("fedadmm"))
 OTHERS = {
-    'method is "fedadmm \\(version 1\\)" where this one\'s is "scaffold': job(make("scaffold")),
+    'method is "fedadmm \\(version 2\\)" where this one\'s is "scaffold': job(make("scaffold")),
     "method.rho is 0.1 where": job(make("fedadmm", rho=0.1)),
     "solver.momentum is 0.5": replace(BASE, solver=Solver(momentum=0.5)),
     'solver.oracle.kind is "full"': replace(BASE, solver=Solver(oracle=Oracle("full"))),

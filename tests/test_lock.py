@@ -11,6 +11,7 @@ import pytest
 from fedconcord import api, cli
 from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock
+from fedconcord.runs.outcome import finished
 from fedconcord.settings import from_nested
 
 HOLD = """
@@ -86,7 +87,7 @@ def test_one_of_many_at_once_runs(tmp_path: Path) -> None:
         thread.join()
     (winner,) = (text for text in found if " " not in text)
     assert all("another process is writing" in text or "is not empty" in text for text in found if " " in text)
-    assert api.finished(tmp_path / "run").label == winner
+    assert finished(tmp_path / "run").label == winner
 
 
 def test_a_comparison_has_its_folder_and_each_run_its_own(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
         }
         resume = planned.resume and (folder / "run.json").exists()
         course = Course(config.rounds, config.eval.every, config.checkpoint.every, resume)
-        results.go(start, folder, course, info, on_row, wanted(config, problem))
+        results.execute_begun(start, folder, course, info, on_row, wanted(config, problem))
     said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])
 

@@ -53,10 +53,10 @@ def execute(
         UserError: the job cannot run, another process writes in the folder, or what it holds is not to be resumed.
     """
     course = Course(rounds, eval_every, checkpoint_every, resume)
-    return go(begun(job, folder, rounds), folder, course, info, on_row, wanted)
+    return execute_begun(begun(job, folder, rounds), folder, course, info, on_row, wanted)
 
 
-def go(
+def execute_begun(
     start: Begun,
     folder: Path,
     course: Course,
@@ -72,10 +72,10 @@ def go(
         if team.rank == 0:
             sweep(folder)
         job = resolved(_as_before(start.job, folder) if course.resume else start.job, start.state)
-        return _go(start._replace(job=job), folder, course, info, on_row, wanted)
+        return _loop(start._replace(job=job), folder, course, info, on_row, wanted)
 
 
-def _go(
+def _loop(
     start: Begun,
     folder: Path,
     course: Course,
