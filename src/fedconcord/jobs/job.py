@@ -29,7 +29,7 @@ from fedconcord.transforms.forms import forms
 
 
 class Planner(Protocol):
-    """Draws the plan of a round; `heterogeneity.schedule.Schedule` is the one that users configure."""
+    """Draws the plan of a round; `federation.schedule.Schedule` is the one that users configure."""
 
     @property
     def seed(self) -> int: ...
