@@ -1,14 +1,24 @@
 """Every method says which it is, and can be rebuilt from that text."""
 
 import inspect
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import identity
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.identity import UNNAMED, Identity, definition, from_text
 from fedconcord.core import Algorithm
+from fedconcord.federation import clock, dropout
+from fedconcord.federation.availability import markov
+from fedconcord.federation.sampling import cyclic
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, checkpoint, start
+from fedconcord.problems import quadratics
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import OPTIMIZERS, with_server
 from fedconcord.transforms.tables import with_table
@@ -66,3 +76,23 @@ def test_what_this_installation_lacks_or_defines_otherwise_is_refused() -> None:
         identity.rebuild(Identity("fedavg"), {"fedavg": fedavg})
     with pytest.raises(ValueError, match="no identity"):
         from_text("3")
+
+
+def test_policies_say_which_they_are_and_a_checkpoint_refuses_others(tmp_path: Path) -> None:
+    problem = quadratics(0, 5, torch.float64, torch.device("cpu"))
+    schedule = Schedule(0, 2, 0.1, uniform(1, 3), "steps", dropout=dropout.fixed(0.1), devices=clock.lognormal(0.3))
+    for policy in (schedule.work, schedule.dropout, schedule.devices, schedule.sampler, markov(0.1, 0.3)):
+        assert policy.identity.name != ""  # type: ignore[union-attr]
+    job = Job(problem, METHODS["fedavg"](), schedule)
+    checkpoint.write(tmp_path / "c", start(job), job)
+    assert checkpoint.read(tmp_path / "c", replace(job, schedule=replace(schedule))).round == 0
+    others = {
+        "work": uniform(1, 4),
+        "dropout": dropout.fixed(0.2),
+        "devices": clock.lognormal(0.4),
+        "sampler": cyclic(),
+        "availability": markov(0.1, 0.3),
+    }
+    for name, other in others.items():
+        with pytest.raises(UserError, match=f"schedule.{name}"):
+            checkpoint.read(tmp_path / "c", replace(job, schedule=replace(schedule, **{name: other})))

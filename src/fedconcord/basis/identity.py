@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedconcord.basis.errors import UserError
@@ -43,7 +44,7 @@ UNNAMED = Identity("", (), 0)
 
 
 def definition(version: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a factory's products say which they are: a dataclass or NamedTuple with a field `identity`."""
+    """Let a factory's products say which they are: functions, or a dataclass or NamedTuple with a field `identity`."""
 
     def decorate(factory: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(factory)
@@ -65,6 +66,9 @@ def definition(version: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _with(product: Any, identity: Identity) -> Any:
+    if isinstance(product, FunctionType):  # made anew by the factory: nobody else has it
+        product.identity = identity  # type: ignore[attr-defined]
+        return product
     return product._replace(identity=identity) if hasattr(product, "_replace") else replace(product, identity=identity)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import rng
 
 Chance = Annotated[float, Field(ge=0, le=1)]
@@ -34,6 +35,7 @@ class Availability(NamedTuple):
 
     draw: Callable[[int, int, int], Available]  # (seed, round, N) -> those available
     known: bool = True  # its probabilities are known
+    identity: Identity = UNNAMED
 
 
 def _trait(seed: int, n: int) -> np.ndarray:
@@ -52,6 +54,7 @@ def _coins(probability: Callable[[int, int, int], np.ndarray]) -> Availability:
     return Availability(draw)
 
 
+@definition()
 def coins(low: Low = 0.1, high: High = 1.0) -> Availability:
     """Every client on its own coin each round; its probability is drawn once, uniform on [low, high]."""
     if high < low:
@@ -59,6 +62,7 @@ def coins(low: Low = 0.1, high: High = 1.0) -> Availability:
     return _coins(lambda seed, round, n: low + (high - low) * _trait(seed, n))
 
 
+@definition()
 def per_client(
     chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
 ) -> Availability:
@@ -72,6 +76,7 @@ def per_client(
     return _coins(probability)
 
 
+@definition()
 def day_night(
     low: Low = 0.1,
     high: High = 0.9,
@@ -89,6 +94,7 @@ def day_night(
     return _coins(probability)
 
 
+@definition()
 def markov(
     leave: Annotated[float, Field(gt=0, le=1, description="probability that an available client is gone next round")],
     join: Annotated[float, Field(gt=0, le=1, description="probability that an absent client is there next round")],
@@ -115,6 +121,7 @@ def markov(
     return Availability(draw)
 
 
+@definition()
 def trace(
     path: Annotated[str, Field(description="CSV file with the columns round and client, a row for each that is there")],
 ) -> Availability:

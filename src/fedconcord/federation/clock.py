@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.identity import definition
 from fedconcord.core import rng
 
 
@@ -94,6 +95,7 @@ def _model(factor: Callable[[np.random.Generator], tuple[float, float]], base: D
     return of
 
 
+@definition()
 def equal(
     step: Step = 0.01, up: Up = 1.25e6, down: Down = 6.25e6, latency: Latency = 0.05, jitter: Jitter = 0.0
 ) -> Devices:
@@ -101,6 +103,7 @@ def equal(
     return _model(lambda draw: (1.0, 1.0), Device(step, up, down, latency), jitter)
 
 
+@definition()
 def lognormal(
     spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed")] = 0.5,
     step: Step = 0.01,
@@ -119,6 +122,7 @@ def lognormal(
     return _model(factor, Device(step, up, down, latency), jitter)
 
 
+@definition()
 def classes(
     slowdown: Annotated[
         list[Annotated[float, Field(gt=0)]],
@@ -136,6 +140,7 @@ def classes(
     )
 
 
+@definition()
 def from_file(
     path: Annotated[str, Field(description="CSV file with the columns client,step,up,down,latency, a row a client")],
     jitter: Jitter = 0.0,

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import definition
 from fedconcord.core import rng
 
 Chance = Annotated[float, Field(ge=0, lt=1)]
@@ -16,11 +17,13 @@ Dropout = Callable[[int, int], float]
 """(seed, client) -> the probability that it is lost in a round."""
 
 
+@definition()
 def fixed(chance: Annotated[float, Field(ge=0, lt=1, description="the same for every client")] = 0.1) -> Dropout:
     """Every client with the same probability, in every round anew."""
     return lambda seed, client: chance
 
 
+@definition()
 def by_client(
     low: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost least")] = 0.0,
     high: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost most")] = 0.2,
@@ -31,6 +34,7 @@ def by_client(
     return lambda seed, client: low + (high - low) * rng.generator(seed, rng.Purpose.TRAIT, 1, client).random()
 
 
+@definition()
 def per_client(
     chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
 ) -> Dropout:

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import rng
 from fedconcord.federation.once import once
 from fedconcord.federation.weights import share as weight
@@ -40,6 +41,7 @@ class Sampler(NamedTuple):
     known: bool = True  # its probabilities are known
     by_loss: bool = False  # asks for losses
     takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
+    identity: Identity = UNNAMED
 
 
 def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
@@ -56,6 +58,7 @@ def _counted(drawn: np.ndarray, cohort: int, p: Callable[[np.ndarray], np.ndarra
     return Drawn(ids.astype(np.int64), count.astype(np.float64), cohort * chance, 1 - (1 - chance) ** cohort)
 
 
+@definition()
 def uniform() -> Sampler:
     """S distinct clients, all equally likely."""
 
@@ -66,6 +69,7 @@ def uniform() -> Sampler:
     return Sampler(draw)
 
 
+@definition()
 def with_replacement() -> Sampler:
     """S draws with replacement, all clients equally likely; a client drawn twice counts twice."""
 
@@ -77,6 +81,7 @@ def with_replacement() -> Sampler:
     return Sampler(draw, takes_all="never")
 
 
+@definition()
 def by_size() -> Sampler:
     """S draws with replacement, client i with probability p_i by size; a client drawn twice counts twice.
 
@@ -98,6 +103,7 @@ def cumulative(sizes: np.ndarray) -> np.ndarray:
     return np.asarray(steps / steps[-1])
 
 
+@definition()
 def bernoulli(
     share: Annotated[float | None, Field(gt=0, le=1, description="probability of a client; S/N if none")] = None,
 ) -> Sampler:
@@ -114,6 +120,7 @@ def bernoulli(
     return Sampler(draw, from_all=True, takes_all="never")
 
 
+@definition()
 def everyone() -> Sampler:
     """Everyone who is available; the cohort is not limited."""
     return Sampler(
@@ -121,6 +128,7 @@ def everyone() -> Sampler:
     )
 
 
+@definition()
 def cyclic() -> Sampler:
     """S clients after the other in turn, in the order of their ids, from a keyed start; the last turn may be short."""
 
@@ -133,6 +141,7 @@ def cyclic() -> Sampler:
     return Sampler(draw, from_all=True)
 
 
+@definition()
 def power_of_choice(
     candidates: Annotated[int, Field(ge=1, description="clients that are asked for their loss, at least the cohort")],
 ) -> Sampler:

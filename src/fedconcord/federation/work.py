@@ -9,17 +9,20 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.identity import definition
 from fedconcord.core import rng
 
 Work = Callable[[int, int, int], float]
 """(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
 
 
+@definition()
 def fixed(value: Annotated[int, Field(ge=1, description="the same every round")] = 1) -> Work:
     """The same work for every client in every round."""
     return lambda seed, round, client: value
 
 
+@definition()
 def uniform(
     low: Annotated[int, Field(ge=1, description="least, included")] = 1,
     high: Annotated[int, Field(ge=1, description="most, included")] = 5,
@@ -32,6 +35,7 @@ def uniform(
     )
 
 
+@definition()
 def gaussian(
     mean: Annotated[float, Field(ge=1, allow_inf_nan=False, description="of the draw before it is clipped")] = 30.0,
     std: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation before clipping")] = 22.0,
@@ -50,6 +54,7 @@ def gaussian(
     )
 
 
+@definition()
 def by_client(
     low: Annotated[int, Field(ge=1, description="least, included")] = 1,
     high: Annotated[int, Field(ge=1, description="most, included")] = 5,
@@ -62,6 +67,7 @@ def by_client(
     )
 
 
+@definition()
 def per_client(
     amounts: Annotated[
         list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="of each client, in the order of their ids")
@@ -77,6 +83,7 @@ def per_client(
     return amount
 
 
+@definition()
 def from_file(
     path: Annotated[str, Field(description="text file with one whole number a line, a line a client")],
 ) -> Work:

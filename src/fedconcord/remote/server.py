@@ -55,6 +55,16 @@ class Heard(NamedTuple):
     fingerprint: int = 0
 
 
+class _Ready(NamedTuple):
+    """A cohort that is to take its local steps."""
+
+    plan: Plan
+    wants: Mapping[int, Want]
+    again: Mapping[int, Frame] = {}  # what a client is sent first that has forgotten it
+    answer: Tree = ()  # of a prelude
+    gradient_steps: int = 0  # so far
+
+
 class RemoteServer:
     """One server's rounds.
 
@@ -81,59 +91,53 @@ class RemoteServer:
         What it decided is to be put down before `settle` tells any client: a server that begins the round again would
         find clients for which it is over.
         """
-        algorithm = self.algorithm
+        algorithm, before = self.algorithm, self.traffic
         orders = {int(i): orders_of(plan, k, algorithm) for k, i in enumerate(plan.ids)}
-        before = self.traffic
-        cohort = cohort_of(self.space, plan)
-        if algorithm.communicates is not None and not algorithm.communicates(cohort):
+        if algorithm.communicates is not None and not algorithm.communicates(cohort_of(self.space, plan)):
             self._join(plan, x0)
             for i, order in orders.items():
                 self.ledger.silent.setdefault(i, []).append(order._asdict())
             return self._outcome(server, before, 0)
         broadcast = algorithm.broadcast(server)
-        if not orders:
-            self._answers({}, None, {i: self._gone(plan.round, i, broadcast, ()) for i in plan.aside.lost})
-            return self._outcome(server, before, 0)
-        steps, gradients = 0, dict[int, Heard]()
-        gone = frozenset(plan.aside.lost)
-        if algorithm.prelude is not None:
-            asked = {i: self._ask(plan.round, order, broadcast, x0) for i, order in orders.items()}
-            gradients = self._all(plan, asked)
-            plan = self._only(plan, gradients)
-            if not gradients:
-                return self._outcome(server, before, 0)
-            cohort = cohort_of(self.space, plan)
-            total = self._sum(
-                [
-                    algorithm.prelude.contribute(gradients[int(i)].tree, sender_of(self.space, plan, k), cohort)
-                    for k, i in enumerate(plan.ids)
-                ]
-            )
-            wants = {int(i): self._train(orders[int(i)], total) for i in plan.ids}
-            steps += sum(heard.gradient_steps for heard in gradients.values())
-            again = {i: asked[i].frame for i in wants}
-            lost = {i: self._gone(plan.round, i, broadcast, total) for i in gone}
-        else:
-            wants = {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()}
-            again, lost = {}, {i: self._gone(plan.round, i, broadcast, ()) for i in gone}
-        heard = self._all(plan, wants, again, lost)
-        steps += sum(answer.gradient_steps for answer in heard.values())
+        ready = _Ready(plan, {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()})
+        if algorithm.prelude is not None and orders:
+            ready = self._prelude(plan, orders, broadcast, x0)
+        lost = {i: self._gone(plan.round, i, broadcast, ready.answer) for i in plan.aside.lost}
+        heard = self._all(ready.plan, ready.wants, ready.again, lost)
+        steps = ready.gradient_steps + sum(answer.gradient_steps for answer in heard.values())
         for i, answer in heard.items():
             self.ledger.counted[i] = (plan.round, answer.fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
-        plan = self._only(plan, heard)
-        replies = [k for k in range(len(plan.ids)) if plan.heard[k]]
-        if not replies:
+        plan = self._only(ready.plan, heard)
+        replies = np.flatnonzero(plan.heard)
+        if len(replies) == 0:
             return self._outcome(server, before, steps)
-        cohort = cohort_of(self.space, plan)
+        cohort, clients = cohort_of(self.space, plan), plan.ids[replies].tolist()
         shares = [
-            algorithm.contribute(heard[int(plan.ids[k])].tree, sender_of(self.space, plan, k), cohort) for k in replies
+            algorithm.contribute(heard[i].tree, sender_of(self.space, plan, int(k)), cohort)
+            for k, i in zip(replies, clients, strict=True)
         ]
         server = algorithm.update(server, self._sum(shares), cohort)
         if algorithm.settle is not None:
-            self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), [int(plan.ids[k]) for k in replies])
+            self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), clients)
         return self._outcome(server, before, steps)
+
+    def _prelude(self, plan: Plan, orders: Mapping[int, Orders], broadcast: Tree, x0: Tensor) -> _Ready:
+        """The message before the local steps, and what those are asked who sent one."""
+        prelude = self.algorithm.prelude
+        assert prelude is not None
+        asked = {i: self._ask(plan.round, order, broadcast, x0) for i, order in orders.items()}
+        heard = self._all(plan, asked)
+        plan = self._only(plan, heard)
+        if not heard:
+            return _Ready(plan, {})
+        cohort = cohort_of(self.space, plan)
+        pairs = enumerate(plan.ids.tolist())
+        total = self._sum([prelude.contribute(heard[i].tree, sender_of(self.space, plan, k), cohort) for k, i in pairs])
+        wants = {i: self._train(orders[i], total) for i in plan.ids.tolist()}
+        steps = sum(answer.gradient_steps for answer in heard.values())
+        return _Ready(plan, wants, {i: asked[i].frame for i in wants}, total, steps)
 
     def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
         now = self.traffic
