@@ -27,6 +27,7 @@ FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
+WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
 
 class Edit(NamedTuple):
@@ -100,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
     ),
     "fednova: no momentum in a_i": Mutation(
-        (Edit("solvers.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
+        (Edit("local/solver.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
     ),
     "fedadmm: one dual for all clients": fedadmm(
         "y = row.y + rho * (done.x - x)",
@@ -126,15 +127,21 @@ MUTATIONS: dict[str, Mutation] = {
     "checkpoint: server's control variate forgotten": Mutation(
         (
             Edit(
-                "checkpoint.py",
-                "server[name] = found.to(leaf.device)",
-                'server[name] = found.to(leaf.device) if name == "x" else leaf',
+                "jobs/checkpoint.py",
+                "server[name] = got.to(leaf.device)",
+                'server[name] = got.to(leaf.device) if name == "x" else leaf',
             ),
         ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
     ),
     "checkpoint: clients' rows forgotten": Mutation(
-        (Edit("checkpoint.py", "team.collect(state.store.export())", "{'ids': torch.zeros(0, dtype=torch.int64)}"),),
+        (
+            Edit(
+                "jobs/checkpoint.py",
+                "job.engine.team.collect(state.store.export())",
+                "{'ids': torch.zeros(0, dtype=torch.int64)}",
+            ),
+        ),
         (CHECK, RESULTS, "-k", "resume and scaffold"),
     ),
     "rows on disk: a checkpoint's rows written over": Mutation(
@@ -168,7 +175,17 @@ MUTATIONS: dict[str, Mutation] = {
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
     ),
     "batchnorm: running statistics let through": Mutation(
-        (Edit("flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+        (Edit("core/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+    ),
+    "wire: a row moves though its reply was lost": Mutation(
+        (Edit("remote/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),), WIRE
+    ),
+    "wire: a round counts before the server has put it down": Mutation(
+        (Edit("engines/wire.py", "mine = ledger.read(saved, self.forms, self.space.device)", "mine = self.ledger"),),
+        WIRE,
+    ),
+    "wire: a damaged message is taken": Mutation(
+        (Edit("remote/codec.py", "if zlib.crc32(data[HEAD:], zlib.crc32(data[4:8])) != check:", "if False:"),), WIRE
     ),
     "processes: one without clients counts": Mutation(
         (Edit("engines/stacked.py", "_zeros(total), 0, 0", "total, 0, 0"),), RANKS

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender, Tree
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation.sampling import by_size
 from fedconcord.federation.schedule import Schedule
@@ -314,11 +314,20 @@ def test_engines_tell_each_client_its_own_plan(engine: Engine) -> None:
 
 
 def test_an_absent_client_that_shares_memory_with_the_server_is_noticed() -> None:
-    """FedADMM's first row is x^0 itself: an in-place server step moves the absent clients' models."""
+    """A method that keeps x^0 for both sides and moves it in place moves the absent clients' models."""
 
     def broken() -> Algorithm:
-        algorithm = METHODS["fedadmm"]()
-        return replace(algorithm, update=lambda server, change, cohort: server._replace(x=server.x.add_(change)))
+        algorithm, kept = METHODS["fedadmm"](form="paper"), {}
+
+        def init_client(x: Tensor) -> Tree:
+            return algorithm.init_client(kept.setdefault("x", x))
+
+        return replace(
+            algorithm,
+            init=lambda x, population: algorithm.init(kept.setdefault("x", x), population),
+            init_client=init_client,
+            update=lambda server, change, cohort: server._replace(x=server.x.add_(change)),
+        )
 
     with pytest.raises(CheckFailedError, match="rows of absent clients as they were"):
         dict(algorithm_checks(broken))["absent"]()

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedconcord import settings as settings
 from fedconcord.algorithms import METHODS, family, plugins
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, folders, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import Spec, parse, split_list
 from fedconcord.core import Oracle
@@ -135,7 +135,7 @@ REGISTRY: dict[str, Callable[..., Any]] = {"mix": factory, "demanding": demandin
 
 
 def make(text: str) -> Any:
-    return grammar.build(REGISTRY, "method", text, "leading")
+    return factories.build(REGISTRY, "method", text, "leading")
 
 
 def test_positions_and_names_fill_the_users_parameters() -> None:
@@ -184,7 +184,7 @@ def test_wrong_parameters(text: str, said: str) -> None:
 
 
 def test_options_are_described() -> None:
-    found = {option.name: option for option in grammar.options(factory)}
+    found = {option.name: option for option in factories.options(factory)}
     assert "given" not in found
     assert (found["alpha"].kind, found["alpha"].range, found["alpha"].meaning) == (
         "number",
@@ -193,7 +193,7 @@ def test_options_are_described() -> None:
     )
     assert found["steps"].kind == "integer >= 1 or auto"
     assert found["start"].kind == "one of warm, server"
-    assert grammar.describe(factory) == ("Mixtures: a thing for tests.", "Paper, 2020, Algorithm 1.")
+    assert factories.describe(factory) == ("Mixtures: a thing for tests.", "Paper, 2020, Algorithm 1.")
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,22 @@ def test_options_are_described() -> None:
 )
 def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry: dict[str, Any]) -> None:
     for name, made in registry.items():
-        assert grammar.describe(made)[0], name
-        for option in grammar.options(made):
+        assert factories.describe(made)[0], name
+        for option in factories.options(made):
             assert option.meaning, f"{name}.{option.name} has no description"
-        if any(option.required for option in grammar.options(made)):  # a file, a list for the clients
+        if any(option.required for option in factories.options(made)):  # a file, a list for the clients
             continue
-        written = Spec(name, (), {o.name: o.default for o in grammar.options(made)})
-        call = grammar.check(registry, "thing", parse(str(written)))
-        for option in grammar.options(made):
+        written = Spec(name, (), {o.name: o.default for o in factories.options(made)})
+        call = factories.check(registry, "thing", parse(str(written)))
+        for option in factories.options(made):
             default = list(option.default) if isinstance(option.default, tuple) else option.default
             assert call.resolved()[option.name] == default
 
 
 def test_folder_names_are_safe() -> None:
-    assert grammar.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
-    assert grammar.folder_name("../a b/(x)") == "a-b-x"
-    assert grammar.folder_name("((") == "run"
+    assert folders.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
+    assert folders.folder_name("../a b/(x)") == "a-b-x"
+    assert folders.folder_name("((") == "run"
 
 
 # -- sources -------------------------------------------------------------------------------------------------------

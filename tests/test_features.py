@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedconcord import settings as config
-from fedconcord.basis import grammar
+from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.federation.features import FEATURES, noise, rotate, scale, skewed
@@ -100,7 +100,7 @@ def test_scale_refuses() -> None:
 
 def test_a_client_does_not_depend_on_the_others() -> None:
     parts = [np.array([0, 3]), np.array([1, 4])]
-    skew = grammar.check(FEATURES, "feature skew", "noise(0.5)")
+    skew = factories.check(FEATURES, "feature skew", "noise(0.5)")
     both = skewed(IMAGES, parts, 7, skew)
     alone = noise(IMAGES[parts[1]], 1, 2, generator(7, Purpose.PARTITION, 2, 1), std=0.5)
     assert np.array_equal(both[parts[1]], alone)

@@ -89,3 +89,9 @@ def test_method_files_are_short() -> None:
             if line.strip() and not line.strip().startswith("#") and number not in docstrings
         ]
         assert len(code) <= 70, f"{path.name} has {len(code)} lines of code"
+
+
+def test_no_file_is_long() -> None:
+    """A reader takes a file in at once; what grows beyond that has a seam."""
+    long = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {path: lines for path, lines in long.items() if lines > 400} == {}

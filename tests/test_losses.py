@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as reference
 from torch import nn
 
-from fedconcord.basis import grammar
+from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked
@@ -149,7 +149,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_loss_and_a_metric_of_ones_own(own: str) -> None:
-    loss = grammar.build(losses(), "loss", f"{own}:cubed(power=2)")
+    loss = factories.build(losses(), "loss", f"{own}:cubed(power=2)")
     measured = metric(f"{own}:worst")
     assert (loss.name, measured.name, measured.higher) == ("cubed", "worst", False)
     data = dataset("number", 1)
@@ -172,7 +172,7 @@ def sentences() -> list[tuple[Callable[[str], object], str]]:
         (lambda own: metrics_of(["rmse", "rmse"], "number"), "metric rmse is given twice"),
         (lambda own: metrics_of(["rmse"], "class"), "metric rmse is not for a target of kind class; use acc"),
         (lambda own: check_loss(LOSSES["huber"](), "class"), "loss huber is not for a target of kind class; use cross"),
-        (lambda own: grammar.build(losses(), "loss", "huber(0)"), "loss huber: delta must be a number > 0, given 0"),
+        (lambda own: factories.build(losses(), "loss", "huber(0)"), "loss huber: delta must be a number > 0, given 0"),
         (lambda own: metric(f"{own}:wrost"), "their_losses has no 'wrost' (did you mean 'worst'?)"),
         (lambda own: metric(f"{own}:number"), "metric their_losses:number is int, not a function"),
         (lambda own: metric(f"{own}:short"), "short cannot be called with (outputs, targets): too many"),
@@ -182,11 +182,11 @@ def sentences() -> list[tuple[Callable[[str], object], str]]:
             "metric their_losses:broken failed on outputs [10, 3] and targets [10, 3]: ",
         ),
         (
-            lambda own: supervised(loss=grammar.build(losses(), "loss", f"{own}:summed"))(own),
+            lambda own: supervised(loss=factories.build(losses(), "loss", f"{own}:summed"))(own),
             "loss summed gives shape () for 2 samples, and one number a sample is needed, (2,)",
         ),
         (
-            lambda own: grammar.build(losses(), "loss", f"{own}:cubed(powr=2)"),
+            lambda own: factories.build(losses(), "loss", f"{own}:cubed(powr=2)"),
             "loss their_losses:cubed has no parameter 'powr' (did you mean 'power'?); it has power",
         ),
         (built(lambda: nn.Linear(4, 5)), "the model answers 2 samples with (2, 5), and the data need (2, 3)"),

@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from fedconcord.basis import grammar
+from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Regulariser
 from fedconcord.problems.regularisers import REGULARISERS, box, combine, group_l1, l1, nuclear, simplex, sparse_group
@@ -26,7 +26,7 @@ ALL = [
 
 
 def made(text: str) -> Regulariser:
-    found: Regulariser = grammar.build(REGULARISERS, "regulariser", text)
+    found: Regulariser = factories.build(REGULARISERS, "regulariser", text)
     return found
 
 

@@ -18,11 +18,15 @@ import scipy.stats  # type: ignore[import-untyped]
 
 from fedconcord.basis.errors import UserError
 from fedconcord.report import figures, load_runs, write_report
+from fedconcord.report.again import to_toml, whole_job
+from fedconcord.report.curves import curve, log_floor
+from fedconcord.report.figures.heatmap import partition_order
+from fedconcord.report.figures.style import look
 from fedconcord.report.load import Run
-from fedconcord.report.page import to_toml, whole_job, words
 from fedconcord.report.stats import first_at, holm, interval, paired, tail_mean
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.tables import reach_cell, table, to_csv, to_latex, to_markdown
+from fedconcord.report.words import words
 
 T975 = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}  # printed tables of Student's t
 
@@ -359,8 +363,8 @@ def test_quadratics_are_ranked_on_a_log_scale(tmp_path: Path) -> None:
     assert rows["fast"][:3] == pytest.approx((10 ** logs.mean(), 10**low, 10**high))
     assert rows["exact"].mean == pytest.approx(1e-12)  # what is below the floor is rounding
     assert "by a factor of" in said(s)
-    assert figures.log_floor(s.runs, ["distance"]) == 1e-14
-    assert figures.log_floor(s.runs, ["loss"]) is None  # it goes below zero
+    assert log_floor(s.runs, ["distance"]) == 1e-14
+    assert log_floor(s.runs, ["loss"]) is None  # it goes below zero
 
 
 def test_a_second_model_has_its_own_row(tmp_path: Path) -> None:
@@ -385,13 +389,13 @@ def runs_of(root: Path, values: Sequence[Sequence[float]], status: Sequence[str]
 
 
 def test_band_is_the_range_for_few_seeds_and_the_t_interval_for_five(tmp_path: Path) -> None:
-    few = figures.curve(runs_of(tmp_path / "few", [[1, 2], [3, 4], [8, 6]]), "train_loss", "bytes", None)
+    few = curve(runs_of(tmp_path / "few", [[1, 2], [3, 4], [8, 6]]), "train_loss", "bytes", None)
     assert few.mid.tolist() == [4, 4]
     assert few.low.tolist() == [1, 2]
     assert few.high.tolist() == [8, 6]
     assert few.x.tolist() == [0, 400]
     x = [1.0, 3.0, 8.0, 2.0, 5.0]
-    many = figures.curve(runs_of(tmp_path / "many", [[v, v] for v in x]), "train_loss", "round", None)
+    many = curve(runs_of(tmp_path / "many", [[v, v] for v in x]), "train_loss", "round", None)
     half = T975[4] * np.std(x, ddof=1) / math.sqrt(5)
     assert many.low[0] == pytest.approx(np.mean(x) - half)
     assert many.high[0] == pytest.approx(np.mean(x) + half)
@@ -401,22 +405,22 @@ def test_a_diverged_run_is_drawn_alone_up_to_its_last_finite_value(tmp_path: Pat
     runs = runs_of(
         tmp_path, [[4, 3, 2, 1], [4, 5, 1e3, 1e9, math.nan], [4, 1, 0.5]], ["complete", "diverged", "interrupted"]
     )
-    c = figures.curve(runs, "train_loss", "round", None)
+    c = curve(runs, "train_loss", "round", None)
     assert c.mid.tolist() == [4, 2, 1.25]  # over the two that did not diverge, while both go on
     assert c.breaks == ((3.0, 1e9),)
     assert [t[1].tolist() for t in c.tails] == [[2, 1], [4, 5, 1e3, 1e9]]
-    capped = figures.curve(runs, "train_loss", "round", None, cap=100)
+    capped = curve(runs, "train_loss", "round", None, cap=100)
     assert capped.breaks == ((2.0, 1e3),)
 
 
 def test_every_method_has_its_own_look() -> None:
-    assert len({(k.colour, str(k.dash)) for k in map(figures.look, range(12))}) == 12
-    assert len({k.marker for k in map(figures.look, range(12))}) == 12
+    assert len({(k.colour, str(k.dash)) for k in map(look, range(12))}) == 12
+    assert len({k.marker for k in map(look, range(12))}) == 12
 
 
 def test_partition_is_sorted_by_the_most_common_class() -> None:
     counts = np.array([[1, 9, 0], [5, 0, 5], [0, 0, 0], [10, 0, 0], [0, 6, 4]], dtype=float)
-    assert figures.partition_order(counts).tolist() == [3, 1, 2, 0, 4]
+    assert partition_order(counts).tolist() == [3, 1, 2, 0, 4]
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

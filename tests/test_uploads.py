@@ -9,7 +9,7 @@ import torch
 
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.fedpaq import fedpaq
-from fedconcord.basis import grammar
+from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, tree_bytes, tree_leaves
 from fedconcord.engines import Serial, Stacked
@@ -127,7 +127,7 @@ def test_topk_sends_the_largest() -> None:
 )
 def test_wrong_settings_are_one_sentence(text: str, wrong: str) -> None:
     with pytest.raises(UserError, match=wrong.replace("(", r"\(")):
-        grammar.build(COMPRESSORS, "compressor", text)
+        factories.build(COMPRESSORS, "compressor", text)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------

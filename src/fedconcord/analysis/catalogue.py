@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import grammar
+from fedconcord.basis import factories
 from fedconcord.core import Algorithm, Cohort, Sender, Tree, tree_leaves
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
@@ -71,7 +71,7 @@ def describe(method: str) -> Facts:
     Raises:
         UserError: no such method, or wrong parameters.
     """
-    call = grammar.check(plugins.available(), "method", method)
+    call = factories.check(plugins.available(), "method", method)
     return measure(str(call), call())
 
 

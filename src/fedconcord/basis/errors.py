@@ -30,3 +30,11 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     """The sentence for a name that is not in a list of names."""
     names = sorted(known)
     return UserError(f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}")
+
+
+def sentence(error: UserError | OSError) -> str:
+    """An error as one line that names the file it is about."""
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        return f"{error.filename}: {what}" if error.filename else what
+    return " ".join(str(error).split())

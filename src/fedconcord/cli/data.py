@@ -33,14 +33,14 @@ def describe(
     """Draw and measure a partition: who holds how much of what."""
     sources = sources_of(given)
     from fedconcord import settings as settings
-    from fedconcord.basis import grammar
+    from fedconcord.basis import folders
     from fedconcord.federation.describe import describe as measure
     from fedconcord.federation.describe import summary
     from fedconcord.report.division import write_description
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))
-    folder = Path(out) if out else grammar.free_folder(Path("runs"), "partition")
+    folder = Path(out) if out else folders.free_folder(Path("runs"), "partition")
     title = f"{resolved.data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)
     say(title)

@@ -151,12 +151,12 @@ def _settings() -> list[Parameter]:
 
 def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, str, str, list[Parameter]]:
     """(name, meaning, details, parameters)."""
-    from fedconcord.basis import grammar
+    from fedconcord.basis import errors, factories, grammar
 
     try:
         factory = registry[name]
     except UserError as broken:  # another package's
-        return name, grammar.sentence(broken), "", []
+        return name, errors.sentence(broken), "", []
     rows = [
         (
             option.name,
@@ -164,9 +164,9 @@ def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, 
             f"{option.kind} {option.range}".strip(),
             option.meaning,
         )
-        for option in grammar.options(factory)
+        for option in factories.options(factory)
     ]
-    return name, *grammar.describe(factory), rows
+    return name, *factories.describe(factory), rows
 
 
 def _show(*renderables: Any) -> None:

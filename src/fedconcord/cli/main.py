@@ -43,7 +43,7 @@ def call(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="fedconcord", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (UserError, OSError) as error:
-        from fedconcord.basis.grammar import sentence
+        from fedconcord.basis.errors import sentence
 
         fail(sentence(error))
         return 2

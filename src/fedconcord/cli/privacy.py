@@ -28,7 +28,7 @@ def audit(
     sources = sources_of(given)
     from fedconcord import settings as settings
     from fedconcord.analysis import audit as auditor
-    from fedconcord.basis import grammar
+    from fedconcord.basis import folders, grammar
 
     check_choice("--optimiser", optimiser, ("lbfgs", "gd"))
     check_choice("--labels", labels, ("known", "inferred"))
@@ -45,7 +45,7 @@ def audit(
     for sentence in settings.notes(resolved):
         say(sentence)
     jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
-    folder = Path(out) if out else grammar.free_folder(Path("runs"), "audit")
+    folder = Path(out) if out else folders.free_folder(Path("runs"), "audit")
     attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
     chosen = None if client is None else int(client)
     auditor.audit_jobs(jobs, folder, client=chosen, round=count("--round", round), attack=attack, say=say)

@@ -113,7 +113,7 @@ class Schedule:
     ) -> Turnout:
         needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
         if view is None and needs:
-            raise UserError("this schedule must know the run to plan a round; use fedconcord.jobs.loop.plan_of")
+            raise UserError("this schedule must know the run to plan a round; use jobs.plan_of")
         losses = np.zeros_like if view is None else view.losses
         drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()

@@ -149,7 +149,7 @@ def _general(
     steps: np.ndarray,
     per_step: np.ndarray | int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, np.ndarray, int]:
-    """The steps as `core.Local` and `solvers.Solver` state them; x, linear, table, buffer, tilt, taken, evaluations.
+    """The steps as `core.Local` and `local.solver` state them; x, linear, table, buffer, tilt, taken, evaluations.
 
     The affine form: x <- (1 - eta rho) x - eta (filter(kappa g + wd x + linear) - rho anchor).
     """

@@ -17,7 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from fedconcord.basis import files
 from fedconcord.jobs import Job, train
-from fedconcord.report import figures
+from fedconcord.report.curves import POINTS
+from fedconcord.report.figures.style import STYLE, WIDE, look
+from fedconcord.report.format import superscript
 from fedconcord.report.load import Array
 
 
@@ -49,8 +51,8 @@ def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> 
     """Axes side by side in the report's style, written to NAME.png and NAME.svg on leaving."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(figures.STYLE)
-        fig = Figure(figsize=(figures.WIDE, height), layout="constrained")
+        matplotlib.rcParams.update(STYLE)
+        fig = Figure(figsize=(WIDE, height), layout="constrained")
         FigureCanvasAgg(fig)
         axes = list(np.atleast_1d(fig.subplots(1, len(titles))))
         for ax, title in zip(axes, titles, strict=True):
@@ -70,7 +72,7 @@ def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> 
                 axis.set_major_formatter(FuncFormatter(_power))
                 axis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
         if handles:
-            columns = min(len(handles), int(figures.WIDE / (0.75 + 0.07 * max(map(len, handles)))))
+            columns = min(len(handles), int(WIDE / (0.75 + 0.07 * max(map(len, handles)))))
             fig.legend(handles.values(), handles, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=3)
         out.mkdir(parents=True, exist_ok=True)
         fig.savefig(out / f"{name}.png", dpi=160)
@@ -80,14 +82,14 @@ def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> 
 def _power(v: float, _: object = None) -> str:
     """10⁻³ for a power of ten far from 1, else the number."""
     if not 1e-2 <= v <= 1e3 and v > 0 and math.isclose(v, 10.0 ** round(math.log10(v)), rel_tol=1e-9):
-        return f"10{figures.superscript(round(math.log10(v)))}"
+        return f"10{superscript(round(math.log10(v)))}"
     return f"{v:g}"
 
 
 def line(ax: Axes, index: int, x: Array, y: Array, label: str, **style: Any) -> None:
     """A method's line in its colour, dash and marker; at most 500 points."""
-    colour, dash, marker = figures.look(index)
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), figures.POINTS)).round().astype(int))
+    colour, dash, marker = look(index)
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int))
     x, y = x[keep], y[keep]
     given: dict[str, Any] = {"linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
     step = max(1, len(x) // 7)

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedconcord.basis.errors import UserError
-from fedconcord.report.figures import MUTED, PANEL, Drawing, look, value, wrap
+from fedconcord.report.figures import Drawing
+from fedconcord.report.figures.style import MUTED, PANEL, look, panel
+from fedconcord.report.format import value, wrap
 from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Metric, Summary, metric_of
@@ -119,15 +120,9 @@ def _axis(ax: Axes, metric: Metric, which: str) -> None:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    fig = Figure(figsize=(PANEL[0], height), layout="constrained")
-    FigureCanvasAgg(fig)
-    return fig, fig.add_subplot()
-
-
 def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawing:
     def draw(legend: bool) -> Figure:
-        fig, ax = _figure(PANEL[1])
+        fig, ax = panel(*PANEL)
         for j in judged:
             colour, dash, _ = look(j.style)
             n = j.values.size
@@ -165,7 +160,7 @@ def _looks(runs: Sequence[Run]) -> dict[int, float]:
 
 def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) -> Drawing:
     def draw(legend: bool) -> Figure:
-        fig, ax = _figure(PANEL[1])
+        fig, ax = panel(*PANEL)
         for m, seen in looks:
             colour, dash, marker = look(m.index)
             (line,) = ax.plot(
@@ -194,7 +189,7 @@ def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metr
 def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
     def draw(legend: bool) -> Figure:
         del legend  # the rows are named
-        fig, ax = _figure(0.8 + 0.62 * len(judged))
+        fig, ax = panel(PANEL[0], 0.8 + 0.62 * len(judged))
         for i, j in enumerate(judged):
             colour, _, _ = look(j.style)
             for down, figure, marker in ((0.0, "mean", "o"), (0.25, "worst_decile", "v")):

@@ -8,7 +8,8 @@ from matplotlib import rc_context
 
 from fedconcord.basis import files
 from fedconcord.federation.describe import PLURAL, Description, summary
-from fedconcord.report.figures import STYLE, partition, to_files
+from fedconcord.report.figures import partition, to_files
+from fedconcord.report.figures.style import STYLE
 
 MEANING = (
     "Entropy: of a client's shares p_i. Distance: sum over {} of |p_i - p|, p the shares of all clients together, the "

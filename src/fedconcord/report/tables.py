@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedconcord.report.figures import compact, goal_value
+from fedconcord.report.format import compact, goal_value
 from fedconcord.report.stats import Interval, interval
 from fedconcord.report.summary import WINDOW, Metric, Reach, Row, Summary
 

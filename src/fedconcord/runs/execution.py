@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fedconcord import settings as settings_module
 from fedconcord.analysis.fairness import supervised
-from fedconcord.basis import files, grammar
+from fedconcord.basis import errors, files
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem
 from fedconcord.jobs import Row
@@ -71,7 +71,7 @@ def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
     try:
         return execute(entry, on_row)
     except (UserError, OSError) as error:
-        return not_done(entry, "failed", grammar.sentence(error))
+        return not_done(entry, "failed", errors.sentence(error))
     except KeyboardInterrupt:
         return not_done(entry, "interrupted")
     except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, grammar
+from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Job, start
 from fedconcord.runs import lock, results
@@ -112,7 +112,7 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
 
 def _runs(config: Config, folder: Path) -> list[Planned]:
     return [
-        Planned(one, folder / grammar.folder_name(one.label or "") / f"seed-{one.seed}")
+        Planned(one, folder / folders.folder_name(one.label or "") / f"seed-{one.seed}")
         for one in settings_module.runs(config)
     ]
 
@@ -136,7 +136,7 @@ def _new_folder(config: Config, what: str) -> Path:
 def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
         data = settings_module.folder_name(config.data)
-        return grammar.free_folder(Path("runs"), f"{data}-{what}")
+        return folders.free_folder(Path("runs"), f"{data}-{what}")
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out {folder} is a file; give a folder")

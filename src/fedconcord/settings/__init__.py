@@ -19,7 +19,8 @@ from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.resolve import resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, values_text
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config, LocalSettings
+from fedconcord.settings.sections import LocalSettings
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
 from fedconcord.settings.sources import Source, from_file, from_nested, from_options, toml_value
 
 __all__ = [

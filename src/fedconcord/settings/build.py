@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedconcord.algorithms import family, plugins
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem, rng
 from fedconcord.data import Dataset
@@ -33,7 +33,8 @@ from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
-from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config, InputSettings
+from fedconcord.settings.sections import InputSettings
+from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.state import Storage
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import with_server
@@ -85,7 +86,7 @@ def _problem(
     stamp: str,
 ) -> Problem:
     if partition is None:  # a problem with its own clients
-        brought: Problem = grammar.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
+        brought: Problem = factories.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
     dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given)
     if dataset.streams is not None and (task, validation) != (None, None):
@@ -95,16 +96,16 @@ def _problem(
             "drawn as they take part; use fewer clients"
         )
     if task is not None and grammar.parse(task, "task").name == "clustering":
-        clusters: Problem = grammar.build(TASKS, "task", task, dataset, parts, dtype, device)
+        clusters: Problem = factories.build(TASKS, "task", task, dataset, parts, dtype, device)
         return clusters
-    call = grammar.check(models(), "model", model or DEFAULT_MODEL)
+    call = factories.check(models(), "model", model or DEFAULT_MODEL)
 
     def network() -> nn.Module:
         return _network(call, dataset)
 
     if task is not None:
-        masks = grammar.build(LABELS, "removal of labels", labels or "", parts, seed)
-        partly: Problem = grammar.build(
+        masks = factories.build(LABELS, "removal of labels", labels or "", parts, seed)
+        partly: Problem = factories.build(
             TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples
         )
         return partly
@@ -125,7 +126,7 @@ def _problem(
     return found if dataset.streams is None else Streamed(found, dataset.streams)
 
 
-def _network(call: grammar.Call, dataset: Dataset) -> nn.Module:
+def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
     """A model for the data's samples; what a factory of one's own raises becomes a sentence."""
     try:
         made = call(dataset.shape, dataset.classes)
@@ -177,7 +178,7 @@ def _divided(
         )
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
-        parts: list[np.ndarray] = grammar.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+        parts: list[np.ndarray] = factories.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
@@ -186,7 +187,7 @@ def _divided(
     if skew is not None:
         if np.issubdtype(dataset.train_x.dtype, np.integer):
             raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
-        changed = skewed(dataset.train_x, parts, seed, grammar.check(FEATURES, "feature skew", skew))
+        changed = skewed(dataset.train_x, parts, seed, factories.check(FEATURES, "feature skew", skew))
         dataset = dataset._replace(train_x=changed)
     return dataset, parts
 
@@ -240,7 +241,7 @@ def build(config: Config) -> Job:
     elif config.engine.name != "serial":
         engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
-    algorithm: Algorithm = grammar.build(plugins.available(), "method", called)
+    algorithm: Algorithm = factories.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
@@ -313,7 +314,7 @@ def advise(config: Config) -> None:
     if local.seconds is not None:
         return
     written = local.epochs if local.steps is None else local.steps
-    amount = grammar.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
+    amount = factories.check(WORK, "local work", written if isinstance(written, str) else f"fixed({written or 1})")
     drawn = amount.resolved()
     most: int = drawn.get("high") or drawn.get("value") or 1
     if local.steps is None:

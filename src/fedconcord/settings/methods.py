@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest
+from fedconcord.basis.grammar import Value
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
 from fedconcord.settings.schema import validated
-from fedconcord.settings.settings import Config, LocalSettings, Value
+from fedconcord.settings.sections import LocalSettings
+from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import prepare
 
 
-def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[grammar.Call, dict[str, Value]]:
+def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
     `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
     methods, parsed = plugins.available(), grammar.parse(written, "method")
-    takes = [option.name for option in grammar.options(methods[parsed.name])] if parsed.name in methods else []
+    takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
         for key, value in parsed.kwargs.items()
@@ -32,7 +34,7 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
                 f"algorithm.{key} = {grammar.text(value)}; give it once"
             )
         own[key] = value
-    call = grammar.check(methods, "method", grammar.Spec(parsed.name, parsed.args, own))
+    call = factories.check(methods, "method", grammar.Spec(parsed.name, parsed.args, own))
     local_for(LocalSettings(), call.name, overrides)
     for key in PARTS.keys() & overrides.keys():
         text = canonical(key, overrides[key])
@@ -84,7 +86,7 @@ def single(config: Config, method: str, seed: int) -> Config:
     )
 
 
-def label_of(config: Config, call: grammar.Call, overrides: Mapping[str, Any]) -> str:
+def label_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
     """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
     whoever set them, and the local settings of its own."""
     common = {key: grammar.parse(written) for key in PARTS_OF_METHOD if (written := getattr(config, key)) is not None}

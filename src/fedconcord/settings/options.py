@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from fedconcord.basis import files
 from fedconcord.options.option import Option, Short
 from fedconcord.settings.schema import default_text, keys, values_text
-from fedconcord.settings.settings import SECTIONS, Config
+from fedconcord.settings.sections import SECTIONS
+from fedconcord.settings.settings import Config
 
 TABLE = Path(__file__).parents[1] / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
@@ -22,7 +23,7 @@ OWN = (("RunOptions", "run", "seed"), ("CompareOptions", "compare", "seeds"))  #
 HEAD = '''\
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
-The schema is `fedconcord.settings.settings`; `python -m fedconcord.settings.options` writes this file from it.
+The schema is `settings.settings` and `settings.sections`; `python -m fedconcord.settings.options` writes this from it.
 """
 
 # ruff: noqa: E501

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedconcord.basis import grammar, imports
+from fedconcord.basis import factories, folders, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.inputs import Input, is_file
 from fedconcord.problems import PROBLEMS
-from fedconcord.settings.settings import Config, InputSettings
+from fedconcord.settings.sections import InputSettings
+from fedconcord.settings.settings import Config
 
 LEADING = ("folder", "seed")  # what the program gives to a factory of data
 
@@ -32,8 +33,8 @@ def folder_name(data: str) -> str:
     """A short name of the data, for folders."""
     kind = kind_of(data)
     if kind == "file":
-        return grammar.folder_name(Path(data).stem)
-    return grammar.folder_name(grammar.parse(data, "data set").name.rpartition(":")[2])
+        return folders.folder_name(Path(data).stem)
+    return folders.folder_name(grammar.parse(data, "data set").name.rpartition(":")[2])
 
 
 def absolute(config: Config) -> Config:
@@ -57,7 +58,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     """
     kind = kind_of(data)
     if kind == "named":
-        found: Dataset = grammar.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+        found: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
         return found
     lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
     settings = Input(
@@ -75,7 +76,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     from fedconcord.data.own import made  # pyarrow, which other data do not need
 
     registry = imports.open_factories(DATASETS, "data set", LEADING)
-    return made(grammar.build(registry, "data set", data, data_folder(data_dir), seed), settings, data)
+    return made(factories.build(registry, "data set", data, data_folder(data_dir), seed), settings, data)
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.analysis.personalisation import PERSONALISE
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, grammar
+from fedconcord.basis.grammar import Value
 from fedconcord.core import Problem
 from fedconcord.federation.availability import AVAILABILITY
 from fedconcord.federation.clock import DEVICES
@@ -22,7 +23,6 @@ from fedconcord.problems.clustering import clustering
 from fedconcord.problems.losses import losses
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.problems.semi import semi
-from fedconcord.settings.settings import Value
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.transforms.uploads import COMPRESSORS
 
@@ -49,18 +49,18 @@ def work_of(work: float | str) -> Work:
     """Local work from its setting: a number, or a draw of the registry."""
     if isinstance(work, float):
         return lambda seed, round, client: work
-    drawn: Work = grammar.build(WORK, "local work", grammar.Spec("fixed", (work,)) if isinstance(work, int) else work)
+    drawn: Work = factories.build(WORK, "local work", grammar.Spec("fixed", (work,)) if isinstance(work, int) else work)
     return drawn
 
 
 def canonical(key: str, value: Value) -> str | None:
-    """The text of a part with its parameters by name, or None for none; `value` is a text or what `spec` read."""
+    """The text of a part with its parameters by name, or None for none; `value` is a text or a `Spec`."""
     if value is None or value == "none":
         return None
     what, registry = PARTS[key]
     if key == "dropout" and isinstance(value, int | float):
         value = grammar.Spec("fixed", (value,))
-    call = grammar.check(registry, what, value if isinstance(value, str | grammar.Spec) else grammar.text(value))
+    call = factories.check(registry, what, value if isinstance(value, str | grammar.Spec) else grammar.text(value))
     if "path" in call.given:  # a run that is resumed from elsewhere must find the same file
         call = replace(call, given={**call.given, "path": str(Path(call.given["path"]).expanduser().absolute())})
     return None if call.name == "none" else str(call)
@@ -69,4 +69,4 @@ def canonical(key: str, value: Value) -> str | None:
 def part(key: str, written: str) -> Any:
     """The thing that such a text stands for."""
     what, registry = PARTS[key]
-    return grammar.build(registry, what, written)
+    return factories.build(registry, what, written)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, folders, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
 from fedconcord.federation.partitions import LABEL_FREE, PARTITIONS
@@ -20,14 +20,8 @@ from fedconcord.settings import own
 from fedconcord.settings.methods import check_local, label_of, read_method, single
 from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
-from fedconcord.settings.settings import (
-    DEFAULT_MODEL,
-    DEFAULT_PARTITION,
-    NATURAL,
-    RIVALS,
-    Config,
-    EvalSettings,
-)
+from fedconcord.settings.sections import EvalSettings
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, RIVALS, Config
 from fedconcord.settings.sources import Source, prepare
 
 SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
@@ -81,7 +75,7 @@ def resolve_compare(*sources: Source) -> Config:
 def _distinct(what: str, names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        folder = grammar.folder_name(name)
+        folder = folders.folder_name(name)
         if folder in seen:
             raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
         seen[folder] = name
@@ -125,7 +119,7 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
         )
     parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
     config = config.model_copy(update={**parts, "local": check_local(config.local), "eval": _check_eval(config)})
-    share = grammar.check(SAMPLERS, "sampling", config.sampling).given.get("share")
+    share = factories.check(SAMPLERS, "sampling", config.sampling).given.get("share")
     if share is not None:  # it says the cohort that is to be expected
         expected = max(1, round(share * config.clients))
         if config.cohort != expected and "cohort" in values:
@@ -177,7 +171,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     own.check_unused(config, given)
     name = grammar.parse(config.data, "data set").name
     if name in PROBLEMS:
-        grammar.check(PROBLEMS, "data set", config.data)
+        factories.check(PROBLEMS, "data set", config.data)
         for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
             value = getattr(config, key)
             if value not in (None, []):
@@ -185,7 +179,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
         if config.eval.target is not None:
             raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
         return config
-    call = grammar.check({**DATASETS, **PROBLEMS}, "data set", config.data)
+    call = factories.check({**DATASETS, **PROBLEMS}, "data set", config.data)
     update: dict[str, Any] = {
         "model": config.model or DEFAULT_MODEL,
         "partition": config.partition or DEFAULT_PARTITION,
@@ -234,7 +228,7 @@ def _check_own(config: Config, given: Collection[str]) -> Config:
 def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
     """Partition, model, loss, metrics and task, for data with this kind of target."""
     if update["partition"] != NATURAL:
-        grammar.check(PARTITIONS, "partition", update["partition"])
+        factories.check(PARTITIONS, "partition", update["partition"])
     if target != "class" and (config.task is not None or config.labels is not None):
         raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
     if config.loss is not None:
@@ -257,7 +251,7 @@ def _check_task(config: Config, update: dict[str, Any], target: Target) -> Confi
         raise UserError(
             f"eval.target must be a number > 0 and <= 1, given {config.eval.target:g}: it is of {measured[0].name}"
         )
-    update["model"] = str(grammar.check(models(), "model", update["model"]))
+    update["model"] = str(factories.check(models(), "model", update["model"]))
     if task == "semi" and config.labels is None:
         raise UserError("task semi needs samples without labels; say which keep theirs, as in labels labelled(0.1)")
     if task is None and config.labels is not None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedconcord.basis import grammar
+from fedconcord.basis import grammar, wanted
 from fedconcord.basis.errors import UserError
-from fedconcord.settings.settings import SECTIONS, Config
+from fedconcord.settings.sections import SECTIONS
+from fedconcord.settings.settings import Config
 
 
 @functools.cache
@@ -34,7 +35,7 @@ def default_text(schema: Mapping[str, Any]) -> str:
 
 def values_text(schema: Mapping[str, Any]) -> str:
     """What a key must be, without the article."""
-    return grammar.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
+    return wanted.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
 
 
 def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
@@ -50,5 +51,5 @@ def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, or
             value = value[part]
         place = f" ({origin[full]})" if full in origin else ""
         schema = keys()[full.split(": ")[-1]]
-        given = f"{grammar.shown(value)}{grammar.near_choice(schema, value)}{place}"
-        raise UserError(f"{full} must be {grammar.must_be(schema)}, given {given}") from None
+        given = f"{grammar.shown(value)}{wanted.near_choice(schema, value)}{place}"
+        raise UserError(f"{full} must be {wanted.must_be(schema)}, given {given}") from None

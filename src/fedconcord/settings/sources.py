@@ -13,7 +13,7 @@ from typing import Any
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.settings.schema import keys
-from fedconcord.settings.settings import SECTIONS
+from fedconcord.settings.sections import SECTIONS
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedconcord.basis import files, grammar
+from fedconcord.basis import factories, files
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors
 from fedconcord.models import models
@@ -104,7 +104,7 @@ def load(run: Path, force: bool = False) -> Trained:
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
             "all the same with --force (force=True in Python)"
         )
-    model = grammar.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
+    model = factories.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
     try:
         model.load_state_dict(weights)
     except RuntimeError:

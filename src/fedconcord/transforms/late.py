@@ -23,7 +23,7 @@ from fedconcord.transforms.forms import forms
 from fedconcord.transforms.lift import lift_row
 
 
-class Row(NamedTuple):
+class Pending(NamedTuple):
     """A client's state beside a message on its way."""
 
     inner: Any  # the method's own row
@@ -38,19 +38,19 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
     It refuses methods with a message before the local steps and those that leave messages out.
     """
 
-    def around(inner: Tree, x: Tensor) -> Row:
+    def around(inner: Tree, x: Tensor) -> Pending:
         message = forms(algorithm, x).up
         blank = tree_map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=x.device), message)
-        return Row(inner, blank, x.new_zeros(()))
+        return Pending(inner, blank, x.new_zeros(()))
 
-    def finish(down: Tree, row: Row, done: Done, client: Client) -> tuple[Tree, Row]:
+    def finish(down: Tree, row: Pending, done: Done, client: Client) -> tuple[Tree, Pending]:
         assert client.late is not None
         up, inner = algorithm.finish(down, row.inner, done, client)
         comes = row.away > 0  # its message of an earlier round; what it made now is void
         up = tree_map(lambda new, old: _either(comes, old, new), up, row.up)
         inner = tree_map(lambda new, old: _either(comes, old, new.expand_as(old)), inner, row.inner)
         kept = tree_map(lambda new, old: new.reshape(old.shape), up, row.up)
-        return up, Row(inner, kept, client.late.reshape(row.away.shape))
+        return up, Pending(inner, kept, client.late.reshape(row.away.shape))
 
     def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
         assert sender.late is not None
@@ -62,7 +62,7 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
     def update(server: Tree, total: Tree, cohort: Cohort) -> Tree:
         return server if cohort.size == 0 else algorithm.update(server, total, cohort)
 
-    def settled(sent: Tree, row: Row) -> Row:
+    def settled(sent: Tree, row: Pending) -> Pending:
         assert algorithm.settle is not None
         inner = algorithm.settle.row(sent, row.inner)
         return row._replace(inner=tree_map(lambda new, old: _either(row.away > 0, old, new), inner, row.inner))

@@ -58,7 +58,7 @@ class Packed(NamedTuple):
     content: Any  # what the compressor's encode returned
 
 
-class Row(NamedTuple):
+class WithError(NamedTuple):
     """A client's state with error feedback."""
 
     inner: Any  # the method's own row
@@ -152,9 +152,9 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     def own(row: Tree) -> Tree:
         return row.inner if feedback else row
 
-    def around(inner: Tree, x: Tensor) -> Row:
+    def around(inner: Tree, x: Tensor) -> WithError:
         vectors = _vectors(_unmoved(algorithm, x), min(len(x), 2))
-        return Row(inner, tuple(torch.zeros_like(x) for _ in vectors))
+        return WithError(inner, tuple(torch.zeros_like(x) for _ in vectors))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         up, inner = algorithm.finish(down, own(row), done, client)
@@ -167,7 +167,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         packed = tree_map(lambda leaf: Packed(next(each)) if _is_vector(leaf, d) else leaf, up)
         if not feedback:
             return packed, inner
-        return packed, Row(inner, tuple(v - compressor.decode(s, d) for v, s in zip(vectors, sent, strict=True)))
+        return packed, WithError(inner, tuple(v - compressor.decode(s, d) for v, s in zip(vectors, sent, strict=True)))
 
     def _draws(vectors: list[Tensor], d: int, client: Client) -> list[Tensor] | list[None]:
         """Uniform draws [..., d] for each vector: slices of one draw, so that no two vectors share any."""

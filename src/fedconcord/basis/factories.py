@@ -1,0 +1,148 @@
+"""Names to things: a registry is a dict from name to factory.
+
+A factory's leading positional-only parameters are supplied by the program; every other parameter is the user's, and its
+annotation `Annotated[T, Field(ge=0, description="...")]` is the schema: what it means, which values it takes, and how a
+wrong one is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedconcord.basis.errors import UserError, closest, unknown
+from fedconcord.basis.grammar import Spec, Value, parse, plain, shown, text
+from fedconcord.basis.wanted import alternatives, bounds, must_be, near_choice
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter that a user may set."""
+
+    name: str
+    kind: str  # 'number', 'one of warm, server', ...
+    default: Value  # inspect.Parameter.empty where there is none
+    range: str  # '>= 0', '' where every value of the type will do
+    meaning: str
+    annotation: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is inspect.Parameter.empty
+
+    def validate(self, value: Value, where: str) -> Value:
+        """The value in its declared type, or one sentence that says what it must be."""
+        adapter = _adapter(self.annotation)
+        value = plain(value)
+        if value == "none" and any(leaf.get("type") == "null" for leaf in alternatives(*(adapter.json_schema(),) * 2)):
+            value = None
+        try:
+            # JSON mode: strict about numbers, texts and booleans, and a list still serves for a tuple.
+            return adapter.validate_json(json.dumps(value), strict=True)
+        except ValidationError:
+            schema = adapter.json_schema()
+            given = f"{shown(value)}{near_choice(schema, value)}"
+            raise UserError(f"{where}: {self.name} must be {must_be(schema)}, given {given}") from None
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def options(factory: Callable[..., Any]) -> list[Option]:
+    """The parameters of a factory that belong to the user, in order."""
+    found = []
+    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
+        schema = _adapter(parameter.annotation).json_schema()
+        leaves = alternatives(schema, schema)
+        ranges = [bounds(leaf) for leaf in leaves if bounds(leaf)]
+        bare = {k: v for k, v in schema.items() if not k.lower().endswith(("minimum", "maximum"))}
+        kind = must_be(bare if len(leaves) == 1 else schema).removeprefix("a ").removeprefix("an ")
+        meaning = schema.get("description", "")
+        found.append(
+            Option(
+                parameter.name,
+                kind,
+                parameter.default,
+                ranges[0] if len(leaves) == 1 and ranges else "",
+                meaning,
+                parameter.annotation,
+            )
+        )
+    return found
+
+
+def describe(factory: Callable[..., Any]) -> tuple[str, str]:
+    """A factory's docstring as (meaning, details): its first line, then what follows, the paper, on one line."""
+    first, _, rest = (inspect.getdoc(factory) or "").partition("\n")
+    return first.strip(), " ".join(re.split(r"^(?:Args|Raises|Returns):", rest, flags=re.MULTILINE)[0].split())
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name found in a registry, with the parameters that were given, checked."""
+
+    name: str
+    factory: Callable[..., Any]
+    given: Mapping[str, Value]
+
+    def __str__(self) -> str:
+        return str(Spec(self.name, (), self.given))
+
+    def __call__(self, *leading: Any) -> Any:
+        return self.factory(*leading, **self.given)
+
+    def resolved(self) -> dict[str, Value]:
+        """Every parameter with its value, defaults included."""
+        return {o.name: self.given.get(o.name, o.default) for o in options(self.factory)}
+
+
+def check(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | str) -> Call:
+    """Look a name up and check its parameters; raises UserError with one sentence.
+
+    `what` names the registry in sentences: 'method', 'partition', ...
+    """
+    if isinstance(spec, str):
+        spec = parse(spec, what)
+    if spec.name not in registry:
+        raise unknown(what, spec.name, registry)
+    factory, where = registry[spec.name], f"{what} {spec.name}"
+    known = {option.name: option for option in options(factory)}
+    if len(spec.args) > len(known):
+        takes = f"takes {_count(known)}" if known else "takes no parameters"
+        raise UserError(f"{where} {takes}, given {len(spec.args)} values: {', '.join(map(text, spec.args))}")
+    given = dict(zip(known, spec.args, strict=False))
+    for key, value in spec.kwargs.items():
+        if key not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise UserError(f"{where} has no parameter {key!r}{closest(key, known)}; {has}")
+        if key in given:
+            raise UserError(f"{where}: {key} is given twice, as {text(given[key])} and as {text(value)}")
+        given[key] = value
+    for option in known.values():
+        if option.required and option.name not in given:
+            raise UserError(
+                f"{where} needs {option.name}, {must_be(_adapter(option.annotation).json_schema())}: "
+                f"write {spec.name}({option.name}=...)"
+            )
+    # In the factory's order, so that the same parameters always give the same text.
+    return Call(spec.name, factory, {k: known[k].validate(given[k], where) for k in known if k in given})
+
+
+def build(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | str, *leading: Any) -> Any:
+    """The thing that a name stands for; `leading` are the factory's own first arguments."""
+    return check(registry, what, spec)(*leading)
+
+
+def _count(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"{len(listed)} parameter{'s' * (len(listed) > 1)} ({', '.join(listed)})"

@@ -1,0 +1,111 @@
+"""Pieces of the page as HTML: figures, tables, lists, and the methods' keys beside their names."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+
+from fedconcord.report.figures import Drawing, to_inline
+from fedconcord.report.figures.style import look
+from fedconcord.report.summary import Summary
+from fedconcord.report.tables import Table
+
+esc = html.escape
+
+
+def legend(s: Summary) -> str:
+    """The methods with their keys; nothing for one method, which every title names."""
+    if len(s.methods) < 2:
+        return ""
+    items = [
+        f'<li data-method="{m.index}" tabindex="0">{_key(m.index)}<span>{esc(m.name)}</span></li>' for m in s.methods
+    ]
+    return f'<ul class="legend" aria-label="Methods">{"".join(items)}</ul>'
+
+
+def figure(d: Drawing, number: int) -> str:
+    """A figure with its caption; the number keeps the ids of its parts apart from other figures'."""
+    svg = to_inline(d.draw(False), f"f{number}", d.alt)
+    kind = ' class="wide scroll"' if d.wide else ""
+    note = f"<figcaption>{esc(d.caption)}</figcaption>" if d.caption else ""
+    return f"<figure{kind}><div>{svg}</div>{note}</figure>"
+
+
+def table(t: Table, indices: Sequence[int]) -> str:
+    """A table with its caption; `indices` give each row the key of its method."""
+    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in t.header)
+    main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
+    body = []
+    for row, strong, index in zip(t.rows, t.strong, indices, strict=True):
+        opened = ['<td class="main">' if j == main else "<td>" for j in range(len(row))]
+        cells = "".join(f"{o}{_cell(c)}</td>" for o, c in zip(opened[1:], row[1:], strict=True))
+        line = '<tr class="strong">' if strong else "<tr>"
+        name = f'<div class="name">{_key(index)}<span>{_breakable(row[0])}</span></div>'
+        body.append(f'{line}<th scope="row">{name}</th>{cells}</tr>')
+    return (
+        f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        f'<p class="note">{esc(t.caption)}</p>'
+    )
+
+
+def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
+    """A plain table: the first cell of a row names it."""
+    top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
+    cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
+    body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
+    return f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def terms(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names with their values."""
+    return "<dl>" + "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in pairs) + "</dl>"
+
+
+def _marker(kind: str, x: float, y: float, r: float) -> str:
+    """The path of a matplotlib marker, as the legend's keys draw it."""
+    star = [(r * 1.25 * (1 if k % 2 == 0 else 0.42), math.pi * (k / 5 - 0.5)) for k in range(10)]
+    polygons: dict[str, list[tuple[float, float]]] = {
+        "s": [(-r, -r), (r, -r), (r, r), (-r, r)],
+        "^": [(0, -r), (r, r), (-r, r)],
+        "v": [(0, r), (r, -r), (-r, -r)],
+        "<": [(-r, 0), (r, -r), (r, r)],
+        ">": [(r, 0), (-r, -r), (-r, r)],
+        "D": [(0, -1.2 * r), (1.2 * r, 0), (0, 1.2 * r), (-1.2 * r, 0)],
+        "p": [(r * math.sin(2 * math.pi * k / 5), -r * math.cos(2 * math.pi * k / 5)) for k in range(5)],
+        "h": [(r * math.sin(math.pi * k / 3), -r * math.cos(math.pi * k / 3)) for k in range(6)],
+        "*": [(a * math.cos(t), a * math.sin(t)) for a, t in star],
+        "P": [
+            (-r / 3, -r), (r / 3, -r), (r / 3, -r / 3), (r, -r / 3), (r, r / 3), (r / 3, r / 3),
+            (r / 3, r), (-r / 3, r), (-r / 3, r / 3), (-r, r / 3), (-r, -r / 3), (-r / 3, -r / 3),
+        ],
+        "X": [
+            (-r, -r / 2), (-r / 2, -r), (0, -r / 2), (r / 2, -r), (r, -r / 2), (r / 2, 0),
+            (r, r / 2), (r / 2, r), (0, r / 2), (-r / 2, r), (-r, r / 2), (-r / 2, 0),
+        ],
+    }  # fmt: skip
+    points = polygons.get(kind, [(r * math.sin(k * 0.3927), -r * math.cos(k * 0.3927)) for k in range(16)])
+    return "M" + "L".join(f"{x + dx:.1f} {y + dy:.1f}" for dx, dy in points) + "Z"
+
+
+def _key(index: int) -> str:
+    """The line style and marker of a method as a small picture; its name stands beside it."""
+    colour, dash, marker = look(index)
+    array = "" if dash == "solid" else f' stroke-dasharray="{" ".join(f"{2 * d:g}" for d in dash[1])}"'
+    return (
+        '<svg class="key" viewBox="0 0 40 14" aria-hidden="true">'
+        f'<path d="M1 7H39" stroke="{colour}" stroke-width="2.4"{array}/>'
+        f'<path d="{_marker(marker, 20, 7, 4.6)}" fill="{colour}" stroke="#fff" stroke-width="1"/></svg>'
+    )
+
+
+def _breakable(name: str) -> str:
+    """A long name may break after a comma or an opening bracket, and nowhere else if it can be helped."""
+    return re.sub(r"([,(])(?=\S)", r"\1<wbr>", esc(name)) if len(name) > 24 else esc(name)
+
+
+def _cell(text: str) -> str:
+    """What stands in brackets at the end of a cell goes below it, small."""
+    found = re.fullmatch(r"(.*?) ([(\[].*[)\]])", text)
+    return f"{esc(found[1])}<br><small>{esc(found[2])}</small>" if found else esc(text)

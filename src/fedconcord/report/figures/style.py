@@ -1,0 +1,123 @@
+"""How every figure looks: colours, dashes and markers of the methods, axes, the legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedconcord.report.format import decades, quantity, size, wrap
+from fedconcord.report.summary import Method, Metric
+
+INK, MUTED, RULE = "#1b1f24", "#5b6570", "#d9dee3"
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#3B3B3B",
+)  # Okabe & Ito, told apart by all
+DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "p", ">", "h", "*")
+PANEL = (4.4, 3.1)  # inches, one of two columns of the page
+WIDE = 8.9  # inches, both columns
+AXIS_TITLES = {
+    "round": "round",
+    "bytes": "bytes up and down",
+    "gradient_steps": "gradient steps of all clients",
+    "simulated_seconds": "simulated seconds",
+}
+STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8.0,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "text.color": INK,
+    "text.parse_math": False,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "fedconcord",
+    "path.simplify": True,
+}
+
+
+class Look(NamedTuple):
+    """How a method is drawn, everywhere."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+def look(index: int) -> Look:
+    """The look of the method with this index; no two of the first 84 share it."""
+    n = len(COLOURS)
+    return Look(COLOURS[index % n], DASHES[index // n % len(DASHES)], MARKERS[index % len(MARKERS)])
+
+
+def panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; sizes in inches."""
+    fig = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(fig)
+    return fig, fig.add_subplot()
+
+
+def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
+    """Title, scale and tick labels of a metric's values."""
+    ax.set_ylabel(metric.title + (" (%)" if metric.percent else ""))
+    if log:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(decades))
+        ax.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
+    elif metric.percent:
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+
+
+def x_axis(ax: Axes, axis: str) -> None:
+    """Title and tick labels of what the curves run against."""
+    ax.set_xlabel(AXIS_TITLES[axis])
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=axis == "round"))
+    if axis != "round":
+        formatter = size if axis == "bytes" else quantity
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatter(v) if v else "0"))
+
+
+def legend_below(fig: Figure, methods: Sequence[Method]) -> None:
+    """The methods below the axes; the figure grows by what they need."""
+    handles, labels = [], []
+    columns = min(len(methods), max(1, int(fig.get_figwidth() // 2.2)))
+    for m in methods:
+        c, dash, marker = look(m.index)
+        handles.append(Line2D([], [], color=c, linestyle=dash, marker=marker, markersize=4, linewidth=1.5))
+        labels.append(wrap(m.name, 28))
+    legend = fig.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=4)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    deep = math.ceil(len(methods) / columns)  # entries run down a column first
+    inches = [
+        sum(0.07 + 0.125 * (1 + k.count("\n")) for k in labels[i : i + deep]) for i in range(0, len(labels), deep)
+    ]
+    fig.set_figheight(fig.get_figheight() + 0.1 + max(inches))

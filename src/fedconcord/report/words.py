@@ -1,0 +1,118 @@
+"""The report's sentences: which method is best, where the intervals allow one, and who reaches the target."""
+
+from __future__ import annotations
+
+import html
+import math
+
+from fedconcord.report.format import goal_value, lead_words, listing, value
+from fedconcord.report.summary import Comparison, Summary
+
+esc = html.escape
+
+
+def words(s: Summary) -> list[str]:
+    """The 'In words' sentences, as HTML: a best method only where the intervals allow it."""
+    v, m = s.verdict, s.primary
+    final = {r.name: r.final for r in s.rows}
+    what = f"final {m.title}"
+    said: list[str] = []
+
+    def short(name: str) -> str:
+        return esc(s.method(name).short)
+
+    side = "highest" if m.higher else "lowest"
+    seeds = listing([str(x) for x in v.seeds]) if v.seeds else ""
+    tests = f"Holm-corrected over {len(v.comparisons)} comparisons" if len(v.comparisons) > 1 else "one comparison"
+    if v.kind == "best" and v.top is not None:
+        near = min(v.comparisons, key=lambda c: c.lead.mean)
+        worst = max(c.p_holm for c in v.comparisons)
+        others = "every other method" if len(v.comparisons) > 1 and not v.left_out else "every other ranked method"
+        said.append(
+            f"<b>{short(v.top)} is best</b> in {what} ({value(m, final[v.top].mean)}): "
+            + (
+                f"ahead of {others}, and of the next, {short(near.name)}, {_lead(s, near)}"
+                if len(v.comparisons) > 1
+                else f"ahead of {short(near.name)} {_lead(s, near)}"
+            )
+            + f". Every paired interval excludes {1 if m.log else 0}; p ≤ {max(worst, 1e-4):.2g}"
+            + f" ({tests}, seeds {seeds})."
+        )
+    elif v.kind == "tied" and v.top is not None:
+        tied = [c for c in v.comparisons if not c.separated]
+        behind = [c.name for c in v.comparisons if c.separated]
+        front = listing([f"<b>{short(n)}</b>" for n in v.front])
+        said.append(
+            f"<b>No single best:</b> the data do not separate {front} in {what} ({side} mean: {short(v.top)}, "
+            f"{value(m, final[v.top].mean)}; paired by seed, {tests}, seeds {seeds})."
+        )
+        same = [c.name for c in tied if c.lead.low == c.lead.high == 0]
+        if same:
+            said.append(f"{short(v.top)} and {listing([short(n) for n in same])} have equal values in every seed.")
+        if behind:
+            said.append(f"{short(v.top)} is ahead of {listing([short(n) for n in behind])}.")
+        alone = [c.name for c in tied if c.lead.low > 0]
+        if alone and len(v.comparisons) > 1:
+            said.append(
+                f"Taken alone, the paired 95 % interval of its lead over {listing([short(n) for n in alone], 'or')} "
+                f"excludes {1 if m.log else 0}; corrected for {len(v.comparisons)} comparisons that is not enough."
+            )
+    elif v.kind == "one seed" and v.top is not None:
+        said.append(
+            f"One seed only: no interval can be given, so <b>no best method is named</b>. The {side} {what} of this "
+            f"one draw is that of {short(v.top)} ({value(m, final[v.top].mean)}); <code>--seeds 0,1,2</code> or "
+            "more would tell whether that holds."
+        )
+    elif v.kind == "one method" and v.top is not None:
+        i = final[v.top]
+        spread = ""
+        if i.n > 1:
+            bounds = f"{value(m, i.low)} to {value(m, i.high)}"
+            spread = f" (95 % t interval over {i.n} seeds: {bounds})"
+        elif i.n == 1:
+            spread = " (one seed, so no interval)"
+        others = " It is the only method that can be ranked." if v.left_out else ""
+        said.append(f"{short(v.top)} ends at {m.title} <b>{value(m, i.mean)}</b>{spread}.{others}")
+    elif v.kind == "unpaired":
+        said.append(
+            "<b>No best method is named:</b> the runs are not paired by seed (see below), and a difference between "
+            "them would be that of the clients as much as that of the methods."
+        )
+    else:
+        said.append("<b>No best method is named:</b> no method has a complete run.")
+    if v.left_out:
+        said.append("Not ranked: " + "; ".join(f"{short(n)} ({esc(why)})" for n, why in v.left_out) + ".")
+    if v.kind in ("best", "tied") and len(v.seeds) < 5:
+        degrees = f"{len(v.seeds) - 1} degree{'s' if len(v.seeds) > 2 else ''} of freedom"
+        said.append(
+            f"{len(v.seeds)} seeds leave the t interval {degrees}: only large differences can be told apart, and "
+            "“not separated” does not mean “equal”."
+        )
+    said += _target_words(s)
+    return said
+
+
+def _lead(s: Summary, c: Comparison) -> str:
+    """'by 1.20 points (paired 95 % interval 0.50 to 1.90)'."""
+    low, high = lead_words(s.primary, c.lead.low), lead_words(s.primary, c.lead.high)
+    mean = lead_words(s.primary, c.lead.mean)
+    if s.primary.log:
+        return f"by a factor of {mean} (paired 95 % interval {low} to {high})"
+    unit = " points" if s.primary.percent else ""
+    return f"by {mean}{unit} (paired 95 % interval {low} to {high})"
+
+
+def _target_words(s: Summary) -> list[str]:
+    if not math.isfinite(s.target) or len(s.rows) < 2:
+        return []
+    hits = [(esc(s.method(r.name).short), sum(x.round is not None for x in r.reach), len(r.reach)) for r in s.rows]
+    every = [n for n, k, of in hits if k == of]
+    some = [f"{n} ({k} of {of} seeds)" for n, k, of in hits if 0 < k < of]
+    never = [n for n, k, _ in hits if k == 0]
+    goal = f"{goal_value(s.primary, s.target)} {s.primary.title}"
+    if len(every) == len(hits):
+        return [f"Every method reaches {goal} in every run; the table says at what cost."]
+    parts = [f"in every run by {listing(every)}"] if every else []
+    parts += [f"in some by {listing(some)}"] if some else []
+    parts += [f"never by {listing(never)}"] if never else []
+    return [f"{goal} is reached {'; '.join(parts)}."]

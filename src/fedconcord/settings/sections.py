@@ -1,0 +1,226 @@
+"""The tables of a job's settings: what a client does, how rounds are computed and measured, how data are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedconcord.options.option import Short
+
+STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=1)]
+Fault = Annotated[float, Field(ge=0, lt=1)]
+WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
+
+
+class LocalSettings(BaseModel):
+    """What a client does in a round."""
+
+    model_config = STRICT
+    epochs: Annotated[
+        Count | str | None,
+        Field(description="passes of a client over its samples in a round", json_schema_extra=WORK_TEXT),
+        Short("epochs", "job", "WORK"),
+    ] = 1
+    steps: Annotated[
+        Count | str | None,
+        Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT),
+        Short("steps", "job", "WORK"),
+    ] = None
+    seconds: Annotated[
+        Annotated[float, Field(gt=0)] | str | None,
+        Field(
+            description="simulated seconds of computing, instead of epochs; needs devices",
+            json_schema_extra={"wanted": "a number > 0 or a draw such as uniform(1,5)"},
+        ),
+    ] = None
+    batch_size: Annotated[
+        Count | Literal["full"], Field(description="samples a local step, or full"), Short("batch_size", "job")
+    ] = 10
+    lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job")] = 0.1
+    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    momentum: Annotated[
+        float,
+        Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
+        Short("momentum", "job"),
+    ] = 0.0
+    nesterov: Annotated[bool, Field(description="Nesterov's form of the momentum")] = False
+    weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None, Field(description="largest l2 norm of a stochastic gradient")
+    ] = None
+    clip_direction: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="largest l2 norm of a whole direction, dual and proximal parts included"),
+    ] = None
+    clip_form: Annotated[
+        Literal["whole", "released"],
+        Field(description="of clip_direction; released, as FL-Simulator and FedDyn: decay and rho x are added after"),
+    ] = "whole"
+    oracle: Annotated[
+        str,
+        Field(
+            description="which gradient a local step uses",
+            json_schema_extra={"wanted": "a gradient oracle such as full or sam(0.1)"},
+        ),
+        Short("oracle", "job"),
+    ] = "minibatch"
+    solver: Annotated[
+        Literal["sgd", "lbfgs"], Field(description="gradient steps, or L-BFGS on the client's full objective")
+    ] = "sgd"
+    step_decay: Annotated[
+        float, Field(gt=0, le=1, description="factor on the local step size after each step of a round")
+    ] = 1.0
+    tolerance: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="a client stops early at ||gradient of its local problem||^2 <= this; epochs are the cap"),
+    ] = None
+
+
+class EngineSettings(BaseModel):
+    """How the rounds are computed; results depend on the precisions `dtype` and `rows` alone."""
+
+    model_config = STRICT
+    name: Annotated[
+        Literal["stacked", "serial", "distributed", "wire"],
+        Field(
+            description="many clients at once, one by one, shared by the processes that torchrun starts, or server and "
+            "clients that share nothing but bytes"
+        ),
+        Short("engine", "run"),
+    ] = "stacked"
+    chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
+    workers: Annotated[
+        Count | Literal["auto"],
+        Field(description="batches of clients computed at once where a model has a kernel; auto: by counted work"),
+    ] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute"), Short("device", "run")] = (
+        "cpu"
+    )
+    dtype: Annotated[
+        Literal["float32", "float64"], Field(description="precision of models and data"), Short("dtype", "job")
+    ] = "float32"
+    threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    timeout: Annotated[
+        float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
+    ] = 600.0
+    store: Annotated[
+        Literal["memory", "disk"],
+        Field(description="where clients' state lies between rounds; disk: in the run's folder"),
+    ] = "memory"
+    rows: Annotated[
+        Literal["full", "bfloat16", "float16"],
+        Field(description="precision of clients' state between rounds; 2-byte numbers make exact methods inexact"),
+    ] = "full"
+
+
+class WireSettings(BaseModel):
+    """What goes wrong on the wire of engine wire, as probabilities keyed by the run's seed."""
+
+    model_config = STRICT
+    loss: Annotated[Fault, Field(description="a message does not arrive, either way")] = 0.0
+    duplicate: Annotated[Fault, Field(description="a message arrives twice")] = 0.0
+    delay: Annotated[Fault, Field(description="a message arrives up to three exchanges late")] = 0.0
+    corrupt: Annotated[Fault, Field(description="a message arrives with another bit")] = 0.0
+    restart: Annotated[Fault, Field(description="a client restarts before it gets a message")] = 0.0
+    server_restart: Annotated[Fault, Field(description="the server restarts at an exchange")] = 0.0
+    tries: Annotated[Count, Field(description="times that a client is asked before a round goes on without it")] = 5
+
+
+class EvalSettings(BaseModel):
+    """What is measured between rounds."""
+
+    model_config = STRICT
+    every: Annotated[int, Field(ge=1, description="rounds between evaluations"), Short("eval_every", "run")] = 1
+    target: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="test accuracy, or other first metric, whose first round is reported"),
+        Short("target", "run"),
+    ] = None
+    train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
+    clients: Annotated[bool, Field(description="look at every client after the last round")] = True
+    clients_every: Annotated[
+        Count | None, Field(description="rounds between looks at every client; after the last round alone if none")
+    ] = None
+    patience: Annotated[
+        Count | None,
+        Field(description="stop after this many evaluations in a row without a better model; never if none"),
+    ] = None
+    min_delta: Annotated[float, Field(ge=0, description="by how much a model must be better for patience")] = 0.0
+    watch: Annotated[
+        str | None,
+        Field(description="metric that patience watches; validation_loss if none, without validation test_loss"),
+    ] = None
+    personalise: Annotated[
+        str | None,
+        Field(
+            description="fine-tune the final model at every client and report both; needs validation",
+            json_schema_extra={"wanted": "a personalisation such as finetune(steps=20,lr=0.05)"},
+        ),
+    ] = None
+
+
+class InputSettings(BaseModel):
+    """How data of your own are read: a table, arrays, images."""
+
+    model_config = STRICT
+    label: Annotated[
+        list[str],
+        Field(description="columns of your data to be learnt, or the array's key"),
+        Short("label_column", "data", "NAME"),
+    ] = []
+    client: Annotated[
+        str | None,
+        Field(description="column of your data whose values are the clients"),
+        Short("client_column", "data"),
+    ] = None
+    target: Annotated[
+        Literal["class", "number", "labels"] | None,
+        Field(description="classes, numbers, or labels that may hold together; guessed, and said, if none"),
+        Short("target_kind", "data", "KIND"),
+    ] = None
+    test: Annotated[
+        str | None,
+        Field(description="where your test samples are; a share of each client's if none"),
+        Short("test_data", "data", "PATH"),
+    ] = None
+    test_share: Annotated[float, Field(gt=0, lt=1, description="part of each client's samples for the test")] = 0.2
+    ignore: Annotated[list[str], Field(description="columns that are left out")] = []
+    categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
+    missing: Annotated[
+        list[str], Field(description="texts that stand for no value, beside the empty one, ?, NA, NaN and null")
+    ] = []
+    statistics: Annotated[
+        str | None,
+        Field(description="JSON or TOML file of means, scales and categories; sums of the clients if none"),
+    ] = None
+    image_size: Annotated[
+        Annotated[int, Field(ge=1, le=4096)] | None,
+        Field(description="side in pixels that images are brought to; they must have one size if none"),
+    ] = None
+    memory: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="GiB that the data may take; half of the machine's if none"),
+    ] = None
+
+
+class CheckpointSettings(BaseModel):
+    """How much work an interruption may cost."""
+
+    model_config = STRICT
+    every: Annotated[
+        float,
+        Field(ge=0, description="seconds between checkpoints; 0 is every round"),
+        Short("checkpoint_every", "run", "SECONDS"),
+    ] = 30.0
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "local": LocalSettings,
+    "engine": EngineSettings,
+    "wire": WireSettings,
+    "eval": EvalSettings,
+    "input": InputSettings,
+    "checkpoint": CheckpointSettings,
+}

@@ -1,0 +1,120 @@
+"""What the checks run on: a method's small jobs, their rounds, and watches on its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, rng
+from fedconcord.data import Dataset
+from fedconcord.engines import Engine, Serial
+from fedconcord.federation import weights
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import Work, uniform
+from fedconcord.jobs import Job, State, advance, start
+from fedconcord.problems import Quadratic, Supervised, quadratics
+from fedconcord.testing.compare import fail
+
+Factory = Callable[[], Algorithm]
+
+SEED = 7
+DIM = 4  # of the quadratics
+UNEQUAL: Work = uniform(1, 4)  # steps
+
+
+class Bench(NamedTuple):
+    """The method under test and the size of its jobs."""
+
+    factory: Factory
+    cohort: int | None
+    clients: int
+    lr: float
+    device: torch.device
+
+    def algorithm(self) -> Algorithm:
+        made = self.factory()
+        if not isinstance(made, Algorithm):
+            fail("an Algorithm from the factory", f"{type(made).__name__}")
+        return made
+
+    def quadratics(self, dtype: torch.dtype = torch.float64) -> Quadratic:
+        """Clients with at least as many samples as the method has blocks; it does not start at zero."""
+        blocks = max(3, self.algorithm().blocks or 0)
+        found = quadratics(SEED, self.clients, dtype, self.device, dim=DIM, blocks=blocks, condition=4.0)
+        found.x0 = torch.linspace(-1.0, 1.0, DIM, dtype=dtype, device=self.device)
+        return found
+
+    def logistic(self) -> Supervised:
+        """Ridge-free logistic regression on clients of very unequal sizes."""
+        draw = rng.generator(SEED, rng.Purpose.DATA)
+        least = max(3, self.algorithm().blocks or 0)
+        sizes = least + np.arange(self.clients) * 2
+        x = draw.standard_normal((int(sizes.sum()) + 4, 3)).astype(np.float32)
+        y = draw.integers(0, 3, len(x))
+        data = Dataset("normal", x[:-4], y[:-4], x[-4:], y[-4:], classes=3)
+        parts = np.split(np.arange(len(x) - 4), np.cumsum(sizes)[:-1])
+        return Supervised(lambda: nn.Linear(3, 3), data, parts, dtype=torch.float64, device=self.device)
+
+    def job(
+        self,
+        engine: Engine | None = None,
+        problem: Problem | None = None,
+        work: Work = UNEQUAL,
+        batch_size: int | None = 2,
+    ) -> Job:
+        problem = self.quadratics() if problem is None else problem
+        algorithm = self.algorithm()
+        cohort = self.cohort
+        if cohort is None:
+            p = weights.objective(algorithm.weights, problem.roster.sizes)
+            population = Population(problem.roster.n, torch.as_tensor(p, device=self.device))
+            cohort = min(3, self.clients)
+            if algorithm.needs_everyone or algorithm.refuse(population, cohort) is not None:
+                cohort = self.clients
+        schedule = Schedule(SEED, cohort, self.lr, work, "steps", batch_size)
+        return Job(problem, algorithm, schedule, engine=engine or Serial())
+
+
+def run(job: Job, rounds: int, state: State | None = None) -> State:
+    """So many more rounds, from the start or from a state."""
+    state = start(job) if state is None else state
+    for _ in range(rounds):
+        state = advance(job, state)
+    return state
+
+
+def plan_of(job: Job, round: int) -> Plan:
+    """The plan of a round."""
+    return job.schedule.plan(round, job.algorithm, job.problem.roster)
+
+
+def all_rows(job: Job, state: State) -> Tree:
+    """Every client's row, stacked."""
+    return state.store.gather(np.arange(job.problem.roster.n))
+
+
+Watch = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
+
+
+def observed(job: Job, watch: Watch) -> Job:
+    """The same job, every function f of the method's bundle called as watch(name, f, arguments)."""
+
+    def wrap(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: watch(name, f, args)
+
+    changes: dict[str, Any] = {}
+    for field in fields(job.algorithm):
+        value = getattr(job.algorithm, field.name)
+        if callable(value):
+            changes[field.name] = wrap(field.name, value)
+        elif isinstance(value, tuple) and hasattr(value, "_replace"):  # prelude, prologue
+            inner = zip(value._fields, value, strict=True)  # type: ignore[attr-defined]
+            changes[field.name] = value._replace(
+                **{name: wrap(f"{field.name}.{name}", f) for name, f in inner if callable(f)}
+            )
+    return replace(job, algorithm=replace(job.algorithm, **changes))

@@ -1,0 +1,1 @@
+"""The checks by what they look at; `fedconcord.testing.check` says what each wants."""
