@@ -91,7 +91,7 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
-    """On every engine: `start` and `finish` have it if `full_gradient` is set, whether there is a prelude or not."""
+    """On every engine: `start` and `finish` have it if `needs_full_gradient` is set, whether there is a prelude or not."""
     mime = make("mimesvrg")
     given = set[tuple[str, bool]]()
 
@@ -104,7 +104,7 @@ def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool)
         given.add(("finish", client.gradient is not None))
         return mime.finish(down, row, done, client)
 
-    both = replace(mime, full_gradient=asked, start=begin, finish=end)
+    both = replace(mime, needs_full_gradient=asked, start=begin, finish=end)
     reference = run(Job(small("dense"), both, SCHEDULE, engine=Serial()))
     for engine in (Stacked(None), Stacked(2), Stacked(2, 2)):
         assert_same(run(Job(small("dense"), both, SCHEDULE, engine=engine)), reference)
