@@ -91,7 +91,7 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
-    """On every engine: `start` and `finish` have it if `needs_full_gradient` is set, whether there is a prelude or not."""
+    """On every engine: `start` and `finish` have it if `needs_full_gradient` is set, with a prelude or without."""
     mime = make("mimesvrg")
     given = set[tuple[str, bool]]()
 
@@ -373,7 +373,7 @@ def test_bytes_are_the_messages(engine: Serial | Stacked) -> None:
         ("fedadmm", 1, 1, 0, 1),
         ("afedpd", 1, 2, 1, 0),
     ):
-        state = run(Job(small(), METHODS[name](), SCHEDULE, engine=engine), rounds=3)
+        state = run(Job(small(), make(name), SCHEDULE, engine=engine), rounds=3)
         assert state.bytes_up == 3 * 5 * up * d * 8, name
         assert state.bytes_down == (3 * 5 * (down + settled) + late * first) * d * 8, name
     nova = run(Job(small(), METHODS["fednova"](), SCHEDULE, engine=engine), rounds=1)
