@@ -593,11 +593,11 @@ def chosen(case: Counted, chunk_given: int | str | None = "auto", workers_given:
 
 
 def test_the_rule_for_chunk_and_workers() -> None:
-    assert chosen(Counted(784, 100, 10, threads=1)) == (50, 1)  # a model of 31 kB and as much of samples: 50 in 3 MB
-    assert chosen(Counted(784, 100, 10)) == (50, 2)
-    assert chosen(Counted(784, 100, 10, dtype=torch.float64)) == (25, 2)
-    assert chosen(Counted(784, 102, 10, dtype=torch.float64)) == (17, 2)  # three chunks a worker, all equal
-    assert chosen(Counted(784, 100, 6)) == (50, 1)  # too little for two
+    assert chosen(Counted(2_000, 100, 10, threads=1)) == (50, 1)  # a model of 80 kB and as much of samples: 52 in 8 MB
+    assert chosen(Counted(2_000, 100, 10)) == (50, 2)
+    assert chosen(Counted(2_000, 100, 10, dtype=torch.float64)) == (25, 2)
+    assert chosen(Counted(4_000, 102, 10, dtype=torch.float64)) == (13, 2)  # four chunks a worker, about equal
+    assert chosen(Counted(784, 100, 6)) == (100, 1)  # too little for two
     assert chosen(Counted(64, 100, 10)) == (100, 1)
     assert chosen(Counted(100_000, 10, 10)) == (1, 2)  # a model larger than the cache
     assert chosen(Counted(20_000, 3, 20, threads=16)) == (1, 3)  # a worker has a client at least
