@@ -609,4 +609,4 @@ def test_what_is_given_stays() -> None:
     assert chosen(case, None) == (10, 1)
     assert chosen(case, 4) == (4, 2)
     assert chosen(case, 20, 3) == (10, 3)
-    assert chosen(case, "auto", 1) == (5, 1)
+    assert chosen(case, "auto", 1) == (10, 1)
