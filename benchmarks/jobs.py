@@ -48,7 +48,6 @@ from fedconcord import (
     evaluate,
     start,
 )
-from fedconcord.core import Population
 from fedconcord.jobs import checkpoint, resolved, row_bytes
 from fedconcord.state import Storage
 
@@ -159,8 +158,7 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     jobs, refused = dict[str, tuple[str, Job]](), dict[str, str]()
     for name in [args.method] if args.method else [n for n in METHODS if n not in ("fedavg", *PER_METHOD)]:
         algorithm = method(name)
-        everyone = algorithm.refuse(Population(setting.clients, torch.ones(setting.clients)), setting.cohort)
-        kind = "all clients" if everyone else "blocks" if algorithm.blocks is not None else "job A"
+        kind = "all clients" if algorithm.needs_everyone else "blocks" if algorithm.blocks is not None else "job A"
         job = job_of(settings[kind], problems[kind], algorithm, args)
         try:
             after(job, started(job, args))

@@ -46,9 +46,8 @@ def line(model: str, method: str, found: Curve) -> str:
     if failed:
         return f"| {model} | {method} | did not run: {'; '.join(failed)} |"
     seconds = [record["seconds_per_round"] for record in found.values()]
-    ratio = max(
-        statistics.median(a / b for a, b in zip(one["all"], seconds[0]["all"], strict=True)) for one in seconds[1:]
-    )
+    later = (zip(one["all"], seconds[0]["all"], strict=True) for one in seconds[1:])
+    ratio = max((statistics.median(a / b for a, b in pairs) for pairs in later), default=1.0)
     took = " | ".join(f"{1000 * one['median']:.1f}" for one in seconds)
     memory = " | ".join(f"{record['rss_bytes'] / 1e6:.0f}" for record in found.values())
     return f"| {model} | {method} | {took} | {ratio:.2f} | {memory} |"

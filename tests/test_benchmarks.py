@@ -42,14 +42,15 @@ def test_a_job_says_what_it_measured(data_dir: Path, arguments: str) -> None:
     assert found["gradient_steps_per_round"] == found["setting"]["client_steps"]
 
 
-def test_ratios_to_fedavg(data_dir: Path) -> None:
-    found = measured(data_dir, "D", "--method", "losac", "--table")
+@pytest.mark.parametrize(("name", "baseline"), [("losac", "fedavg, blocks"), ("vrlsgd", "fedavg, all clients")])
+def test_ratios_to_fedavg(data_dir: Path, name: str, baseline: str) -> None:
+    found = measured(data_dir, "D", "--method", name, "--table")
     assert set(found) >= FIELDS
     assert found["refused"] == {}
     methods = found["methods"]
-    assert set(methods) == {"losac", "fedavg, blocks", "fedavg, job A"}
-    assert methods["losac"]["baseline"] == "fedavg, blocks"
-    assert methods["losac"]["gradient_ratio"] == 1
+    assert set(methods) == {name, baseline, "fedavg, job A"}
+    assert methods[name]["baseline"] == baseline
+    assert methods[name]["gradient_ratio"] == 1
     assert methods["fedavg, job A"]["ratio"] == 1
 
 

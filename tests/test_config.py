@@ -466,6 +466,10 @@ KEYS = "; `fedconcord list settings` shows all keys"
             {"method": "fedprox(mu=0.1)", "algorithm__mu": 0.2},
             "method fedprox: mu is given twice, as 0.1 and as algorithm.mu = 0.2; give it once",
         ),
+        (
+            {"engine__name": "serial", "wire__loss": 0.1},
+            "wire.loss (--loss) has no effect with engine serial; leave it out, or use engine wire",
+        ),
     ],
 )
 def test_wrong_run(named: dict[str, Any], said: str) -> None:

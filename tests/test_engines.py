@@ -91,7 +91,7 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
-    """On every engine: `start` and `finish` have it if `full_gradient` is set, whether there is a prelude or not."""
+    """On every engine: `start` and `finish` have it if `needs_full_gradient` is set, with a prelude or without."""
     mime = make("mimesvrg")
     given = set[tuple[str, bool]]()
 
@@ -104,7 +104,7 @@ def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool)
         given.add(("finish", client.gradient is not None))
         return mime.finish(down, row, done, client)
 
-    both = replace(mime, full_gradient=asked, start=begin, finish=end)
+    both = replace(mime, needs_full_gradient=asked, start=begin, finish=end)
     reference = run(Job(small("dense"), both, SCHEDULE, engine=Serial()))
     for engine in (Stacked(None), Stacked(2), Stacked(2, 2)):
         assert_same(run(Job(small("dense"), both, SCHEDULE, engine=engine)), reference)
@@ -373,7 +373,7 @@ def test_bytes_are_the_messages(engine: Serial | Stacked) -> None:
         ("fedadmm", 1, 1, 0, 1),
         ("afedpd", 1, 2, 1, 0),
     ):
-        state = run(Job(small(), METHODS[name](), SCHEDULE, engine=engine), rounds=3)
+        state = run(Job(small(), make(name), SCHEDULE, engine=engine), rounds=3)
         assert state.bytes_up == 3 * 5 * up * d * 8, name
         assert state.bytes_down == (3 * 5 * (down + settled) + late * first) * d * 8, name
     nova = run(Job(small(), METHODS["fednova"](), SCHEDULE, engine=engine), rounds=1)
@@ -593,11 +593,11 @@ def chosen(case: Counted, chunk_given: int | str | None = "auto", workers_given:
 
 
 def test_the_rule_for_chunk_and_workers() -> None:
-    assert chosen(Counted(784, 100, 10, threads=1)) == (50, 1)  # a model of 31 kB and as much of samples: 50 in 3 MB
-    assert chosen(Counted(784, 100, 10)) == (50, 2)
-    assert chosen(Counted(784, 100, 10, dtype=torch.float64)) == (25, 2)
-    assert chosen(Counted(784, 102, 10, dtype=torch.float64)) == (17, 2)  # three chunks a worker, all equal
-    assert chosen(Counted(784, 100, 6)) == (50, 1)  # too little for two
+    assert chosen(Counted(2_000, 100, 10, threads=1)) == (50, 1)  # a model of 80 kB and as much of samples: 52 in 8 MB
+    assert chosen(Counted(2_000, 100, 10)) == (50, 2)
+    assert chosen(Counted(2_000, 100, 10, dtype=torch.float64)) == (25, 2)
+    assert chosen(Counted(4_000, 102, 10, dtype=torch.float64)) == (13, 2)  # four chunks a worker, about equal
+    assert chosen(Counted(784, 100, 6)) == (100, 1)  # too little for two
     assert chosen(Counted(64, 100, 10)) == (100, 1)
     assert chosen(Counted(100_000, 10, 10)) == (1, 2)  # a model larger than the cache
     assert chosen(Counted(20_000, 3, 20, threads=16)) == (1, 3)  # a worker has a client at least
@@ -609,4 +609,4 @@ def test_what_is_given_stays() -> None:
     assert chosen(case, None) == (10, 1)
     assert chosen(case, 4) == (4, 2)
     assert chosen(case, 20, 3) == (10, 3)
-    assert chosen(case, "auto", 1) == (5, 1)
+    assert chosen(case, "auto", 1) == (10, 1)

@@ -166,6 +166,7 @@ VARIANTS: dict[str, Callable[[Job], Job]] = {
     "two blocks": lambda job: replace(job, problem=semi(), algorithm=METHODS["fedvra"]()),
     "two blocks, settled": lambda job: replace(job, problem=semi(), algorithm=METHODS["afedpd"]()),
     "rows in two bytes": lambda job: replace(job, storage=Storage(rows="bfloat16")),
+    "all asked before round 0": lambda job: replace(job, algorithm=METHODS["losac"](init="gradient")),
     "rounds without messages": lambda job: replace(
         job, algorithm=METHODS["fedpd"](p_skip=0.6), schedule=replace(job.schedule, cohort=7)
     ),

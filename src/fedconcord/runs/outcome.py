@@ -67,10 +67,9 @@ def wire(folder: Path) -> str | None:
     )
     return (
         f"wire: {payload} of payload, {framing} of framing, {again} sent again; {found['lost']} messages lost, "
-        f"{found['corrupted']} damaged, {found['duplicated']} doubled, {found['delayed']} delayed, "
-        f"{found['refused']} refused by the server, {found['repeated']} it had already; {found['client_restarts']} "
-        f"clients and {found['server_restarts']} times the server restarted; {found['clients_lost']} times a client "
-        "was left out of a round"
+        f"{found['corrupted']} damaged, {found['duplicated']} doubled, {found['delayed']} delayed; {found['refused']} "
+        f"refused by the server, {found['repeated']} it had already; {found['client_restarts']} restarts of clients, "
+        f"{found['server_restarts']} of the server; {found['clients_lost']} times a client was left out of a round"
     )
 
 

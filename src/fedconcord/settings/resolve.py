@@ -112,6 +112,11 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
         else:
             nested[key] = value
     config = _check_problem(validated(Config, nested, "", origin), values)
+    wire = next((key for key in values if key.startswith("wire.")), None)
+    if wire is not None and config.engine.name != "wire":
+        raise UserError(
+            f"{wire} ({origin[wire]}) has no effect with engine {config.engine.name}; leave it out, or use engine wire"
+        )
     parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
     config = config.model_copy(update={**parts, "local": check_local(config.local), "eval": _check_eval(config)})
     share = factories.check(SAMPLERS, "sampling", config.sampling).given.get("share")
