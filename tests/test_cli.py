@@ -130,6 +130,7 @@ def test_compare_leaves_a_folder_a_run_and_the_report(whole: Path) -> None:
     assert (whole / FOLDERS[0] / "partition.csv").read_bytes() == (whole / FOLDERS[1] / "partition.csv").read_bytes()
 
 
+@pytest.mark.slow  # the comparison below does the same with more
 def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "a run"
     process = start("run", "--method", "fedadmm(rho=0.1)", *JOB, "--out", out)

@@ -60,7 +60,9 @@ def test_every_method_has_a_row() -> None:
     assert set(TABLE) == set(METHODS)
 
 
-@pytest.mark.parametrize("name", [*PARTIAL, "scaffold option 1", "losac mean", "losac gradient"])
+@pytest.mark.parametrize(
+    "name", [*PARTIAL, "scaffold option 1", "losac mean", pytest.param("losac gradient", marks=pytest.mark.slow)]
+)
 def test_reaches_the_optimum_with_absent_clients(name: str) -> None:
     extra = {"option 1": {"option": 1}, "mean": {"block_scale": "mean"}, "gradient": {"init": "gradient"}}
     name, _, variant = name.partition(" ")
@@ -93,6 +95,7 @@ def test_partial_participation_is_refused_with_the_reason(name: str) -> None:
         start(job(make(name)))
 
 
+@pytest.mark.slow
 def test_fedadmm_with_server_step_one_keeps_a_floor() -> None:
     """grad F = rho (1 - |S| / N) (theta - theta^0) at its fixed point: biased away from the start."""
     this = job(METHODS["fedadmm"](rho=0.1, form="paper"))

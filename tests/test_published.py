@@ -17,6 +17,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.local.solver import Solver, normaliser, refuse
 from fedconcord.problems import Quadratic, quadratics
 from fedconcord.transforms.server import momentum, with_server
+from table import batches_of
 
 N, COHORT, D, BLOCKS = 8, 3, 5, 3
 ENGINES = [Serial(), Stacked(None)]
@@ -46,9 +47,8 @@ def plans(this: Job, rounds: int = 8) -> Iterator[tuple[Plan, Step]]:
     """Each round's plan, and the mini-batch gradients of its clients."""
     p = this.problem
     for t in range(rounds):
-        plan = this.schedule.plan(t, this.algorithm, p.offsets, p.sizes)
-        assert plan.batches is not None
-        drawn = {int(i): batch for i, batch in zip(plan.ids, plan.batches, strict=True)}
+        plan = this.schedule.plan(t, this.algorithm, p.roster)
+        drawn = {int(i): batch for i, batch in zip(plan.ids, batches_of(this, plan), strict=True) if batch is not None}
 
         def gradient(x: np.ndarray, i: int, k: int, drawn: dict[int, np.ndarray] = drawn) -> np.ndarray:
             samples = torch.as_tensor(p.offsets[i] + drawn[i][k])

@@ -8,7 +8,7 @@ import pytest
 
 from fedconcord.recipes import RECIPES, fednova_fig2, fednova_fig4, fednova_lemma1
 
-LONG = {"fednova_fig5", "fednova_fig2"}  # more than 20 s on one thread of a busy machine
+LONG = {"fednova_fig5", "fednova_fig2", "losac_fig7"}  # more than 20 s on one thread of a busy machine
 
 
 @pytest.mark.parametrize(

@@ -279,8 +279,17 @@ def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path)
         assert sum(int((waited > 0).sum()) for waited in comes if waited is not None) > 0
 
 
-@pytest.mark.parametrize("limit", ["dropout", "keep"])
-@pytest.mark.parametrize("name", ["scaffold", "fednova_vr", "fedadmm", "feddyn", "losac", "fedvra"])
+QUICK = {("scaffold", "keep"), ("fedvra", "dropout")}
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        pytest.param(name, limit, marks=() if (name, limit) in QUICK else pytest.mark.slow)
+        for name in ("scaffold", "fednova_vr", "fedadmm", "feddyn", "losac", "fedvra")
+        for limit in ("dropout", "keep")
+    ],
+)
 def test_exact_methods_stay_exact(name: str, limit: str) -> None:
     this = job(make(name) if limit == "dropout" else with_late_replies(make(name)), lr=0.05)
     rules = LIMITS[limit] if limit == "dropout" else LIMITS[limit] | {"deadline": 0.2}
