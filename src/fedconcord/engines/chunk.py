@@ -16,7 +16,7 @@ from fedconcord.local.stacked import SLICE
 
 CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cache between two products of a step
 ON_GPU = 2**30  # the same on a GPU, where only memory bounds it; not measured
-WORTHWHILE = 3_000_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
+WORTHWHILE = 2_000_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
 
 Choice = tuple[int, int]
 """(clients in a chunk, workers)."""
