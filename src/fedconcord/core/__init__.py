@@ -25,6 +25,7 @@ from fedconcord.core.objective import (
     Regulariser,
     Roster,
     TwoBlockRow,
+    objective_of,
     roster_of,
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
@@ -65,6 +66,7 @@ __all__ = [
     "cohort_of",
     "column_of",
     "model_of",
+    "objective_of",
     "orders_of",
     "roster_of",
     "sender_of",

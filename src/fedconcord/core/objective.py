@@ -132,3 +132,47 @@ def roster_of(offsets: np.ndarray, sizes: np.ndarray | None = None) -> Roster:
     """The roster of clients whose samples lie between offsets [N + 1]; sizes are those numbers if not given."""
     samples = np.diff(offsets).astype(np.int64)
     return Roster(samples, samples.astype(np.float64) if sizes is None else np.asarray(sizes, np.float64))
+
+
+class Differentiable(Protocol):
+    """A class whose methods are an objective's."""
+
+    dim: int
+    offsets: np.ndarray
+    dtype: torch.dtype
+    device: torch.device
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor: ...
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+
+def objective_of(
+    of: Differentiable,
+    alone: Callable[[int], Objective],
+    *,
+    regulariser: Regulariser | None = None,
+    accumulate: Accumulate | None = None,
+    sample_size: int = 0,
+    private: Private | None = None,
+) -> Objective:
+    """The objective that such a class computes; for the fields see `Objective`."""
+    return Objective(
+        dim=of.dim,
+        offsets=of.offsets,
+        dtype=of.dtype,
+        device=of.device,
+        gradient=of.gradient,
+        gradients=of.gradients,
+        loss=of.loss,
+        alone=alone,
+        hessian=of.hessian,
+        accumulate=accumulate,
+        sample_size=sample_size,
+        private=private,
+        regulariser=regulariser,
+    )

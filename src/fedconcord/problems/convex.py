@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Roster, rng, roster_of
+from fedconcord.core import Evaluator, Objective, Roster, objective_of, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
 from fedconcord.problems.alone import alone
@@ -101,16 +101,9 @@ class Convex:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: alone(self, place, ("a", "y")).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: alone(self, place, ("a", "y")).objective,
         )
 
     @cached_property

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Regulariser, Roster, rng, roster_of
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.problems.alone import alone
 from fedconcord.problems.regularisers import nuclear
 
@@ -54,16 +54,9 @@ class Matrix:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: alone(self, place, ("D", "y")).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: alone(self, place, ("D", "y")).objective,
             regulariser=self.regulariser,
         )
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.core import Evaluator, Objective, Regulariser, Roster, rng, roster_of
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.problems.alone import alone
 
 
@@ -50,16 +50,9 @@ class Quadratic:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective,
             regulariser=self.regulariser,
         )
 

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, rng, roster_of
+from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
 from fedconcord.problems.supervised import EVAL_BATCH, Supervised
@@ -100,16 +100,9 @@ class SemiSupervised:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: self.alone(place).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: self.alone(place).objective,
             private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
             regulariser=self.regulariser,
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Accumulate, Evaluator, Objective, Roster, roster_of
+from fedconcord.core import Accumulate, Evaluator, Objective, Roster, objective_of, roster_of
 from fedconcord.data.dataset import Streams
 from fedconcord.problems.supervised import Supervised
 
@@ -65,16 +65,9 @@ class Streamed:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: self.judged.holding(*self._client(place)).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: self.judged.holding(*self._client(place)).objective,
             accumulate=self.accumulate,
             sample_size=self.judged.x[0].numel(),
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, rng, roster_of
+from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems import convolution, dense
@@ -147,16 +147,9 @@ class Supervised:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: self.alone(place).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: self.alone(place).objective,
             accumulate=self.accumulate,
             sample_size=self.x[0].numel(),
             regulariser=self.regulariser,

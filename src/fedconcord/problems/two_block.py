@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, roster_of
+from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, objective_of, roster_of
 from fedconcord.problems.alone import alone
 from fedconcord.problems.vectorised import vectorised
 
@@ -206,16 +206,9 @@ class Stated:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(
-            dim=self.dim,
-            offsets=self.offsets,
-            dtype=self.dtype,
-            device=self.device,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            alone=lambda place: self.alone(place).objective,
-            hessian=self.hessian,
+        return objective_of(
+            self,
+            lambda place: self.alone(place).objective,
             private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
             regulariser=self.regulariser,
         )
