@@ -76,7 +76,7 @@ def reference() -> dict[str, dict[str, torch.Tensor]]:
     return {name: facts(run(replace(job, engine=Serial()))) for name, job in jobs().items()}
 
 
-@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_processes_together_equal_the_serial_engine(
     size: int, reference: dict[str, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -61,7 +61,12 @@ def test_every_method_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*PARTIAL, "scaffold option 1", "losac mean", pytest.param("losac gradient", marks=pytest.mark.slow)]
+    "name",
+    [
+        *PARTIAL,
+        "scaffold option 1",
+        *(pytest.param(f"losac {kind}", marks=pytest.mark.slow) for kind in ("mean", "gradient")),
+    ],
 )
 def test_reaches_the_optimum_with_absent_clients(name: str) -> None:
     extra = {"option 1": {"option": 1}, "mean": {"block_scale": "mean"}, "gradient": {"init": "gradient"}}
