@@ -30,7 +30,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 slow: $(VENV)/ready
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal $(SLOW)
 
 wheel: $(VENV)/ready
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -180,8 +180,14 @@ MUTATIONS: dict[str, Mutation] = {
     "wire: a row moves though its reply was lost": Mutation(
         (Edit("remote/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),), WIRE
     ),
-    "wire: a round counts before the server has put it down": Mutation(
-        (Edit("engines/wire.py", "mine = ledger.read(saved, self.forms, self.space.device)", "mine = self.ledger"),),
+    "wire: clients are told before the server has put it down": Mutation(
+        (
+            Edit(
+                "engines/wire.py",
+                "done = wire.run(lambda half: half.round(server, plan, x0))",
+                "done = wire.run(lambda half: [half.round(server, plan, x0), half.settle(plan.round)][0])",
+            ),
+        ),
         WIRE,
     ),
     "wire: a damaged message is taken": Mutation(
