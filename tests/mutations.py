@@ -86,7 +86,7 @@ MUTATIONS: dict[str, Mutation] = {
     "last client's change only": Mutation(
         (
             Edit("engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
-            Edit("engines/serial.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
+            Edit("core/trees.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
         ),
         (FIXED, "-k", "sums or identities"),
     ),

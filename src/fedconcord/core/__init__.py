@@ -30,7 +30,7 @@ from fedconcord.core.objective import (
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
 from fedconcord.core.round import Outcome, Space, behind, cohort_of, column_of, sender_of, senders_of, space_of
-from fedconcord.core.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_unflatten
+from fedconcord.core.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_sum, tree_unflatten
 
 __all__ = [
     "Accumulate",
@@ -75,5 +75,6 @@ __all__ = [
     "tree_bytes",
     "tree_leaves",
     "tree_map",
+    "tree_sum",
     "tree_unflatten",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Tree = Any
@@ -17,6 +18,14 @@ def tree_map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
         mapped = [tree_map(f, *leaves) for leaves in zip(tree, *rest, strict=True)]
         return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
     return f(tree, *rest)
+
+
+def tree_sum(trees: Sequence[Tree]) -> Tree:
+    """The sum of trees of one structure, at least one, added in their order."""
+    total = trees[0]
+    for tree in trees[1:]:
+        total = tree_map(torch.add, total, tree)
+    return total
 
 
 def tree_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedconcord.core import (
@@ -18,6 +17,7 @@ from fedconcord.core import (
     space_of,
     tree_bytes,
     tree_map,
+    tree_sum,
 )
 from fedconcord.engines import base
 from fedconcord.engines.team import ALONE, Team
@@ -74,7 +74,7 @@ class Serial:
         if algorithm.prelude is not None:
             gradients = [ask(duty, objective, order.id, down, row) for order, row in zip(orders, rows, strict=True)]
             pairs = zip(gradients, senders, strict=True)
-            total = _sum([algorithm.prelude.contribute(gradient, sender, cohort) for gradient, sender in pairs])
+            total = tree_sum([algorithm.prelude.contribute(gradient, sender, cohort) for gradient, sender in pairs])
             bytes_up += sum(tree_bytes(gradient) for gradient in gradients)
             bytes_down += reached * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
@@ -90,7 +90,7 @@ class Serial:
                 shares.append(algorithm.contribute(done.up, sender, cohort))
                 bytes_up += 0 if order.late else tree_bytes(done.up)
         if talks:
-            server = algorithm.update(server, _sum(shares), cohort)
+            server = algorithm.update(server, tree_sum(shares), cohort)
             if algorithm.settle is not None:
                 sent = algorithm.settle.send(broadcast, server)
                 bytes_down += cohort.size * tree_bytes(sent)
@@ -100,10 +100,3 @@ class Serial:
 
 def _first(rows: Tree) -> Tree:
     return tree_map(lambda leaf: leaf[0], rows)
-
-
-def _sum(trees: list[Tree]) -> Tree:
-    total = trees[0]
-    for tree in trees[1:]:
-        total = tree_map(torch.add, total, tree)
-    return total

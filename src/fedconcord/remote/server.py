@@ -25,7 +25,7 @@ from fedconcord.core import (
     cohort_of,
     orders_of,
     sender_of,
-    tree_map,
+    tree_sum,
 )
 from fedconcord.federation import weights
 from fedconcord.remote import codec
@@ -118,7 +118,7 @@ class RemoteServer:
             algorithm.contribute(heard[i].tree, sender_of(self.space, plan, int(k)), cohort)
             for k, i in zip(replies, clients, strict=True)
         ]
-        server = algorithm.update(server, self._sum(shares), cohort)
+        server = algorithm.update(server, tree_sum(shares), cohort)
         if algorithm.settle is not None:
             self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), clients)
         return self._outcome(server, before, steps)
@@ -134,7 +134,7 @@ class RemoteServer:
             return _Ready(plan, {})
         cohort = cohort_of(self.space, plan)
         pairs = enumerate(plan.ids.tolist())
-        total = self._sum([prelude.contribute(heard[i].tree, sender_of(self.space, plan, k), cohort) for k, i in pairs])
+        total = tree_sum([prelude.contribute(heard[i].tree, sender_of(self.space, plan, k), cohort) for k, i in pairs])
         wants = {i: self._train(orders[i], total) for i in plan.ids.tolist()}
         steps = sum(answer.gradient_steps for answer in heard.values())
         return _Ready(plan, wants, {i: asked[i].frame for i in wants}, total, steps)
@@ -185,7 +185,7 @@ class RemoteServer:
         }
         heard = self._answers(wants)
         self._need_all(heard, population.n, "before round 0")
-        total = self._sum([heard[i].tree for i in range(population.n)])
+        total = tree_sum([heard[i].tree for i in range(population.n)])
         self.ledger.joined |= set(heard)
         steps = sum(answer.gradient_steps for answer in heard.values())
         return self._outcome(prologue.update(server, total), before, steps)
@@ -356,12 +356,6 @@ class RemoteServer:
                 f"client {absent} did not answer {when} within {self.tries} tries, and the method asks all {n} clients "
                 "then; use more wire.tries"
             )
-
-    def _sum(self, trees: Sequence[Tree]) -> Tree:
-        total = trees[0]
-        for tree in trees[1:]:
-            total = tree_map(torch.add, total, tree)
-        return total
 
     def _add(self, **more: int) -> None:
         self.traffic = self.traffic._replace(**{k: getattr(self.traffic, k) + v for k, v in more.items()})
