@@ -64,7 +64,8 @@ def engine_of(args: argparse.Namespace) -> Engine:
     if args.engine == "serial":
         return Serial()
     chunk = args.chunk if args.chunk == "auto" else int(args.chunk) or None
-    return Stacked(chunk, args.workers if args.workers == "auto" else int(args.workers))
+    workers = args.workers if args.workers == "auto" else int(args.workers)
+    return Stacked(chunk, workers, kernel=args.kernel)
 
 
 def job_of(setting: Setting, problem: Problem, algorithm: Algorithm, args: argparse.Namespace) -> Job:
@@ -121,7 +122,8 @@ def one(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     """One method on one job."""
     turns = Turns(args.warmup + args.rounds)
     name = args.method or "fedavg"
-    job = resolved(job_of(setting, problem_of(setting, args), method(name), args))
+    job = job_of(setting, problem_of(setting, args), method(name), args)
+    job = resolved(job, rounds=args.warmup + args.rounds)
     base = rss()
     state = started(job, args)
     turns.begin()
@@ -168,7 +170,7 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
             jobs[name] = kind, job
     for kind in dict.fromkeys(["job A", *(kind for kind, _ in jobs.values())]):
         jobs[f"fedavg, {kind}"] = kind, job_of(settings[kind], problems[kind], method("fedavg"), args)
-    jobs = {name: (kind, resolved(job)) for name, (kind, job) in jobs.items()}
+    jobs = {name: (kind, resolved(job, rounds=args.warmup + args.rounds)) for name, (kind, job) in jobs.items()}
     states = {name: started(job, args) for name, (_, job) in jobs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for k in range(args.warmup + args.rounds):
@@ -282,6 +284,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--engine", choices=["stacked", "serial"], default="stacked")
     out.add_argument("--chunk", default="auto", help="clients trained at once by the stacked engine; 0: all, or auto")
     out.add_argument("--workers", default="auto", help="threads of the stacked engine that train a chunk each, or auto")
+    out.add_argument("--kernel", choices=["auto", "torch", "compiled"], default="auto", help="of the local steps")
     out.add_argument("--store", choices=["memory", "disk"], default="memory", help="where the clients' states lie")
     out.add_argument("--rows", choices=["full", "bfloat16", "float16"], default="full", help="their precision there")
     out.add_argument("--fill", action="store_true", help="every client has a state before the first round")

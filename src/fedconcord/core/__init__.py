@@ -19,6 +19,8 @@ from fedconcord.core.contract import (
 from fedconcord.core.objective import (
     Accumulate,
     Evaluator,
+    LossForm,
+    Network,
     Objective,
     Private,
     Problem,
@@ -43,6 +45,8 @@ __all__ = [
     "Draws",
     "Evaluator",
     "Local",
+    "LossForm",
+    "Network",
     "Objective",
     "Oracle",
     "Orders",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,19 @@ Accumulate = Callable[[Tensor, float, float, Tensor, Tensor, Tensor | None], Non
 The gradients are those of `Objective.gradients` at x. `into` may be x; with beta 0 it may hold anything. It and
 `gradients` may then be called from several threads at once.
 """
+
+
+LossForm = Literal["cross_entropy", "squared", "logistic"]
+"""A loss that compiled steps know, as `problems.losses` defines it."""
+
+
+class Network(NamedTuple):
+    """A fully connected network with ReLU between its layers, as numbers: what a compiled local step needs to know."""
+
+    widths: tuple[int, ...]  # inputs, hidden layers, outputs; x holds weights [out, in] and biases [out] of each layer
+    loss: LossForm
+    inputs: Tensor  # [n, inputs] all samples
+    targets: Tensor  # [n] int64 for cross_entropy, else [n, outputs]
 
 
 class Private(NamedTuple):
@@ -66,6 +79,7 @@ class Objective:
     alone: Callable[[int], Objective]  # place -> that client with copies of its own samples, and of no others
     hessian: Callable[[Tensor, Tensor], Tensor] | None = None  # (x [d], samples [B]) -> [d, d] of the mean loss
     accumulate: Accumulate | None = None  # a kernel that adds gradients to what they are for
+    network: Network | None = None  # the model and its samples, where whole local steps may be compiled
     sample_size: int = 0  # numbers in a sample, where that is known
     private: Private | None = None
     regulariser: Regulariser | None = None  # psi
@@ -157,6 +171,7 @@ def objective_of(
     *,
     regulariser: Regulariser | None = None,
     accumulate: Accumulate | None = None,
+    network: Network | None = None,
     sample_size: int = 0,
     private: Private | None = None,
 ) -> Objective:
@@ -172,6 +187,7 @@ def objective_of(
         alone=alone,
         hessian=of.hessian,
         accumulate=accumulate,
+        network=network,
         sample_size=sample_size,
         private=private,
         regulariser=regulariser,

@@ -34,8 +34,8 @@ class Engine(Protocol):
         """The processes that share every round."""
         ...
 
-    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Engine:
-        """This engine with every choice made that it would otherwise make in each round."""
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Engine:
+        """This engine with every choice made, for so many rounds like this one, that it would make in each round."""
         ...
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:

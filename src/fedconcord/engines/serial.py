@@ -31,7 +31,7 @@ class Serial:
 
     team: Team = ALONE
 
-    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Serial:
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Serial:
         """Itself: there is nothing to choose."""
         return self
 

@@ -28,8 +28,10 @@ from fedconcord.core import (
     tree_bytes,
     tree_map,
 )
-from fedconcord.engines import base, chunk, workers
+from fedconcord.engines import base, workers
+from fedconcord.engines import chunk as chunk_rule
 from fedconcord.engines.team import ALONE, Team
+from fedconcord.local import compiled
 from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
 from fedconcord.local.stacked import full_gradient, solve
 from fedconcord.state import First, MemoryStore, Storage, Store
@@ -37,35 +39,47 @@ from fedconcord.state import First, MemoryStore, Storage, Store
 
 @dataclass(frozen=True)
 class Stacked:
-    """Trains `chunk` clients at a time, on `workers` threads; "auto" goes by the rule of `engines.chunk`.
+    """Trains `chunk` clients at a time, on `workers` threads; "auto" goes by the rules of `engines.chunk`.
 
     None takes the whole cohort as one chunk. A chunk's clients are sorted by their number of steps, most first, and
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
     torch's threads. What is summed is summed in the order of the chunks, so that no bit depends on who was first.
-    A team of several processes trains each its own clients and sums what they send.
+    A team of several processes trains each its own clients and sums what they send. With `kernel` "compiled" the local
+    steps of a client are one compiled call (`local.compiled`), where its local problem allows it.
     """
 
     chunk: int | Literal["auto"] | None = "auto"
     workers: int | Literal["auto"] = "auto"
     team: Team = ALONE
+    kernel: chunk_rule.Kernel | Literal["auto"] = "auto"
 
-    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Stacked:
-        """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team.
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Stacked:
+        """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
+
+        Compiled steps are loaded, or compiled.
 
         Raises:
-            UserError: gradients of several clients at once cannot be computed, so that no round could be.
+            UserError: gradients of several clients at once cannot be computed, so that no round could be; or compiled
+                steps are asked for and numba is not installed, or they are not for this job.
         """
 
         def choice() -> str:
-            return json.dumps(chunk.auto(problem.objective, duty, plan, self.chunk, self.workers))
+            by = self.kernel
+            if by == "auto":
+                by = chunk_rule.kernel(problem.objective, duty, plan, rounds)
+            return json.dumps([by, *chunk_rule.auto(problem.objective, duty, plan, self.chunk, self.workers, by)])
 
-        width, number = json.loads(self.team.tell(choice) if "auto" in (self.chunk, self.workers) else choice())
+        open_choice = "auto" in (self.chunk, self.workers, self.kernel)
+        by, width, number = json.loads(self.team.tell(choice) if open_choice else choice())
+        if by == "compiled":
+            compiled.check(problem.objective, duty)
+            compiled.load(problem.objective.dtype)
         if width > 1 and problem.objective.accumulate is None:
             x = problem.init(0)
             problem.objective.gradients(
                 torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None
             )
-        return replace(self, chunk=width, workers=number)
+        return replace(self, chunk=width, workers=number, kernel=by)
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """Rows as the storage keeps them."""
@@ -136,7 +150,7 @@ class Stacked:
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k])
+            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k], now.kernel)
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
@@ -183,6 +197,7 @@ def train(
     select: np.ndarray,
     cohort: Cohort | None,
     gradient: Tensor | None,
+    kernel: str = "torch",
 ) -> Trained:
     """`local.step.client_step` of several clients at once, and the server's share of what they send.
 
@@ -193,6 +208,7 @@ def train(
         select: [S] their positions in the plan, most steps first.
         cohort: None in a round without messages.
         gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
+        kernel: what computes the local steps, as `Stacked` has it.
     """
     algorithm, oracle, x = duty.algorithm, duty.oracle, model_of(down)
     own, rows, private = open_rows(objective, x, rows, places)
@@ -210,7 +226,7 @@ def train(
         squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
         client = client._replace(hessian=torch.stack(squares))
     local = with_oracle(algorithm.start(down, rows, client), oracle, x, client.gradient)
-    done, cost = solve(own, duty, local, places, orders)
+    done, cost = solve(own, duty, local, places, orders, kernel == "compiled")
     up, rows = algorithm.finish(down, rows, done, client)
     share, heard = None, int(plan.heard[select].sum())
     if cohort is not None:
@@ -226,7 +242,7 @@ def passes_of(objective: Objective, duty: Duty, plan: Plan, select: np.ndarray) 
 
 def _threads_may(objective: Objective, duty: Duty) -> bool:
     """Whether several threads may compute at once: kernels may, torch.nn modules and line searches may not."""
-    return chunk.has_kernel(objective) and duty.algorithm.hessian_at is None and duty.solver.kind != "lbfgs"
+    return chunk_rule.has_kernel(objective) and duty.algorithm.hessian_at is None and duty.solver.kind != "lbfgs"
 
 
 def _reduce(shares: Tree) -> Tree:

@@ -47,7 +47,7 @@ class Wire:
     seed: int = 0
     team: Team = ALONE
 
-    def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Wire:
+    def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Wire:
         """Itself: there is nothing to choose."""
         return self
 

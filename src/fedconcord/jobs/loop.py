@@ -57,8 +57,8 @@ def asked(job: Job, state: State) -> State:
     )
 
 
-def resolved(job: Job, state: State | None = None) -> Job:
-    """The same job with the engine's own choices made, so that they can be written down.
+def resolved(job: Job, state: State | None = None, rounds: int = 1) -> Job:
+    """The same job with the engine's own choices made, for so many rounds, so that they can be written down.
 
     Args:
         state: a blank one of the job, which stays so; made where it is not given.
@@ -69,7 +69,7 @@ def resolved(job: Job, state: State | None = None) -> Job:
     while len(plan.ids) == 0 and state.round < 100:  # a first round may find nobody
         state = state._replace(round=state.round + 1)
         plan = _first_plan(job, state)
-    return replace(job, engine=job.engine.resolve(job.problem, job.duty, plan)) if len(plan.ids) else job
+    return replace(job, engine=job.engine.resolve(job.problem, job.duty, plan, rounds)) if len(plan.ids) else job
 
 
 def _first_plan(job: Job, state: State) -> Plan:
@@ -119,8 +119,10 @@ def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int 
     """Train to `rounds` rounds in all, yielding a row for the start and for every round after it.
 
     `steps` gives the states too. Evaluation (every `eval_every` rounds and at the end) is outside the timed part. In a
-    team of processes only rank 0 evaluates.
+    team of processes only rank 0 evaluates. The engine makes its choices for so many rounds (`resolved`), which a loop
+    of `advance` does for one.
     """
+    job = resolved(job, rounds=rounds)
     took = 0.0 if state is None else None
     for step in steps(job, start(job) if state is None else state, rounds, eval_every=eval_every, took=took):
         yield step.row

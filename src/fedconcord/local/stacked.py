@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Accumulate, Done, Drawn, Local, Objective, Oracle, Orders, Regulariser
-from fedconcord.local import lbfgs
+from fedconcord.local import compiled, lbfgs
 from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.solver import Solver, ascent, clipped, momentum_of, normaliser
 
@@ -18,9 +18,13 @@ SLICE = 512  # samples of a client in one pass of a full gradient
 
 
 def solve(
-    objective: Objective, duty: Duty, local: Local, places: np.ndarray, orders: Sequence[Orders]
+    objective: Objective, duty: Duty, local: Local, places: np.ndarray, orders: Sequence[Orders], whole: bool = False
 ) -> tuple[Done, int]:
-    """The local loop of clients, sorted by steps, most first; and the mini-batch gradients it took."""
+    """The local loop of clients, sorted by steps, most first; and the mini-batch gradients it took.
+
+    Args:
+        whole: all steps of a client in one compiled call, where its local problem allows it.
+    """
     algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
     regulariser, lr = local_regulariser(objective, algorithm), orders[0].lr
     counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
@@ -36,7 +40,13 @@ def solve(
     linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
     tilt = None
     accumulate = _fused(objective, solver, local, momentum)
-    if accumulate is not None and samples is not None:
+    if whole and objective.network is not None and samples is not None and compiled.knows(local):
+        blocks = None if mine[0].blocks is None else _blocks(objective, mine)
+        linear, table, buffer = compiled.steps(
+            objective.network, duty, local, lr, x, samples.samples, samples.weight, blocks, steps
+        )
+        evaluations = int((each * steps).sum())
+    elif accumulate is not None and samples is not None:
         linear, buffer = _short(accumulate, solver, oracle, regulariser, local, lr, x, samples, steps)
         evaluations = int((each * steps).sum())
     else:

@@ -40,8 +40,8 @@ def add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
         slot.mul_(beta).add_(g, alpha=alpha)
 
 
-def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
-    """The gradient of a Sequential of Flatten, then Linear layers with ReLU between; None for other models."""
+def widths(model: nn.Module) -> tuple[int, ...] | None:
+    """Inputs, hidden layers and outputs of a Sequential of Flatten, then Linear layers with ReLU between; else None."""
     if not isinstance(model, nn.Sequential):
         return None
     layers = [layer for layer in model if not isinstance(layer, nn.Flatten)]
@@ -53,6 +53,14 @@ def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Ke
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
         and all(type(layer) is nn.ReLU for layer in between)
     ):
+        return None
+    shapes = [(layer.in_features, layer.out_features) for layer in linear if isinstance(layer, nn.Linear)]
+    return (shapes[0][0], *(out for _, out in shapes))
+
+
+def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
+    """The gradient of a network that has `widths`; None for other models."""
+    if widths(model) is None:
         return None
 
     def accumulate(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
+from fedconcord.core import LossForm
 from fedconcord.problems import dense
 
 Target = Literal["class", "number", "labels"]
@@ -32,6 +33,7 @@ class Loss(NamedTuple):
     targets: tuple[Target, ...]  # kinds of target that it is for
     per_sample: Callable[[Tensor, Tensor], Tensor]  # (outputs [..., B, C], targets) -> [..., B]
     delta: dense.Delta | None = None  # its gradient in the outputs, in closed form; may overwrite them
+    form: LossForm | None = None  # what it is to compiled steps
 
 
 class Metric(NamedTuple):
@@ -53,7 +55,7 @@ def cross_entropy() -> Loss:
         each = F.cross_entropy(outputs.flatten(0, -2), classes.flatten(), reduction="none")
         return each.view(classes.shape)
 
-    return Loss("cross_entropy", ("class",), per_sample, dense.cross_entropy)
+    return Loss("cross_entropy", ("class",), per_sample, dense.cross_entropy, "cross_entropy")
 
 
 def squared() -> Loss:
@@ -63,6 +65,7 @@ def squared() -> Loss:
         ("number",),
         lambda outputs, targets: (outputs - targets).square().mean(-1) / 2,
         lambda outputs, targets: outputs.sub_(targets).div_(outputs.shape[-1]),
+        "squared",
     )
 
 
@@ -85,6 +88,7 @@ def logistic() -> Loss:
         ("labels",),
         lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(-1),
         lambda outputs, targets: outputs.sigmoid_().sub_(targets).div_(outputs.shape[-1]),
+        "logistic",
     )
 
 

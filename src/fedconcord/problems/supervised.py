@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
+from fedconcord.core import Accumulate, Evaluator, Network, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems import convolution, dense
@@ -151,9 +151,16 @@ class Supervised:
             self,
             lambda place: self.alone(place).objective,
             accumulate=self.accumulate,
+            network=self._network(),
             sample_size=self.x[0].numel(),
             regulariser=self.regulariser,
         )
+
+    def _network(self) -> Network | None:
+        widths, form = dense.widths(self.model), self.loss_of.form
+        if widths is None or form is None or self.device.type != "cpu":
+            return None
+        return Network(widths, form, self.x.flatten(1), self.y)
 
     @cached_property
     def roster(self) -> Roster:

@@ -71,7 +71,9 @@ def execute_begun(
             team.tell(lambda: refuse_taken(folder))
         if team.rank == 0:
             sweep(folder)
-        job = resolved(_as_before(start.job, folder) if course.resume else start.job, start.state)
+        job = resolved(start.job, start.state, course.rounds)
+        if course.resume:
+            job = _as_before(start, job, folder)
         return _loop(start._replace(job=job), folder, course, info, on_row, wanted)
 
 
@@ -126,12 +128,21 @@ def _loop(
     return status
 
 
-def _as_before(job: Job, folder: Path) -> Job:
-    """The same job with the engine's choices of run.json: made anew on other threads they might move the last bits."""
+def _as_before(start: Begun, chosen: Job, folder: Path) -> Job:
+    """The job with the engine's choices of run.json: made anew on other threads they might move the last bits.
+
+    But as `chosen` where its longer form is for compiled steps and the shorter was not: such a run starts anew.
+    """
     before = read_description(folder)
-    if not isinstance(job.engine, Stacked) or "chunk" not in before:
-        return job
-    return replace(job, engine=replace(job.engine, chunk=before["chunk"], workers=before.get("workers", 1)))
+    if not isinstance(chosen.engine, Stacked) or "chunk" not in before:
+        return chosen
+    kernel = before.get("kernel", "torch")
+    if kernel != chosen.engine.kernel:
+        shorter = resolved(start.job, start.state, before["rounds"]).engine
+        if isinstance(shorter, Stacked) and shorter.kernel == kernel:
+            return chosen
+    engine = replace(chosen.engine, chunk=before["chunk"], workers=before.get("workers", 1), kernel=kernel)
+    return resolved(replace(chosen, engine=engine), start.state)
 
 
 def _taken_up(start: Begun, folder: Path, course: Course, wanted: Wanted) -> tuple[State, Past | None]:
@@ -140,6 +151,9 @@ def _taken_up(start: Begun, folder: Path, course: Course, wanted: Wanted) -> tup
     if not (course.resume and path.exists()):
         return start.state, None
     state = checkpoint.read(path, job, start.state)
+    engine = job.engine
+    if isinstance(engine, Stacked) and read_description(folder).get("kernel", engine.kernel) != engine.kernel:
+        return blank(job), None  # a run of so many rounds is computed by other code: the shorter one was short
     found = tables.read(folder, state.round)
     kept = found.due(course.eval_every, course.rounds)
     best, again = (stopping.best_of(wanted.patience, job.problem, past.metrics) for past in (found, kept))

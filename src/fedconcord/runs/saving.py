@@ -15,6 +15,7 @@ from fedconcord.runs.folder import CHECKPOINT, versions
 from fedconcord.runs.observer import Observer
 from fedconcord.runs.tables import Tables
 
+CHOICES = ("kernel", "chunk", "workers")  # of the stacked engine
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
 
 
@@ -91,6 +92,6 @@ def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> 
         "rounds_done": 0,
         "dim": job.problem.objective.dim,
         "state_bytes": grows_to,
-        **({"chunk": engine.chunk, "workers": engine.workers} if isinstance(engine, Stacked) else {}),
+        **({name: getattr(engine, name) for name in CHOICES} if isinstance(engine, Stacked) else {}),
         "versions": versions(),
     }

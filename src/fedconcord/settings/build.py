@@ -239,7 +239,7 @@ def build(config: Config) -> Job:
         faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
         engine = Wire(faults, wire.tries, config.seed or 0)
     elif config.engine.name != "serial":
-        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
+        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel)
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = factories.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)

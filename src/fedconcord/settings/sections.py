@@ -95,6 +95,13 @@ class EngineSettings(BaseModel):
         Count | Literal["auto"],
         Field(description="batches of clients computed at once where a model has a kernel; auto: by counted work"),
     ] = "auto"
+    kernel: Annotated[
+        Literal["auto", "torch", "compiled"],
+        Field(
+            description="what computes local steps; compiled: all of a client's in one call by numba, for fully "
+            "connected networks; auto: by counted work"
+        ),
+    ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute"), Short("device", "run")] = (
         "cpu"
     )

@@ -1,0 +1,99 @@
+"""From source to machine code: compiled once on a machine, then read from the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+
+
+def installed() -> bool:
+    """Whether numba is there."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def load(dtype: torch.dtype) -> ModuleType:
+    """The module of compiled functions, those for numbers of this kind ready.
+
+    Where they have to be compiled it is said. Processes that ask at once wait for the first, and read what it wrote.
+    """
+    folder = _folder()
+    kind = str(dtype).removeprefix("torch.")
+    done = folder / f"{kind}.done"
+    with _alone(folder / "lock"):
+        if not done.exists():
+            logging.getLogger("fedconcord").warning(
+                "compiling the local steps of dense networks for %s: once on this machine, about a quarter of a minute",
+                kind,
+            )
+        code = _imported(folder)
+        _try(code, np.dtype(kind).type)
+        done.touch()
+    return code
+
+
+def _folder() -> Path:
+    """Where compiled code lies, named after its source: what was compiled before a change is never met."""
+    import numba
+
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    name = hashlib.sha256(source + f"{numba.__version__} {np.__version__}".encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "compiled" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # no place to keep it: compiled anew in every process
+        return Path(tempfile.mkdtemp(prefix="fedconcord-"))
+    return folder
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While no other process is here, where the system has locks."""
+    with path.open("a") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # gone when the file is closed, whatever closes it
+        yield
+
+
+def _imported(folder: Path) -> ModuleType:
+    """The module; numba notes a function's place on disk when it is decorated."""
+    from numba import config
+
+    settings = vars(config)
+    before = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = str(folder)
+    try:
+        from fedconcord.local.compiled import network
+    finally:
+        settings["CACHE_DIR"] = before
+    return network
+
+
+def _try(code: ModuleType, kind: type[np.generic]) -> None:
+    """A call with nobody in it, which compiles or reads what a call of this kind needs."""
+    two, three = np.empty((0, 0), kind), np.empty((0, 0, 0), kind)
+    none, number = np.empty(0, np.int64), kind(0)
+    code.cohort(
+        code.Net(np.array([1, 1]), np.empty((1, 1), kind), none, two, code.CROSS_ENTROPY),
+        code.Draw(none, np.empty((0, 0, 0), np.int64), three, np.empty((0, 0), np.int64)),
+        code.Terms(
+            *(np.empty(0, kind), np.empty(0, kind), np.empty(0, kind)),
+            *(two, two, two, two, three),
+            *(np.empty(0, kind), number, number, False, number, number, number),
+        ),
+        np.empty((0, 2), kind),
+    )

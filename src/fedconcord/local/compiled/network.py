@@ -1,0 +1,336 @@
+"""The local steps of fully connected networks, compiled: all K steps of a client in one call without Python's lock.
+
+A step reads the weights twice and writes them once: the gradient of 4 rows of a layer is added to them, or stays in the
+first cache, where `move` makes the step of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.local.compiled.products import UINT, add, clear, compiled, kept, mix, outputs, scale, slopes, updates
+
+CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
+TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
+
+
+class Net(NamedTuple):
+    """A network and the samples that it is trained on."""
+
+    widths: np.ndarray  # [L + 1] int64: inputs, hidden layers, outputs
+    inputs: np.ndarray  # [n, inputs]
+    classes: np.ndarray  # [n] int64; [0] where targets are numbers
+    targets: np.ndarray  # [n, outputs]; [0, 0] where they are classes
+    loss: int  # CROSS_ENTROPY, SQUARED or LOGISTIC
+
+
+class Draw(NamedTuple):
+    """The samples of every client's steps."""
+
+    steps: np.ndarray  # [S] int64
+    samples: np.ndarray  # [S, K, B] int64, or [S, 1, B] where all steps use the same
+    weight: np.ndarray  # of the same shape, 0 for padding; [0, 0, 0] for 1/B each
+    blocks: np.ndarray  # [S, K] int64 the block of each step; [0, 0] without tables
+
+
+class Terms(NamedTuple):
+    """`core.Local` and `local.Solver` as arrays: what is absent has no rows, what clients share has one."""
+
+    eta: np.ndarray  # [K] step sizes
+    scale: np.ndarray  # [S] kappa
+    prox: np.ndarray  # [S] rho
+    linear: np.ndarray  # [S or 1 or 0, d]; [S, d] where steps change it, in place
+    anchor: np.ndarray  # [S or 1 or 0, d]; absent where linear holds - rho anchor
+    snapshot: np.ndarray  # [S or 1 or 0, d]
+    buffer: np.ndarray  # [S or 0, d], changed in place
+    table: np.ndarray  # [S or 0, M, d], changed in place
+    table_rate: np.ndarray  # [S]
+    dual_rate: float
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    clip: float  # largest l2 norm of the gradient; 0: none
+    radius: float  # of SAM's ascent; 0: none
+
+
+# -- a gradient ----------------------------------------------------------------------------------------------------
+
+
+class Scratch(NamedTuple):
+    """What a client's steps write and forget."""
+
+    first: np.ndarray  # [L + 1] int64: where a layer's weights begin in x, its biases behind them; and d
+    place: np.ndarray  # [L + 1] int64: where its inputs begin among the activations, and the outputs
+    activations: np.ndarray  # [B x all widths]
+    above: np.ndarray  # [B x widest layer]: derivatives of the loss
+    below: np.ndarray  # the same, a layer before
+    rows: np.ndarray  # [L] int64: of a layer that are dealt with at once
+    tile: np.ndarray  # gradient of these rows
+    gradient: np.ndarray  # [d], where one has to be whole before it is used; else [0]
+    point: np.ndarray  # [d] of SAM's ascent; else [0]
+    labels: np.ndarray  # [B] int64: the batch's samples
+    share: np.ndarray  # [B] their weights
+
+
+@compiled
+def scratch(net, draw, terms, x):
+    L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
+    first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
+    longest, tile = 0, 0
+    for k in range(L):
+        n, m = net.widths[k], net.widths[k + 1]
+        rows[k] = max(4, TILE // n // 4 * 4)
+        tile = max(tile, m, n * rows[k])
+        first[k + 1] = first[k] + m * (n + 1)
+        place[k + 1] = place[k] + B * n
+        longest = max(longest, n)
+    longest = max(longest, net.widths[L])
+    whole = d if terms.clip > 0 or terms.radius > 0 or len(terms.snapshot) > 0 else 0
+    return Scratch(
+        first,
+        place,
+        np.empty(place[L] + B * net.widths[L], x.dtype),
+        np.empty(B * longest, x.dtype),
+        np.empty(B * longest, x.dtype),
+        rows,
+        np.empty(tile, x.dtype),
+        np.empty(whole, x.dtype),
+        np.empty(d if terms.radius > 0 else 0, x.dtype),
+        np.empty(B, np.int64),
+        np.empty(B, x.dtype),
+    )
+
+
+@compiled
+def gather(net, draw, own, s, k):
+    """The samples of a client's step k side by side; how many there are."""
+    k = k if draw.samples.shape[1] > 1 else 0
+    n, B, even = net.widths[0], 0, draw.weight.size == 0
+    for b in range(draw.samples.shape[2]):
+        if even or draw.weight[s, k, b] != 0:
+            i = draw.samples[s, k, b]
+            own.labels[B] = i
+            own.share[B] = 1 / draw.samples.shape[2] if even else draw.weight[s, k, b]
+            to = UINT(B * n)
+            for j in range(UINT(n)):
+                own.activations[to + j] = net.inputs[i, j]
+            B += 1
+    return B
+
+
+@compiled
+def forward(net, own, x, B, factor):
+    """Activations of the batch at x, and in `above` factor x the derivative of its loss by the outputs."""
+    L, zero, a = len(net.widths) - 1, x.dtype.type(0), own.activations
+    for layer in range(L):
+        n, m = net.widths[layer], net.widths[layer + 1]
+        w, q = own.first[layer], own.place[layer + 1]
+        outputs(x, w, m, n, a, own.place[layer], B, a, q)
+        for b in range(B):
+            bias, z = UINT(w + m * n), UINT(q + b * m)
+            for i in range(UINT(m)):
+                v = a[z + i] + x[bias + i]
+                a[z + i] = zero if layer < L - 1 and v <= zero else v
+    m, q = net.widths[L], own.place[L]
+    for b in range(B):
+        z, f, i = q + b * m, factor * own.share[b], own.labels[b]
+        if net.loss == CROSS_ENTROPY:
+            top, total = a[z], zero
+            for j in range(m):
+                top = max(top, a[z + j])
+            for j in range(m):
+                e = np.exp(a[z + j] - top)
+                own.above[b * m + j] = e
+                total += e
+            for j in range(m):
+                own.above[b * m + j] *= f / total
+            own.above[b * m + net.classes[i]] -= f
+        else:
+            for j in range(m):
+                answer = a[z + j]
+                if net.loss == LOGISTIC:
+                    answer = x.dtype.type(1) / (x.dtype.type(1) + np.exp(-answer))
+                own.above[b * m + j] = f * (answer - net.targets[i, j]) / x.dtype.type(m)
+
+
+STORE, ADD, HEAVY_BALL, MOVE = range(4)
+
+
+class Mine(NamedTuple):
+    """`Terms` of one client at one step."""
+
+    x: np.ndarray  # [d], in place
+    eta: float
+    scale: float
+    pull: float  # eta rho
+    linear: np.ndarray  # [d], or [0] where there is none; so the next
+    anchor: np.ndarray
+    buffer: np.ndarray
+    table: np.ndarray  # of the step's block
+    table_rate: float
+
+
+@compiled
+def row(values, s):
+    """A client's, or what all share; [0] of nothing."""
+    if len(values) == 0:
+        return np.empty(0, values.dtype)
+    return values[min(s, len(values) - 1)]
+
+
+@compiled
+def backward(net, own, terms, mine, at, B, mode, keep):
+    """What is to be done with the gradient at `at`, some rows of a layer after the other, last layer first.
+
+    STORE: own.gradient <- keep own.gradient + gradient, keep 0 or 1. ADD: x <- keep x - eta linear + gradient.
+    HEAVY_BALL: the same to the momentum buffer, and x <- keep x - eta buffer + pull anchor. MOVE: as `move` has it.
+    """
+    one, a = at.dtype.type(1), own.activations
+    f, before = own.above, own.below
+    for layer in range(len(net.widths) - 2, -1, -1):
+        n, m, p = net.widths[layer], net.widths[layer + 1], own.place[layer]
+        first = own.first[layer]
+        if layer > 0:
+            slopes(before, n, at, first, m, f, B)
+            for i in range(B * n):
+                if not a[p + i] > 0:
+                    before[i] = 0
+        most = own.rows[layer]
+        for r in range((m + most - 1) // most * most, -1, -most):  # its biases, then its rows: those read last first
+            rows = min(most, m - r)
+            lo, size = first + r * n, rows * n
+            if rows <= 0:
+                lo, size = first + m * n, m
+            into, w = mine.x, lo
+            if mode == MOVE:
+                into, w = own.tile, 0
+                clear(into, w, size)
+            elif mode == STORE:
+                into = own.gradient
+                if keep == 0:
+                    clear(into, w, size)  # what there was may not be finite
+            elif mode == HEAVY_BALL:
+                into = mine.buffer
+                if len(mine.linear) > 0:
+                    mix(into, w, size, terms.momentum, mine.linear, lo, one)
+                else:
+                    scale(into, w, size, terms.momentum)
+                if terms.weight_decay != 0:
+                    add(into, w, size, mine.x, lo, terms.weight_decay)
+            elif len(mine.linear) > 0:
+                mix(into, w, size, keep, mine.linear, lo, -mine.eta)
+            elif keep != one:
+                scale(into, w, size, keep)
+            if rows > 0:
+                updates(into, w, rows, n, a, p, B, f, r, m)
+            else:
+                for b in range(B):
+                    add(into, w, m, f, b * m, one)
+            if mode == MOVE:
+                move(terms, mine, own.tile, 0, lo, size)
+            elif mode == HEAVY_BALL:
+                mix(mine.x, lo, size, keep, mine.buffer, lo, -mine.eta)
+                if len(mine.anchor) > 0:
+                    add(mine.x, lo, size, mine.anchor, lo, mine.pull)
+        f, before = before, f
+
+
+# -- a step --------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def move(terms, mine, g, begin, lo, size):
+    """The step x [lo : lo + size] by the gradient g [begin : begin + size], which it overwrites: `local.step.solve`."""
+    begin, lo, size = UINT(begin), UINT(lo), UINT(size)
+    x, linear, buffer, anchor, table = mine.x, mine.linear, mine.buffer, mine.anchor, mine.table
+    eta, momentum, decay, keep = mine.eta, terms.momentum, terms.weight_decay, x.dtype.type(1) - mine.pull
+    if len(table) > 0:
+        for i in range(size):
+            now = g[begin + i]
+            news = now - table[lo + i]
+            table[lo + i] = now
+            g[begin + i] = mine.scale * news + linear[lo + i]
+            linear[lo + i] += mine.table_rate * news
+    elif len(linear) > 0:
+        for i in range(size):
+            g[begin + i] = mine.scale * g[begin + i] + linear[lo + i]
+    elif mine.scale != 1:
+        scale(g, begin, size, mine.scale)
+    if decay != 0:
+        add(g, begin, size, x, lo, decay)
+    if len(buffer) > 0:
+        for i in range(size):
+            buffer[lo + i] = momentum * buffer[lo + i] + g[begin + i]
+            g[begin + i] = g[begin + i] + momentum * buffer[lo + i] if terms.nesterov else buffer[lo + i]
+    if len(anchor) == 0:
+        mix(x, lo, size, keep, g, begin, -eta)
+        return
+    for i in range(size):
+        x[lo + i] = keep * x[lo + i] + (mine.pull * anchor[lo + i] - eta * g[begin + i])
+    if terms.dual_rate != 0:
+        for i in range(size):
+            linear[lo + i] += terms.dual_rate * (x[lo + i] - anchor[lo + i])
+
+
+@compiled
+def norm(g):
+    total = g.dtype.type(0)
+    for i in range(len(g)):
+        total += g[i] * g[i]
+    return np.sqrt(total)
+
+
+ASCENT, REFERENCE, DESCENT = range(3)
+
+
+@kept
+def cohort(net, draw, terms, x):
+    """All steps of the clients of a cohort; x [S, d] in place."""
+    own = scratch(net, draw, terms, x)
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
+    whole = refers or terms.clip > 0
+    added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
+    for s in range(len(x)):
+        linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
+        snapshot, table = row(terms.snapshot, s), buffer[:0]
+        for k in range(draw.steps[s]):
+            B = gather(net, draw, own, s, k)
+            if len(terms.table) > 0:
+                table = terms.table[s, draw.blocks[s, k]]
+            eta = terms.eta[k]
+            pull = eta * terms.prox[s]
+            mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, terms.table_rate[s])
+            for turn in range(3):
+                at, factor, mode, keep = mine.x, one, STORE, zero
+                if turn == ASCENT:
+                    if not ascends:
+                        continue
+                elif turn == REFERENCE:
+                    if not refers:
+                        continue
+                    at, factor = snapshot, -one
+                else:
+                    at = own.point if ascends else mine.x
+                    if whole:
+                        keep = one if refers else zero
+                    elif added and len(buffer) > 0:
+                        mode, factor, keep = HEAVY_BALL, mine.scale, one - pull
+                    elif added:
+                        mode, factor = ADD, -eta * mine.scale
+                        keep = one - pull - eta * terms.weight_decay
+                    else:
+                        mode = MOVE
+                forward(net, own, at, B, factor)
+                backward(net, own, terms, mine, at, B, mode, keep)
+                if turn == ASCENT:
+                    reach = terms.radius / (norm(own.gradient) + x.dtype.type(1e-7))
+                    for i in range(len(at)):
+                        own.point[i] = at[i] + reach * own.gradient[i]
+            if whole:
+                long = norm(own.gradient) if terms.clip > 0 else zero
+                if long > terms.clip:
+                    scale(own.gradient, 0, x.shape[1], terms.clip / long)
+                move(terms, mine, own.gradient, 0, 0, x.shape[1])

@@ -1,0 +1,143 @@
+"""Whole local rounds in one compiled call: the same as the serial engine's, and chosen by counted work."""
+
+import itertools
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Oracle, Regulariser, tree_leaves
+from fedconcord.data import Dataset
+from fedconcord.engines import Serial, Stacked, chunk
+from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import uniform
+from fedconcord.jobs import Job, plan_of, resolved, start
+from fedconcord.local import compiled
+from fedconcord.local.solver import Solver
+from fedconcord.problems import Supervised
+from fedconcord.problems.losses import LOSSES
+from fedconcord.problems.regularisers import l1
+from table import TABLE, make
+from test_engines import SCHEDULE, assert_same, run, small
+
+COMPILED = Stacked(None, 1, kernel="compiled")
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+def test_every_method_is_as_serial_has_it(name: str) -> None:
+    """Short batches and unequal steps, one worker and two; methods with a tilt take torch's steps."""
+    schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
+    job = Job(small("dense"), make(name), schedule, engine=Serial())
+    reference = run(job)
+    for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
+        assert_same(run(replace(job, engine=engine)), reference)
+    assert len(compiled.load(torch.float64).cohort.signatures) <= 2  # one for each precision: none of its own
+
+
+SOLVERS = {
+    "momentum": Solver(momentum=0.5, weight_decay=0.01),
+    "nesterov": Solver(momentum=0.5, nesterov=True),
+    "clip": Solver(clip=0.5, step_decay=0.9, weight_decay=0.1),
+    "momentum and clip": Solver(momentum=0.5, clip=0.5),
+    "full": Solver(oracle=Oracle("full"), weight_decay=0.1),
+    "sam": Solver(oracle=Oracle("sam", 0.1), momentum=0.5),
+    "sam and clip": Solver(oracle=Oracle("sam", 0.1), clip=0.5),
+    "svrg": Solver(oracle=Oracle("svrg"), momentum=0.5, clip=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "fedvra"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_local_step_is_as_serial_has_it(solver: str, name: str) -> None:
+    job = Job(small("dense"), make(name), SCHEDULE, SOLVERS[solver], Serial())
+    assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
+
+
+def network(sizes: tuple[int, ...]) -> nn.Sequential:
+    layers = [part for n, m in itertools.pairwise(sizes) for part in (nn.Linear(n, m), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "logistic"])
+@pytest.mark.parametrize("sizes", [(7, 3), (7, 13, 3), (9, 4, 6, 5), (1100, 9, 3)])
+@pytest.mark.parametrize("batch", [1, 5, 6, 14, None])
+def test_every_shape_and_loss_is_as_serial_has_it(loss: str, sizes: tuple[int, ...], batch: int | None) -> None:
+    """Rows and samples that do not fill the blocks of 4 and 5, and layers wider than a tile."""
+    draw = np.random.default_rng(1)
+    x, C = draw.standard_normal((60, sizes[0])).astype(np.float32), sizes[-1]
+    y: Any = draw.integers(0, C, 60)
+    target: Any = {"cross_entropy": "class", "squared": "number", "logistic": "labels"}[loss]
+    if loss != "cross_entropy":
+        y = draw.standard_normal((60, C)).astype(np.float32)
+        y = y if loss == "squared" else (y > 0).astype(np.float32)
+    data = Dataset("noise", x[:50], y[:50], x[50:], y[50:], C, target=target)
+    parts = np.split(np.arange(50), [14, 20, 33])
+    problem = Supervised(lambda: network(sizes), data, parts, dtype=torch.float64, loss=LOSSES[loss]())
+    job = Job(problem, make("scaffold"), Schedule(seed=2, cohort=3, lr=0.01, work=uniform(1, 2), batch_size=batch))
+    assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+def test_every_method_in_float32(name: str) -> None:
+    schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
+    job = Job(small("dense", torch.float32), make(name), schedule, engine=Serial())
+    assert_same(run(replace(job, engine=COMPILED)), run(job), 1e-5)
+
+
+def test_a_client_that_diverges_is_seen_and_alone() -> None:
+    """NaN and infinity pass through sums in any order, and not from one client's scratch to the next one's steps."""
+    job = Job(small("dense"), make("scaffold"), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
+    assert not torch.isfinite(run(job, 3).server.x).all()
+    problem = small("dense")
+    problem.x[problem.offsets[0] : problem.offsets[1]] = torch.inf  # after its check
+    solver = Solver(momentum=0.5, nesterov=True)
+    state = run(Job(problem, make("scaffold"), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
+    rows = [tree_leaves(state.store.gather(np.array([i]))).values() for i in range(8)]
+    finite = [all(bool(torch.isfinite(leaf).all()) for leaf in leaves) for leaves in rows]
+    assert finite == [False] + [True] * 7
+
+
+# -- which code runs -----------------------------------------------------------------------------------------------
+
+
+def test_the_rule_counts_work() -> None:
+    job = Job(small("dense"), make("fedavg"), SCHEDULE)
+    plan = plan_of(job, start(job))
+    each = int(plan.steps.sum()) * 4 * job.problem.objective.dim
+    enough = -(-chunk.COMPILING // each)
+    assert chunk.kernel(job.problem.objective, job.duty, plan, enough) == "compiled"
+    assert chunk.kernel(job.problem.objective, job.duty, plan, enough - 1) == "torch"
+    generic = Job(small("generic"), make("fedavg"), SCHEDULE)
+    assert chunk.kernel(generic.problem.objective, generic.duty, plan, enough) == "torch"
+
+
+def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(chunk, "COMPILING", 0)
+    job = Job(small("dense"), make("fedavg"), SCHEDULE)
+    assert resolved(job).engine.kernel == "torch"
+    with pytest.raises(UserError, match="needs numba"):
+        run(replace(job, engine=COMPILED), 1)
+
+
+@pytest.mark.parametrize(
+    ("network", "solver", "regulariser"),
+    [
+        ("generic", Solver(), None),
+        ("dense", Solver(kind="lbfgs"), None),
+        ("dense", Solver(tolerance=0.1), None),
+        ("dense", Solver(clip_direction=1.0), None),
+        ("dense", Solver(), l1(0.1)),
+    ],
+)
+def test_what_is_not_known_is_refused(network: str, solver: Solver, regulariser: Regulariser | None) -> None:
+    job = Job(small(network, regulariser=regulariser), make("fedavg"), SCHEDULE, solver, COMPILED)
+    with pytest.raises(UserError, match=r"engine\.kernel is compiled, which is for"):
+        resolved(job)
