@@ -3,6 +3,7 @@
 import itertools
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedconcord.local.solver import Solver
 from fedconcord.problems import Supervised
 from fedconcord.problems.losses import LOSSES
 from fedconcord.problems.regularisers import l1
+from fedconcord.runs.folder import read_description
+from fedconcord.runs.results import execute
 from table import TABLE, make
 from test_engines import SCHEDULE, assert_same, run, small
 
@@ -116,6 +119,30 @@ def test_the_rule_counts_work() -> None:
     assert chunk.kernel(job.problem.objective, job.duty, plan, enough - 1) == "torch"
     generic = Job(small("generic"), make("fedavg"), SCHEDULE)
     assert chunk.kernel(generic.problem.objective, generic.duty, plan, enough) == "torch"
+
+
+def test_a_longer_run_is_that_of_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed beyond the bound it starts anew; within it, and where numba came later, it goes on with its code."""
+    job = Job(small("dense", torch.float32), make("scaffold"), SCHEDULE)
+    first = resolved(job)
+    each = int(plan_of(first, start(first)).steps.sum()) * 4 * job.problem.objective.dim
+    monkeypatch.setattr(chunk, "COMPILING", 5 * each)
+
+    def kernel(folder: str, rounds: int, resume: bool = False) -> str:
+        execute(job, tmp_path / folder, rounds=rounds, info={}, resume=resume)
+        return str(read_description(tmp_path / folder)["kernel"])
+
+    assert (kernel("short", 3), kernel("short", 4, resume=True)) == ("torch", "torch")
+    assert (kernel("short", 8, resume=True), kernel("whole", 8)) == ("compiled", "compiled")
+    assert (kernel("parts", 6), kernel("parts", 8, resume=True)) == ("compiled", "compiled")
+    for folder in ("short", "parts"):
+        for file in ("metrics.csv", "model.safetensors"):
+            assert (tmp_path / folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    with monkeypatch.context() as without:
+        without.setattr(compiled, "installed", lambda: False)
+        assert kernel("late", 6) == "torch"
+    assert kernel("late", 8, resume=True) == "torch"
+    assert (tmp_path / "late" / "metrics.csv").read_bytes() != (tmp_path / "whole" / "metrics.csv").read_bytes()
 
 
 def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
