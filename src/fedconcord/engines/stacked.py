@@ -45,7 +45,7 @@ class Stacked:
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
     torch's threads. What is summed is summed in the order of the chunks, so that no bit depends on who was first.
     A team of several processes trains each its own clients and sums what they send. With `kernel` "compiled" the local
-    steps of a client are one compiled call (`local.compiled`), where its local problem allows it.
+    steps of a client are one compiled call (`local.compiled`).
     """
 
     chunk: int | Literal["auto"] | None = "auto"

@@ -23,7 +23,7 @@ def solve(
     """The local loop of clients, sorted by steps, most first; and the mini-batch gradients it took.
 
     Args:
-        whole: all steps of a client in one compiled call, where its local problem allows it.
+        whole: all steps of a client in one compiled call, as `local.compiled.suits` this job.
     """
     algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
     regulariser, lr = local_regulariser(objective, algorithm), orders[0].lr
@@ -40,9 +40,9 @@ def solve(
     linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
     tilt = None
     accumulate = _fused(objective, solver, local, momentum)
-    if whole and objective.network is not None and samples is not None and compiled.knows(local):
+    if whole and objective.network is not None and samples is not None:
         blocks = None if mine[0].blocks is None else _blocks(objective, mine)
-        linear, table, buffer = compiled.steps(
+        linear, table, buffer, tilt = compiled.steps(
             objective.network, duty, local, lr, x, samples.samples, samples.weight, blocks, steps
         )
         evaluations = int((each * steps).sum())

@@ -12,18 +12,23 @@ from fedconcord.local.compiled.loading import installed, load
 from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.solver import momentum_of
 
-__all__ = ["check", "installed", "knows", "load", "steps", "suits"]
+__all__ = ["check", "installed", "load", "steps", "suits"]
+
+WIDEST = 512  # samples in a step
 
 
 def suits(objective: Objective, duty: Duty) -> bool:
     """Whether the compiled call knows the local steps of such a job.
 
     It does not where a step asks for more than a gradient and its norm: a line search, a tolerance, a clipped
-    direction, Newton steps, a regulariser's proximal steps. A local problem may ask for more as well (`knows`).
+    direction, Newton steps, a regulariser's proximal steps; nor with more samples in a step than `WIDEST`, for which
+    torch's products are as fast.
     """
-    solver, algorithm = duty.solver, duty.algorithm
+    solver, algorithm, most = duty.solver, duty.algorithm, int(np.diff(objective.offsets).max())
+    width = most if duty.oracle.kind == "full" else duty.draws.width(algorithm, most)
     return (
         objective.network is not None
+        and width <= WIDEST
         and solver.kind == "sgd"
         and solver.tolerance is None
         and solver.clip_direction is None
@@ -42,14 +47,10 @@ def check(objective: Objective, duty: Duty) -> None:
         raise UserError("engine.kernel is compiled, which needs numba; install it with pip install numba, or use torch")
     if not suits(objective, duty):
         raise UserError(
-            "engine.kernel is compiled, which is for steps of SGD, without tolerance, clip_direction or proximal steps "
-            "of a regulariser, on fully connected networks with ReLU on a CPU; use auto or torch"
+            f"engine.kernel is compiled, which is for steps of SGD on at most {WIDEST} samples, without tolerance, "
+            "clip_direction or proximal steps of a regulariser, on fully connected networks with ReLU on a CPU; use "
+            "auto or torch"
         )
-
-
-def knows(local: Local) -> bool:
-    """Whether the compiled call knows this local problem."""
-    return local.tilt is None and local.metric is None
 
 
 def steps(
@@ -62,8 +63,8 @@ def steps(
     weight: Tensor | None,
     blocks: Tensor | None,
     count: np.ndarray,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """All local steps of clients: x [S, d] in place; linear, table and buffer as they ended.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """All local steps of clients: x [S, d] in place; linear, table, buffer and tilt as they ended.
 
     Args:
         samples: [S, K, B] of every step, or [S, 1, B] where all use the same.
@@ -84,6 +85,7 @@ def steps(
         linear = torch.zeros_like(x) if linear is None else linear
     if linear is not None and (dual or table is not None):
         linear = linear.expand(size, -1).clone()
+    tilt = None if local.tilt is None else local.tilt.own.expand(size, -1).clone()
     constant = linear
     if anchor is not None and buffer is None and table is None and not dual:
         if isinstance(prox, Tensor) or prox != 0.0:
@@ -117,6 +119,8 @@ def steps(
             buffer=_array(buffer, 2, kind),
             table=_array(table, 3, kind),
             table_rate=_each(local.table_rate, size, kind),
+            tilt=_array(tilt, 2, kind),
+            common=_array(None if local.tilt is None else local.tilt.common, 2, kind),
             dual_rate=kind(dual),
             momentum=kind(momentum),
             nesterov=solver.nesterov,
@@ -126,7 +130,7 @@ def steps(
         ),
         x.numpy(),
     )
-    return None if local.linear is None else linear, table, buffer
+    return None if local.linear is None else linear, table, buffer, tilt
 
 
 def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarray:

@@ -93,7 +93,7 @@ def _try(code: ModuleType, kind: type[np.generic]) -> None:
         code.Terms(
             *(np.empty(0, kind), np.empty(0, kind), np.empty(0, kind)),
             *(two, two, two, two, three),
-            *(np.empty(0, kind), number, number, False, number, number, number),
+            *(np.empty(0, kind), two, two, number, number, False, number, number, number),
         ),
         np.empty((0, 2), kind),
     )

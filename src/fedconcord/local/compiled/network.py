@@ -47,6 +47,8 @@ class Terms(NamedTuple):
     buffer: np.ndarray  # [S or 0, d], changed in place
     table: np.ndarray  # [S or 0, M, d], changed in place
     table_rate: np.ndarray  # [S]
+    tilt: np.ndarray  # [S or 0, d] of SAM's ascent, each client's own, changed in place
+    common: np.ndarray  # [S or 1 or 0, d] and that of all
     dual_rate: float
     momentum: float
     nesterov: bool
@@ -282,6 +284,20 @@ def norm(g):
     return np.sqrt(total)
 
 
+@compiled
+def ascend(terms, tilt, common, x, g, point):
+    """SAM's point above x by the gradient g, which is overwritten; and the tilt's move."""
+    if len(tilt) > 0:
+        for i in range(len(x)):
+            g[i] -= tilt[i] + common[i]
+    reach = terms.radius / (norm(g) + x.dtype.type(1e-7))
+    for i in range(len(x)):
+        point[i] = x[i] + reach * g[i]
+    if len(tilt) > 0:
+        for i in range(len(x)):
+            tilt[i] += point[i] - x[i] - common[i]
+
+
 ASCENT, REFERENCE, DESCENT = range(3)
 
 
@@ -326,9 +342,7 @@ def cohort(net, draw, terms, x):
                 forward(net, own, at, B, factor)
                 backward(net, own, terms, mine, at, B, mode, keep)
                 if turn == ASCENT:
-                    reach = terms.radius / (norm(own.gradient) + x.dtype.type(1e-7))
-                    for i in range(len(at)):
-                        own.point[i] = at[i] + reach * own.gradient[i]
+                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, own.point)
             if whole:
                 long = norm(own.gradient) if terms.clip > 0 else zero
                 if long > terms.clip:
