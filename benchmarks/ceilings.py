@@ -5,13 +5,58 @@ python benchmarks/ceilings.py
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedconcord import Solver
+from fedconcord.core import Local, Network, Oracle
+from fedconcord.federation.draws import Keyed
+from fedconcord.local import compiled
+from fedconcord.local.duty import Duty
+
 CLIENTS = 5  # at once, as on two workers
+
+
+STEPS = 60  # of a client in job A
+
+
+def whole_steps() -> dict[str, Callable[[], Any]]:
+    """A client's round of job A in one compiled call, by what its local step adds to the gradient."""
+    from fedconcord import METHODS
+
+    widths, draw = (784, 200, 200, 10), torch.Generator().manual_seed(0)
+    d = sum(m * (n + 1) for n, m in itertools.pairwise(widths))
+    x = torch.randn(d, generator=draw) * 0.03
+    inputs, labels = torch.randn(600, 784, generator=draw), torch.randint(10, (600,), generator=draw)
+    network = Network(widths, "cross_entropy", inputs, labels)
+    samples = torch.randperm(600, generator=draw).view(1, STEPS, 10)
+    blocks = torch.randint(5, (1, STEPS), generator=draw)
+    other, table, plain = x[None] * 1e-3, torch.zeros(1, 5, d), Solver()
+
+    def call(local: Local, solver: Solver = plain) -> Callable[[], Any]:
+        duty = Duty(METHODS["fedavg"](), solver, Keyed(0, 10))
+        chosen = None if local.table is None else blocks
+        return lambda: compiled.steps(
+            network, duty, local, 0.01, x[None].clone(), samples, None, chosen, np.array([STEPS])
+        )
+
+    return {
+        "gradient added (FedAvg)": call(Local(x)),
+        "and a constant term (SCAFFOLD, FedDyn)": call(Local(x, linear=other, prox=0.1, anchor=x)),
+        "momentum": call(Local(x), Solver(momentum=0.5)),
+        "momentum and a constant term": call(Local(x, linear=other), Solver(momentum=0.5)),
+        "a constant term that moves (inexact ADMM)": call(Local(x, linear=other, prox=0.1, anchor=x, dual_rate=0.1)),
+        "a table of 5 gradients (LoSAC)": call(Local(x, linear=other, table=table, table_rate=0.2)),
+        "clipped gradient": call(Local(x), Solver(clip=10.0)),
+        "SAM, two gradients": call(Local(x), Solver(oracle=Oracle("sam", 0.1))),
+        "less that at a snapshot, two gradients": call(Local(x, snapshot=x)),
+    }
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -65,6 +110,12 @@ def main() -> None:
         print(f"| {name} | {took * 1e3:.3f} | {operations / took / 1e9:.0f} |")
     took = seconds(lambda: model.add_(b, alpha=1e-9), 50)
     print(f"| x + b on A's model of 0.8 MB | {took * 1e3:.3f} | {12 * len(model) / took / 1e9:.0f} GB/s |")
+    print("\n| a whole step of A, compiled | ms | times FedAvg's |\n|---|---|---|")
+    first_took = None
+    for name, work in whole_steps().items():
+        took = seconds(work, 3) / STEPS
+        first_took = first_took or took
+        print(f"| {name} | {took * 1e3:.3f} | {took / first_took:.2f} |")
 
 
 if __name__ == "__main__":
