@@ -189,7 +189,7 @@ def backward(net, own, terms, mine, at, B, mode, keep):
     STORE: own.gradient <- keep own.gradient + gradient, keep 0 or 1. ADD: x <- keep x - eta linear + gradient.
     HEAVY_BALL: the same to the momentum buffer, and x <- keep x - eta buffer + pull anchor. MOVE: as `move` has it.
     """
-    one, a = at.dtype.type(1), own.activations
+    zero, one, a = at.dtype.type(0), at.dtype.type(1), own.activations
     f, before = own.above, own.below
     for layer in range(len(net.widths) - 2, -1, -1):
         n, m, p = net.widths[layer], net.widths[layer + 1], own.place[layer]
@@ -205,34 +205,29 @@ def backward(net, own, terms, mine, at, B, mode, keep):
             lo, size = first + r * n, rows * n
             if rows <= 0:
                 lo, size = first + m * n, m
-            into, w = mine.x, lo
-            if mode == MOVE:
-                into, w = own.tile, 0
-                clear(into, w, size)
-            elif mode == STORE:
-                into = own.gradient
-                if keep == 0:
+            into, w, u, e, kept = mine.x, lo, mine.linear, -mine.eta, keep
+            if mode == HEAVY_BALL:
+                into, e, kept = mine.buffer, one, terms.momentum
+            elif mode != ADD:
+                into, w, e, kept = (own.tile, 0, zero, one) if mode == MOVE else (own.gradient, lo, zero, one)
+                if mode == MOVE or keep == 0:
                     clear(into, w, size)  # what there was may not be finite
-            elif mode == HEAVY_BALL:
-                into = mine.buffer
-                if len(mine.linear) > 0:
-                    mix(into, w, size, terms.momentum, mine.linear, lo, one)
-                else:
-                    scale(into, w, size, terms.momentum)
-                if terms.weight_decay != 0:
-                    add(into, w, size, mine.x, lo, terms.weight_decay)
-            elif len(mine.linear) > 0:
-                mix(into, w, size, keep, mine.linear, lo, -mine.eta)
-            elif keep != one:
-                scale(into, w, size, keep)
+            if len(u) == 0:
+                e = zero
             if rows > 0:
-                updates(into, w, rows, n, a, p, B, f, r, m)
+                updates(into, w, rows, n, a, p, B, f, r, m, kept, u, e)
             else:
+                if e != 0:
+                    mix(into, w, size, kept, u, w, e)
+                elif kept != 1:
+                    scale(into, w, size, kept)
                 for b in range(B):
                     add(into, w, m, f, b * m, one)
             if mode == MOVE:
                 move(terms, mine, own.tile, 0, lo, size)
             elif mode == HEAVY_BALL:
+                if terms.weight_decay != 0:
+                    add(into, w, size, mine.x, lo, terms.weight_decay)
                 mix(mine.x, lo, size, keep, mine.buffer, lo, -mine.eta)
                 if len(mine.anchor) > 0:
                     add(mine.x, lo, size, mine.anchor, lo, mine.pull)

@@ -101,6 +101,31 @@ def combine(c, w, n, a, p, f, q, m):  # 4 rows of c by 5 samples, factors f[s, r
 
 
 @compiled
+def blend(c, w, n, a, p, f, q, m, keep, u, e):  # `combine`, and the rest of the step in the same pass: keep c + e u
+    w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
+    p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
+    f00, f10, f20, f30 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    q += m
+    f01, f11, f21, f31 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    q += m
+    f02, f12, f22, f32 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    q += m
+    f03, f13, f23, f33 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    q += m
+    f04, f14, f24, f34 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    for i in range(UINT(n)):
+        a0, a1, a2, a3, a4 = a[p0 + i], a[p1 + i], a[p2 + i], a[p3 + i], a[p4 + i]
+        g0 = f00 * a0 + f01 * a1 + f02 * a2 + f03 * a3 + f04 * a4
+        g1 = f10 * a0 + f11 * a1 + f12 * a2 + f13 * a3 + f14 * a4
+        g2 = f20 * a0 + f21 * a1 + f22 * a2 + f23 * a3 + f24 * a4
+        g3 = f30 * a0 + f31 * a1 + f32 * a2 + f33 * a3 + f34 * a4
+        c[w0 + i] = keep * c[w0 + i] + (e * u[w0 + i] + g0)
+        c[w1 + i] = keep * c[w1 + i] + (e * u[w1 + i] + g1)
+        c[w2 + i] = keep * c[w2 + i] + (e * u[w2 + i] + g2)
+        c[w3 + i] = keep * c[w3 + i] + (e * u[w3 + i] + g3)
+
+
+@compiled
 def spread(c, p, n, x, w, f, q, m):  # 5 samples of c by 4 rows of x, factors f[s, r]
     w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
     p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
@@ -151,12 +176,25 @@ def mix(c, w, n, keep, a, p, f):
 
 
 @compiled
-def updates(c, w, rows, n, a, p, B, f, q, m):
-    """c[r] += sum_b f[b, r] a[b] of some rows [n] at w; B samples [n] at p, factors at q."""
+def updates(c, w, rows, n, a, p, B, f, q, m, keep, u, e):
+    """c[r] <- keep c[r] + e u[r] + sum_b f[b, r] a[b] of some rows [n] at w, B samples [n] at p, factors at q.
+
+    With e = 0 and keep = 1 the rows are only added to; u lies as c does, and is another array.
+    """
+    more = e != 0 or keep != 1
     for r in range(0, rows, 4):
         whole = B - B % 5 if r + 4 <= rows else 0
+        if more and (whole == 0 or e == 0):
+            for k in range(r, min(r + 4, rows)):
+                if e == 0:
+                    scale(c, w + k * n, n, keep)
+                else:
+                    mix(c, w + k * n, n, keep, u, w + k * n, e)
         for b in range(0, whole, 5):
-            combine(c, w + r * n, n, a, p + b * n, f, q + b * m + r, m)
+            if b == 0 and e != 0:
+                blend(c, w + r * n, n, a, p, f, q + r, m, keep, u, e)
+            else:
+                combine(c, w + r * n, n, a, p + b * n, f, q + b * m + r, m)
         for b in range(whole, B):
             for k in range(r, min(r + 4, rows)):
                 add(c, w + k * n, n, a, p + b * n, f[q + b * m + k])
