@@ -129,6 +129,7 @@ JOB = (
     *("--rounds", "60", "--dtype", "float64", "--checkpoint-every", "0", "--set", "engine.chunk=2"),
 )
 COMMAND = ("-m", "fedconcord")
+TABLE = ("rows.slots", "rows.sums", "rows.files")
 LOST = "another process of this job has ended, or was silent for"
 
 
@@ -161,9 +162,10 @@ def at_round(processes: list[subprocess.Popen[str]], folder: Path, round: int) -
     raise AssertionError(f"no round {round}: {ends(processes)}")
 
 
-def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
+def test_stopped_lost_and_silent_processes_and_another_number_of_them(store: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    engine = ("--engine", "distributed")
+    engine = ("--engine", "distributed", "--set", f"engine.store={store}")
 
     two = launch(2, *COMMAND, "run", "--method", "scaffold", *JOB, *engine, "--out", out)
     at_round(two, out, 5)
@@ -200,7 +202,8 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Pat
     (ended,) = ends(launch(1, *COMMAND, "run", "--resume", out, "--engine", "stacked"))
     assert (ended.code, ended.complained) == (0, "")
     assert_close(whole, out)
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+    kept = [path.name for path in whole.iterdir()] + ["rows.bin"] * (store == "disk")  # and nobody else's rows
+    assert sorted(path.name for path in out.iterdir()) == sorted(kept)
 
 
 SLOW = """
@@ -236,10 +239,22 @@ def test_the_others_wait_while_rank_0_judges_the_answer(tmp_path: Path) -> None:
     assert "personalised" in (out / "clients.csv").read_text()
 
 
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """What the checkpoint of one process with SCAFFOLD holds, its rows too where they lie in their own file."""
+    held = load_file(folder / "checkpoint.safetensors")
+    if "rows.slots" not in held:
+        return held
+    slots, width = held["rows.slots"], len(held["server.x"])  # of two pages each
+    file = torch.frombuffer(bytearray((folder / "rows.bin").read_bytes()[4096:]), dtype=torch.float64)
+    return {"rows.c": file.view(-1, 1024)[slots, :width]} | {k: held[k] for k in held if k not in TABLE}
+
+
 def assert_close(whole: Path, other: Path) -> None:
-    """The same tables and the same checkpoint to 1e-12."""
-    for name in ("checkpoint.safetensors", "model.safetensors"):
-        wanted, found = load_file(whole / name), load_file(other / name)
+    """The same tables, the same model and what a checkpoint brings back, to 1e-12."""
+    for wanted, found in (
+        (load_file(whole / "model.safetensors"), load_file(other / "model.safetensors")),
+        (saved(whole), saved(other)),
+    ):
         assert wanted.keys() == found.keys()
         for key, value in wanted.items():
             assert torch.allclose(found[key], value, rtol=1e-12, atol=1e-12), key
