@@ -138,7 +138,7 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "jobs/checkpoint.py",
-                "job.engine.team.collect(state.store.export())",
+                "team.collect(state.store.export())",
                 "{'ids': torch.zeros(0, dtype=torch.int64)}",
             ),
         ),

@@ -129,6 +129,7 @@ JOB = (
     *("--rounds", "60", "--dtype", "float64", "--checkpoint-every", "0", "--set", "engine.chunk=2"),
 )
 COMMAND = ("-m", "fedconcord")
+TABLE = ("rows.slots", "rows.sums", "rows.files")
 LOST = "another process of this job has ended, or was silent for"
 
 
@@ -161,9 +162,10 @@ def at_round(processes: list[subprocess.Popen[str]], folder: Path, round: int) -
     raise AssertionError(f"no round {round}: {ends(processes)}")
 
 
-def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
+def test_stopped_lost_and_silent_processes_and_another_number_of_them(store: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    engine = ("--engine", "distributed")
+    engine = ("--engine", "distributed", "--set", f"engine.store={store}")
 
     two = launch(2, *COMMAND, "run", "--method", "scaffold", *JOB, *engine, "--out", out)
     at_round(two, out, 5)
@@ -200,7 +202,8 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(whole: Pat
     (ended,) = ends(launch(1, *COMMAND, "run", "--resume", out, "--engine", "stacked"))
     assert (ended.code, ended.complained) == (0, "")
     assert_close(whole, out)
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+    kept = [path.name for path in whole.iterdir()] + ["rows.bin"] * (store == "disk")  # and nobody else's rows
+    assert sorted(path.name for path in out.iterdir()) == sorted(kept)
 
 
 SLOW = """
@@ -236,13 +239,29 @@ def test_the_others_wait_while_rank_0_judges_the_answer(tmp_path: Path) -> None:
     assert "personalised" in (out / "clients.csv").read_text()
 
 
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """What the checkpoint of one process with SCAFFOLD holds, its rows too where they lie in their own file."""
+    held = load_file(folder / "checkpoint.safetensors")
+    if "rows.slots" not in held:
+        return held
+    slots, width = held["rows.slots"], len(held["server.x"])  # of two pages each
+    file = torch.frombuffer(bytearray((folder / "rows.bin").read_bytes()[4096:]), dtype=torch.float64)
+    return {"rows.c": file.view(-1, 1024)[slots, :width]} | {k: held[k] for k in held if k not in TABLE}
+
+
 def assert_close(whole: Path, other: Path) -> None:
-    """The same tables and the same checkpoint to 1e-12."""
-    for name in ("checkpoint.safetensors", "model.safetensors"):
-        wanted, found = load_file(whole / name), load_file(other / name)
+    """The same tables, the same model and what a checkpoint brings back, to 1e-12."""
+    for wanted, found in (
+        (load_file(whole / "model.safetensors"), load_file(other / "model.safetensors")),
+        (saved(whole), saved(other)),
+    ):
         assert wanted.keys() == found.keys()
         for key, value in wanted.items():
             assert torch.allclose(found[key], value, rtol=1e-12, atol=1e-12), key
+    assert_close_metrics(whole, other)
+
+
+def assert_close_metrics(whole: Path, other: Path) -> None:
     tables = [list(csv.DictReader((folder / "metrics.csv").read_text().splitlines())) for folder in (whole, other)]
     for ours, theirs in zip(*tables, strict=True):
         assert ours.keys() == theirs.keys()
@@ -250,18 +269,63 @@ def assert_close(whole: Path, other: Path) -> None:
             assert float(ours[name]) == pytest.approx(float(value), rel=1e-12, abs=1e-12), name
 
 
-def test_torchrun_compares(tmp_path: Path) -> None:
-    """The command as its users type it: the first process alone speaks and writes."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = (*torchrun, *COMMAND, "compare", "--methods", "fedavg,scaffold", *JOB, "--engine", "distributed")
-    process = subprocess.Popen(
-        [sys.executable, *command, "--rounds", "6", "--out", str(tmp_path / "c")],
+def agent(*arguments: object) -> subprocess.Popen[str]:
+    """Python with these arguments; what it starts stays on this machine."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    (ended,) = ends([process])
+
+
+@pytest.mark.slow
+def test_two_machines_are_the_serial_engine(tmp_path: Path) -> None:
+    """An agent of torchrun each, as on two machines that see one folder; node 0 speaks and writes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}")
+    run = (*COMMAND, "run", "--method", "scaffold", *JOB)
+    two = (*run, "--engine", "distributed", "--set", "engine.store=disk", "--out", tmp_path / "two")
+    first, second = ends(
+        [agent("-m", "torch.distributed.run", *place, "--node-rank", str(node), *two) for node in (0, 1)]
+    )
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert first.said.splitlines()[-1] == f"results: {tmp_path / 'two'}"
+    assert second.said == ""
+    rows = sorted(path.name for path in (tmp_path / "two").glob("rows*"))
+    assert rows == ["rows-0-of-2.bin", "rows-1-of-2.bin"]
+    (serial,) = ends([agent(*run, "--engine", "serial", "--out", tmp_path / "serial")])
+    assert serial.code == 0, serial
+    assert_close_metrics(tmp_path / "serial", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_kill_9_of_one_process_or_all_and_the_same_bytes(tmp_path: Path) -> None:
+    """Rows may be ahead of the checkpoint, in one file or in both, when processes die at any moment."""
+    more = ("--engine", "distributed", "--set", "engine.store=disk", "--rounds", "80", "--eval-every", "20")
+    run, parts = (*COMMAND, "run", "--method", "scaffold", *JOB, *more), tmp_path / "parts"
+    for ended in ends(launch(2, *run, "--out", tmp_path / "whole")):
+        assert ended.code == 0, ended
+    again = (*COMMAND, "run", "--resume", parts)
+    for command, round, dead in (((*run, "--out", parts), 15, (0, 1)), (again, 30, (1,)), (again, 45, (0,))):
+        two = launch(2, *command)
+        at_round(two, parts, round)
+        for rank in dead:
+            two[rank].kill()
+        assert [ended.code for ended in ends(two)] == [-signal.SIGKILL if rank in dead else 1 for rank in (0, 1)]
+    for ended in ends(launch(2, *again)):
+        assert ended.code == 0, ended
+    for file in ("metrics.csv", "model.safetensors"):
+        assert (tmp_path / "whole" / file).read_bytes() == (parts / file).read_bytes(), file
+
+
+def test_torchrun_compares(tmp_path: Path) -> None:
+    """The command as its users type it: the first process alone speaks and writes."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*torchrun, *COMMAND, "compare", "--methods", "fedavg,scaffold", *JOB, "--engine", "distributed")
+    (ended,) = ends([agent(*command, "--rounds", "6", "--out", tmp_path / "c")])
     assert ended.code == 0, ended.complained
     assert ended.said.splitlines()[-1] == f"report: {tmp_path / 'c' / 'report.html'}"
     assert ended.said.count("complete, 6 rounds") == 2

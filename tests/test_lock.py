@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -116,23 +118,32 @@ def test_a_comparison_has_its_folder_and_each_run_its_own(tmp_path: Path) -> Non
     assert [run.status for run in api.execute_all(again)] == ["complete"]
 
 
-class Second:
+class One(NamedTuple):
     """A rank that hears what rank 0 says."""
 
-    rank, size = 1, 2
+    rank: int
+    size: int = 2
 
-    def tell(self, text: object) -> str:
-        return ""
+    def tell(self, text: Callable[[], str]) -> str:
+        return text() if self.rank == 0 else ""
 
 
-def test_rank_0_holds_it_for_all(tmp_path: Path) -> None:
-    with lock.held(tmp_path / "run"):
-        with lock.held(tmp_path / "run", Second()):  # type: ignore[arg-type]
-            assert (tmp_path / "run" / lock.NAME).exists()
-        assert (tmp_path / "run" / lock.NAME).exists()
+@pytest.mark.parametrize("first", [0, 1])
+def test_processes_share_it_until_the_last_has_ended(first: int, tmp_path: Path) -> None:
+    """Whichever ends first: the other may still write rows of its clients."""
+    ranks = [lock.held(tmp_path / "run", One(rank)) for rank in (0, 1)]  # type: ignore[arg-type]
+    for one in ranks:
+        one.__enter__()
+    for one in (ranks[first], ranks[1 - first]):
         with pytest.raises(UserError, match="another process"), lock.held(tmp_path / "run"):
             pass
-    assert not (tmp_path / "run").exists()  # nothing was written
+        one.__exit__(None, None, None)
+    assert not (tmp_path / "run" / lock.NAME).exists()
+    with lock.held(tmp_path / "run"):
+        pass
+    with lock.held(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()  # nothing was written
 
 
 def test_what_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Stacked:
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """Rows as the storage keeps them."""
-        return storage.open(template, first)
+        return storage.open(template, first, problem.roster.n)
 
     def kept(self, template: Tree) -> Tree:
         """The row itself."""

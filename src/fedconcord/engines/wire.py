@@ -57,7 +57,7 @@ class Wire:
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """The clients' own shelves, behind one store; after a prologue each makes its first row itself."""
-        return WireStore(self, problem, duty, storage.open(self.kept(template)), template)
+        return WireStore(self, problem, duty, storage.open(self.kept(template), None, problem.roster.n), template)
 
     def report(self, store: Store) -> dict[str, int]:
         """What went over the wire, by name."""

@@ -26,9 +26,13 @@ FORMAT = 2
 
 def write(path: Path, state: State, job: Job) -> None:
     """Write the state atomically; of several processes all call this, and rank 0 writes the rows of all."""
-    rows = job.engine.team.collect(state.store.export())
-    if job.engine.team.rank != 0:
-        return
+    team = job.engine.team
+    rows = team.collect(state.store.export())
+    team.tell(lambda: _write(path, state, job, rows))
+    state.store.commit()  # only now: until the file is in its place, the one before it is the run
+
+
+def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor]) -> str:
     held = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
     held |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
@@ -41,7 +45,7 @@ def write(path: Path, state: State, job: Job) -> None:
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
     tensors.write(path, held, about)
-    state.store.commit()  # only now: until the file is in its place, the one before it is the run
+    return ""
 
 
 def read(path: Path, job: Job, fresh: State | None = None) -> State:

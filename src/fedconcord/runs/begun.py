@@ -14,6 +14,7 @@ import torch
 
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Job, State, blank, row_bytes, state_bytes
+from fedconcord.state import path_of
 
 
 class Course(NamedTuple):
@@ -44,16 +45,9 @@ def begun(job: Job, folder: Path, rounds: int) -> Begun:
 
 
 def placed(job: Job, folder: Path) -> Job:
-    """The same job, whose rows on disk lie in the run's folder.
-
-    Raises:
-        UserError: several processes share the rounds: a checkpoint that any number of them resumes holds the rows.
-    """
-    if job.storage.kind == "disk" and job.engine.team.size > 1:
-        raise UserError(
-            "engine.store=disk is for one process; leave it out, as each of several keeps its own clients' rows alone"
-        )
-    return replace(job, storage=replace(job.storage, path=folder / "rows.bin"))
+    """The same job, whose rows on disk lie in the run's folder, those of each process in a file of its own."""
+    team = job.engine.team
+    return replace(job, storage=replace(job.storage, path=path_of(folder, team.rank, team.size)))
 
 
 def refuse_too_much(job: Job, rounds: int) -> int:
@@ -74,9 +68,11 @@ def refuse_too_much(job: Job, rounds: int) -> int:
 def room(job: Job) -> tuple[float, str]:
     """Bytes for clients' rows where they will live, and where that is: memory in all, or what is free of the disk."""
     if job.storage.kind == "disk":
-        path = job.storage.path or Path(tempfile.gettempdir()) / "rows.bin"
+        path, size = job.storage.path or path_of(Path(tempfile.gettempdir())), job.engine.team.size
         folder = next(parent for parent in path.absolute().parents if parent.exists())
-        return shutil.disk_usage(folder).free + (path.stat().st_size if path.exists() else 0), f"the disk of {folder}"
+        held = (path_of(path.parent, rank, size) for rank in range(size))
+        there = sum(one.stat().st_size for one in held if one.exists())
+        return shutil.disk_usage(folder).free + there, f"the disk of {folder}"
     if job.problem.objective.device.type == "cuda":
         return torch.cuda.mem_get_info(job.problem.objective.device)[1], "the GPU"
     if not hasattr(os, "sysconf"):  # not POSIX: nobody knows

@@ -7,7 +7,8 @@ timing.csv         seconds of each round, training alone
 partition.csv      samples of each class at each client
 checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
-rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it
+rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it; of several processes
+                   each has its own: rows-0-of-2.bin
 """
 
 from __future__ import annotations

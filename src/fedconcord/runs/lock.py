@@ -2,7 +2,8 @@
 
 The lock is the system's (`flock`) on an open file, so it is gone with the process whatever ends it, and a process id
 that is used again means nothing. The file is removed when the lock is let go; one that a killed process left is
-harmless. Where the system or the file system has no such locks, nothing is locked.
+harmless. Several processes share it once the first of them had it alone: nobody else begins while one of them lives and
+may write rows of its clients. Where the system or the file system has no such locks, nothing is locked.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ PATIENCE = 1.0  # seconds that a killed comparison's workers may take to end
 def held(folder: Path, team: Team = ALONE) -> Iterator[None]:
     """Write in a folder alone; it is made where it is missing, and goes again if nothing was written.
 
-    Of several processes all call this, and rank 0 holds the lock.
+    Of several processes all call this. Rank 0 takes the lock for itself, and then all of them share it, but those that
+    do not see the folder.
 
     Raises:
         UserError: another process writes there, or nothing can be written there.
@@ -39,22 +41,28 @@ def held(folder: Path, team: Team = ALONE) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = _taken(folder / NAME)
+            if team.size > 1 and not _locked(descriptor, alone=False):  # somebody took it as it changed
+                raise _taken_already(folder)
         except OSError as error:
             raise UserError(f"cannot write in the folder {folder} ({reason(error)}); give another one") from None
         return ""
 
     team.tell(take)
+    if team.rank != 0:
+        with suppress(OSError):
+            descriptor = os.open(folder / NAME, os.O_RDWR)
+            _locked(descriptor, alone=False)
     try:
         yield
     finally:
         if descriptor is not None:
-            with suppress(OSError):
-                os.unlink(folder / NAME)  # while it is held: whoever opened it before finds it gone
+            if _locked(descriptor):  # nobody shares it any more
+                with suppress(OSError):
+                    os.unlink(folder / NAME)  # while it is held: whoever opened it before finds it gone
             os.close(descriptor)
-        if team.rank == 0:
-            with suppress(OSError):  # not empty
-                for path in missing:
-                    path.rmdir()
+        with suppress(OSError):  # not empty
+            for path in missing:
+                path.rmdir()
 
 
 def _taken(path: Path) -> int:
@@ -68,21 +76,24 @@ def _taken(path: Path) -> int:
                     return descriptor
         os.close(descriptor)
         if time.monotonic() > until:
-            raise UserError(
-                f"another process is writing in the folder {path.parent}; wait until it has ended, or give another "
-                "folder"
-            )
+            raise _taken_already(path.parent)
         time.sleep(0.05)
 
 
-def _locked(descriptor: int) -> bool:
-    """Whether this open file is locked now, or its file system has no locks."""
+def _taken_already(folder: Path) -> UserError:
+    return UserError(
+        f"another process is writing in the folder {folder}; wait until it has ended, or give another folder"
+    )
+
+
+def _locked(descriptor: int, alone: bool = True) -> bool:
+    """Whether this open file is locked now, for itself alone or with others, or its file system has no locks."""
     if sys.platform == "win32":
         return True
     import fcntl
 
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
     return True

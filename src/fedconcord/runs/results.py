@@ -96,8 +96,8 @@ def _loop(
     saving = Saving(job, folder, table, observers, about, course.checkpoint_every)
     over = table.diverged or patience.stopped is not None
     team.any()  # all have read what there is
-    if lead and past is None:
-        _write_first(job, folder, wanted)
+    if past is None:
+        team.tell(lambda: _write_first(job, folder, wanted))  # no rows are written beside an old checkpoint
     saving.write("running", state)
     with interrupts.deferred() as interrupted:
         took = None if past is None or over else table.owed(state.round, course.rounds)
@@ -162,11 +162,12 @@ def _taken_up(start: Begun, folder: Path, course: Course, wanted: Wanted) -> tup
     return state, kept
 
 
-def _write_first(job: Job, folder: Path, wanted: Wanted) -> None:
+def _write_first(job: Job, folder: Path, wanted: Wanted) -> str:
     (folder / CHECKPOINT).unlink(missing_ok=True)  # tables that begin again must not meet it
     write_partition(folder, job)
     if wanted.card is not None:
         files.write_json(folder / "model.json", wanted.card)
+    return ""
 
 
 def _end(observers: Sequence[Observer], state: State) -> str:

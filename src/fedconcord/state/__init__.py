@@ -14,9 +14,10 @@ from torch import Tensor
 from fedconcord.core import Tree
 from fedconcord.state.disk import DiskStore
 from fedconcord.state.fields import Fields, First
+from fedconcord.state.file import path_of
 from fedconcord.state.memory import MemoryStore
 
-__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store"]
+__all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "path_of"]
 
 
 class Store(Protocol):
@@ -81,8 +82,8 @@ class Storage:
         """Bytes that a client's row takes."""
         return Fields(template, self.half).row_bytes
 
-    def open(self, template: Tree, first: First | None = None) -> Store:
-        """An empty store. Rows on disk make their file when the first row is written."""
+    def open(self, template: Tree, first: First | None = None, clients: int = 0) -> Store:
+        """An empty store for so many clients. Rows on disk make their file when the first row is written."""
         if self.kind == "memory":
             return MemoryStore(template, self.half, first)
-        return DiskStore(template, self.path, self.half, first)
+        return DiskStore(template, self.path, self.half, first, clients)

@@ -1,13 +1,9 @@
-"""Rows in one file, so that memory does not grow with the number of clients."""
+"""Rows in a file, so that memory does not grow with the number of clients."""
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
-import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +12,11 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Tree, tree_unflatten
+from fedconcord.state import file
 from fedconcord.state.fields import Fields, First, PerClient
+from fedconcord.state.pages import outgrows
 
-PAGE = 4096  # bytes; the file's head takes one, and a row that is longer begins on one
-HEAD = 24  # bytes of it that are used: the file's name, the number of commits, their CRC-32
+BATCH = 2**26  # bytes of rows that are taken over from another file at once
 
 
 class DiskStore:
@@ -27,37 +24,49 @@ class DiskStore:
 
     The file is read and written a row at a time (`preadv`, `pwritev`) rather than mapped: that is as fast here
     (docs/scale.md), rows never count as this process's resident memory, and a full disk is an error that a run survives
-    where a store through a mapping is killed by SIGBUS. POSIX only.
+    where a store through a mapping is killed by SIGBUS. One that would outgrow the memory is kept out of the system's
+    cache (`state.pages`). POSIX only.
 
     Why a run that is killed at any moment resumes to the same bits (shadow paging, Lorie, ACM TODS 1977): rows lie in
     slots, and the table client -> slot is part of the checkpoint. A slot that the last checkpoint refers to is never
     written over: the client's first `scatter` after a checkpoint goes to another slot, and the old one is free only
     when the next checkpoint is on disk (`commit`). So at every moment the file holds all rows of the last checkpoint,
     untouched, and what a killed run wrote beyond them lies in slots that its checkpoint knows nothing of. A checkpoint
-    takes 24 bytes a row and flushes what was written since the last one; rows are not copied. The file has a slot for
+    takes 32 bytes a row and flushes what was written since the last one; rows are not copied. The file has a slot for
     each client that ever took part, and one more for each that did between two checkpoints.
 
     The head of the file holds a random name and the number of commits, so that a checkpoint of another file, or one
     older than slots that were freed since, is refused. The table holds each row's CRC-32 too, which `gather` verifies:
     a row that is not the one last written, be it by a flipped byte, is refused.
 
+    Of several processes each has a file of its own, under a name that says how many they are (`file.path_of`). Another
+    number of them takes the rows over into new files; the old ones are read alone, and go with the first checkpoint
+    that refers to the new ones. Until then the old number of processes may go on instead.
+
     Args:
         path: the file; without one a temporary file without a name.
         template, half, first: see `Fields`.
+        clients: how many there are, if it is known: so many rows may the file come to hold.
     """
 
     def __init__(
-        self, template: Tree, path: Path | None, half: torch.dtype | None = None, first: First | None = None
+        self,
+        template: Tree,
+        path: Path | None,
+        half: torch.dtype | None = None,
+        first: First | None = None,
+        clients: int = 0,
     ) -> None:
         self.template, self.path = template, path
         self._fields = Fields(template, half, first)
-        row = self._fields.row_bytes
-        self._stride = -(-row // PAGE) * PAGE if row >= PAGE else row
-        self._file: int | None = None
-        self._name = self._commits = 0  # of the file; 0 while there is none
+        self._row = self._fields.row_bytes
+        self._passing = outgrows(clients * file.stride_of(self._row))
+        self._file: file.RowFile | None = None
+        self._commits = 0
         self._slot, self._sum, self._fresh = PerClient(-1), PerClient(0), PerClient(0)
         self._free, self._stale = np.zeros(0, np.int64), [np.zeros(0, np.int64)]
         self._end = 0  # slots in the file
+        self._swept = False  # no file of another number of processes is left
 
     def __len__(self) -> int:
         return len(self.ids())
@@ -74,18 +83,10 @@ class DiskStore:
         absent = slots < 0
         if absent.all():
             return tree_unflatten(self.template, self._fields.fresh(ids))
-        leaves = {
-            name: torch.zeros(len(ids), *leaf.shape, dtype=self._fields.kept[name])
-            for name, leaf in self._fields.initial.items()
-        }
-        known, parts = np.flatnonzero(~absent), [_bytes(leaf) for leaf in leaves.values()]
-        self._move(os.preadv, parts, known, slots)
-        damaged = known[_sums(parts, known) != self._sum[ids[known]]]
-        if len(damaged):
-            raise UserError(
-                f"the row of client {ids[damaged[0]]} in {self.path or 'a temporary file'} is damaged (its checksum "
-                "differs); put back the file that belongs to the checkpoint, or start the run again"
-            )
+        leaves = self._empty(len(ids))
+        parts = [_bytes(leaf) for leaf in leaves.values()]
+        assert self._file is not None
+        _read(self._file, parts, np.flatnonzero(~absent), ids, slots, self._sum[ids])
         return self._fields.with_fresh(self._fields.opened(leaves), ids, absent)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
@@ -94,18 +95,9 @@ class DiskStore:
         Raises:
             UserError: a field has another shape or number type than the template's, or the disk is full.
         """
-        if not self._fields.initial:
-            return
-        leaves = self._fields.closed(rows, len(ids))
-        if self._file is None:
-            self._begin()
-        slots, moves = self._slot[ids], self._fresh[ids] == 0
-        left = slots[moves & (slots >= 0)]
-        slots[moves] = self._take(int(moves.sum()))
-        everyone, parts = np.arange(len(ids)), [_bytes(leaf.cpu()) for leaf in leaves.values()]
-        self._move(os.pwritev, parts, everyone, slots)
-        self._slot[ids], self._sum[ids], self._fresh[ids] = slots, _sums(parts, everyone), 1
-        self._stale.append(left)
+        if self._fields.initial:
+            leaves = self._fields.closed(rows, len(ids))
+            self._write(ids, [_bytes(leaf.cpu()) for leaf in leaves.values()])
 
     def known(self, ids: np.ndarray) -> np.ndarray:
         """Which of these clients [S] have a row, [S] bool."""
@@ -116,80 +108,83 @@ class DiskStore:
         return self._slot.ids()
 
     def export(self) -> dict[str, Tensor]:
-        """The table: 'ids', 'slots' and 'sums' [R], and 'file' [2], what the file is; the rows are flushed."""
+        """The table [R]: 'ids', 'slots', 'sums', and 'files', in which file the row is; the rows are flushed."""
+        ids, mark = self.ids(), 0
         if self._file is not None:
-            os.fsync(self._file)
-        ids = self.ids()
-        file = np.array([self._name, self._commits + 1])
-        table = {"ids": ids, "slots": self._slot[ids], "sums": self._sum[ids], "file": file}
+            self._file.flush()
+            mark = self._file.mark(self._commits + 1)
+        table = {"ids": ids, "slots": self._slot[ids], "sums": self._sum[ids], "files": np.full(len(ids), mark)}
         return {name: torch.as_tensor(values) for name, values in table.items()}
 
     def commit(self) -> None:
         """What was exported last is safe in a checkpoint: rows that only older checkpoints refer to may go."""
         self._commits += 1
         if self._file is not None:
-            self._head()
+            self._file.commit(self._commits)
         self._free = np.concatenate([self._free, *self._stale])
         self._stale, self._fresh = [np.zeros(0, np.int64)], PerClient(0)
+        if not self._swept and self.path is not None:
+            for other in file.others(self.path):
+                other.unlink(missing_ok=True)
+        self._swept = True
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """The table that was exported, of the same file, into a store that was not used yet.
+        """The table that was exported, or what belongs to these clients of several, into a store that was not used yet.
 
         Raises:
-            UserError: the tensors are of rows in memory, or the file is missing, shorter, another one or newer.
+            UserError: the tensors are of rows in memory, a file is missing, shorter, another one or newer, or what
+                another number of processes wrote cannot be taken over; what the checkpoint refers to stays as it is.
         """
         if "slots" not in tensors:
             raise UserError("the checkpoint was written with its rows in memory; resume with engine.store=memory")
-        ids, slots = tensors["ids"].numpy(), tensors["slots"].numpy()
-        name, commits = tensors["file"].tolist()
-        self._commits = commits
-        if name == 0:  # no row was ever written
-            return
-        end = int(slots.max(initial=-1)) + 1
-        # nothing pads the last slot, nor the head before the first row
-        least = PAGE + (end - 1) * self._stride + self._fields.row_bytes if end else HEAD
+        if "files" not in tensors:
+            raise UserError("the checkpoint was written by an earlier version; resume with it, or start the run again")
+        ids, slots, sums, marks = (tensors[name].numpy() for name in ("ids", "slots", "sums", "files"))
+        if len(ids) and self.path is None:
+            raise UserError("the checkpoint's rows were in a temporary file, which is gone; start the run again")
+        taken = list[tuple[file.RowFile, np.ndarray]]()
+        for mark in np.unique(marks).tolist():
+            of = np.flatnonzero(marks == mark)
+            assert self.path is not None
+            one = file.found(self.path, self._row, self._passing, mark, int(slots[of].max()) + 1)
+            if one.path != self.path:
+                taken.append((one, of))
+                continue
+            self._file, self._commits, self._end = one, one.commits, int(slots[of].max()) + 1
+            self._slot[ids[of]], self._sum[ids[of]] = slots[of], sums[of]
+            self._free = np.setdiff1d(np.arange(self._end), slots[of])
+        begins = self._file is None
         try:
-            if self.path is None:
-                raise FileNotFoundError(errno.ENOENT, "it was a temporary file")
-            self._open(self.path, os.O_RDWR)
-            assert self._file is not None
-            if os.fstat(self._file).st_size < least:
-                raise OSError(errno.EIO, "it is shorter than the checkpoint says")
-            held, held_commits, check = np.frombuffer(os.pread(self._file, HEAD, 0), np.int64)
-            if check != zlib.crc32(np.array([held, held_commits]).tobytes()):
-                raise OSError(errno.EIO, "its head is damaged")
-            if held != name or held_commits > commits:
-                raise OSError(errno.EIO, "it belongs to another or a later checkpoint")
-        except OSError as error:
-            raise UserError(
-                f"cannot read the clients' rows in {self.path or 'a file'} ({error.strerror}); put back the file "
-                "that belongs to the checkpoint, or start the run again"
-            ) from None
-        self._name, self._end, self._slot[ids], self._sum[ids] = name, end, slots, tensors["sums"].numpy()
-        self._free = np.setdiff1d(np.arange(end), slots)
+            for one, of in taken:
+                self._take_over(one, ids[of], slots[of], sums[of])
+        except UserError:
+            if begins and self._file is not None and self.path is not None:
+                self.path.unlink()  # it may have filled the disk
+            raise
 
-    def _begin(self) -> None:
-        """A new, empty file, whatever lay there."""
-        if self.path is None:
-            descriptor, name = tempfile.mkstemp(prefix="fedconcord-rows-")
-            os.unlink(name)
-            self._keep(descriptor)
-        else:
-            self._open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self._name = int.from_bytes(os.urandom(7), "little") + 1  # names a file, decides no result
-        self._head()
+    def _take_over(self, other: file.RowFile, ids: np.ndarray, slots: np.ndarray, sums: np.ndarray) -> None:
+        """Rows of another file into this store's own."""
+        for batch in np.array_split(np.arange(len(ids)), 1 + len(ids) * self._row // BATCH):
+            parts = [_bytes(leaf) for leaf in self._empty(len(batch)).values()]
+            _read(other, parts, np.arange(len(batch)), ids[batch], slots[batch], sums[batch])
+            self._write(ids[batch], parts)
 
-    def _open(self, path: Path, flags: int) -> None:
-        self._keep(os.open(path, flags, 0o666))
+    def _empty(self, count: int) -> dict[str, Tensor]:
+        """Room for so many rows as they are kept."""
+        return {
+            name: torch.empty(count, *leaf.shape, dtype=self._fields.kept[name])
+            for name, leaf in self._fields.initial.items()
+        }
 
-    def _keep(self, descriptor: int) -> None:
-        self._file = descriptor
-        weakref.finalize(self, os.close, descriptor)
-
-    def _head(self) -> None:
-        assert self._file is not None
-        head = np.array([self._name, self._commits]).tobytes()
-        os.pwrite(self._file, head + np.int64(zlib.crc32(head)).tobytes(), 0)
+    def _write(self, ids: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        if self._file is None:
+            self._file = file.created(self.path, self._row, self._passing, self._commits)
+        slots, moves = self._slot[ids], self._fresh[ids] == 0
+        left = slots[moves & (slots >= 0)]
+        slots[moves] = self._take(int(moves.sum()))
+        self._file.write(parts, slots)
+        self._slot[ids], self._sum[ids], self._fresh[ids] = slots, _sums(parts, np.arange(len(ids))), 1
+        self._stale.append(left)
 
     def _take(self, count: int) -> np.ndarray:
         """Slots that nothing refers to."""
@@ -199,21 +194,27 @@ class DiskStore:
         self._end += len(new)
         return np.concatenate([taken, new])
 
-    def _move(
-        self, transfer: Callable[..., int], parts: list[np.ndarray], which: np.ndarray, slots: np.ndarray
-    ) -> None:
-        """Read or write the rows `which` of parts [S, bytes] from or to their slots."""
-        assert self._file is not None
-        try:
-            for k in which.tolist():
-                moved = transfer(self._file, [part[k] for part in parts], PAGE + int(slots[k]) * self._stride)
-                if moved != self._fields.row_bytes:  # the disk ended within a row
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise UserError(
-                f"the clients' rows cannot be kept in {self.path or 'a temporary file'} ({error.strerror}); free space "
-                "or give another folder, and resume"
-            ) from error
+
+def _read(
+    source: file.RowFile,
+    parts: Sequence[np.ndarray],
+    which: np.ndarray,
+    ids: np.ndarray,
+    slots: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """The rows `which` of clients [S] into parts [S, bytes].
+
+    Raises:
+        UserError: the file cannot be read, or a row is not what was written.
+    """
+    source.read(parts, which, slots)
+    damaged = which[_sums(parts, which) != sums[which]]
+    if len(damaged):
+        raise UserError(
+            f"the row of client {ids[damaged[0]]} in {source.path or 'a temporary file'} is damaged (its checksum "
+            "differs); put back the file that belongs to the checkpoint, or start the run again"
+        )
 
 
 def _bytes(leaf: Tensor) -> np.ndarray:
@@ -222,7 +223,7 @@ def _bytes(leaf: Tensor) -> np.ndarray:
     return flat.view(torch.uint8).numpy()
 
 
-def _sums(parts: list[np.ndarray], which: np.ndarray) -> np.ndarray:
+def _sums(parts: Sequence[np.ndarray], which: np.ndarray) -> np.ndarray:
     """CRC-32 of the rows `which` of parts [S, bytes]."""
     found = np.zeros(len(which), np.int64)
     for row, k in enumerate(which.tolist()):

@@ -1,0 +1,191 @@
+"""One file of rows: slots of one size behind a head that says which file it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.state.pages import PAGE, Passing
+
+HEAD = 24  # bytes of the first page that are used: the file's name, the number of commits, their CRC-32
+COMMITS = 2**32  # a mark is name * COMMITS + commits
+NAMED = re.compile(r"rows(?:-\d+-of-(\d+))?\.bin")
+
+
+def path_of(folder: Path, rank: int = 0, size: int = 1) -> Path:
+    """The file in which one of several processes keeps the rows of its clients."""
+    return folder / ("rows.bin" if size == 1 else f"rows-{rank}-of-{size}.bin")
+
+
+def others(path: Path) -> list[Path]:
+    """The files beside it that another number of processes wrote; none beside a file with a name of its own."""
+    own = NAMED.fullmatch(path.name)
+    if own is None:
+        return []
+    beside = ((other, NAMED.fullmatch(other.name)) for other in sorted(path.parent.glob("rows*.bin")))
+    return [other for other, name in beside if name is not None and name[1] != own[1]]
+
+
+class RowFile:
+    """A file of rows that is open. The first page is its head, slot k begins behind it at k strides.
+
+    A row that is a page or longer begins on one and is written to the end of its last one, so that the system never
+    reads a page to write a part of it.
+
+    Args:
+        descriptor: of the file, closed with this object.
+        path: None: a temporary file without a name.
+        row: bytes of a row.
+        passing: the file is too large for the system's cache of pages.
+        name, commits: as they are in the head.
+    """
+
+    def __init__(
+        self, descriptor: int, path: Path | None, row: int, passing: bool, name: int = 0, commits: int = 0
+    ) -> None:
+        self.path, self._file, self._row = path, descriptor, row
+        self.stride = stride_of(row)
+        self._pad = bytes(self.stride - row)
+        self._passing = Passing(self.stride) if passing else None
+        self.name, self.commits = name, commits
+        weakref.finalize(self, os.close, descriptor)
+
+    def mark(self, commits: int) -> int:
+        """This file after so many commits, as one number."""
+        return self.name * COMMITS + commits
+
+    def commit(self, commits: int) -> None:
+        """Write the head."""
+        self.commits = commits
+        head = np.array([self.name, commits]).tobytes()
+        os.pwrite(self._file, head + np.int64(zlib.crc32(head)).tobytes(), 0)
+
+    def flush(self) -> None:
+        """Whatever was written is on the disk after this."""
+        os.fsync(self._file)
+
+    def read(self, parts: Sequence[np.ndarray], which: np.ndarray, slots: np.ndarray) -> None:
+        """Read the rows `which` of parts [S, bytes], which lie in slots [S].
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        if self._passing is not None:
+            self._passing.wanted(self._file, slots[which])
+        self._move(os.preadv, parts, which, slots, ())
+        if self._passing is not None:
+            self._passing.read(self._file, slots[which])
+
+    def write(self, parts: Sequence[np.ndarray], slots: np.ndarray) -> None:
+        """Write the rows of parts [S, bytes] to slots [S].
+
+        Raises:
+            UserError: the disk is full, or the file cannot be written.
+        """
+        self._move(os.pwritev, parts, np.arange(len(slots)), slots, (self._pad,) if self._pad else ())
+        if self._passing is not None:
+            self._passing.written(self._file, slots)
+
+    def _move(
+        self,
+        transfer: Callable[..., int],
+        parts: Sequence[np.ndarray],
+        which: np.ndarray,
+        slots: np.ndarray,
+        behind: tuple[bytes, ...],
+    ) -> None:
+        whole = self._row + sum(map(len, behind))
+        try:
+            for k in which.tolist():
+                moved = transfer(self._file, [*(part[k] for part in parts), *behind], _offset(slots[k], self.stride))
+                if moved != whole:  # the disk ended within a row
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise cannot_keep(self.path, error) from error
+
+
+def stride_of(row: int) -> int:
+    """Bytes from one slot to the next."""
+    return -(-row // PAGE) * PAGE if row >= PAGE else row
+
+
+def created(path: Path | None, row: int, passing: bool, commits: int) -> RowFile:
+    """A new, empty file, whatever lay there.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        if path is None:
+            descriptor, temporary = tempfile.mkstemp(prefix="fedconcord-rows-")
+            os.unlink(temporary)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        name = int.from_bytes(os.urandom(4), "little") % (2**31 - 1) + 1  # names a file, decides no result
+        made = RowFile(descriptor, path, row, passing, name)
+        made.commit(commits)
+    except OSError as error:
+        raise cannot_keep(path, error) from error
+    return made
+
+
+def found(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
+    """The file that a checkpoint refers to by its mark, at this path or one beside it of another number of processes.
+
+    Args:
+        slots: how many of them the checkpoint knows, none of which may be missing.
+
+    Raises:
+        UserError: it is missing, shorter, or newer.
+    """
+    beside, why = others(path), dict[Path, str]()
+    for candidate in [path, *beside] if path.exists() or not beside else beside:
+        try:
+            return _opened(candidate, row, passing, mark, slots)
+        except OSError as error:
+            why[candidate] = reason(error)
+    said = "; ".join(f"{candidate}: {text}" for candidate, text in why.items())
+    raise UserError(
+        f"cannot read the clients' rows ({said}); put back the file that belongs to the checkpoint, or start the run "
+        "again"
+    )
+
+
+def _opened(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        # nothing pads the last slot where rows are short, nor the head before the first row
+        least = _offset(slots - 1, stride_of(row)) + row if slots else HEAD
+        if os.fstat(descriptor).st_size < least:
+            raise OSError(errno.EIO, "it is shorter than the checkpoint says")
+        name, commits, check = np.frombuffer(os.pread(descriptor, HEAD, 0), np.int64).tolist()
+        if check != zlib.crc32(np.array([name, commits]).tobytes()):
+            raise OSError(errno.EIO, "its head is damaged")
+        wanted, wanted_commits = divmod(mark, COMMITS)
+        if name != wanted or commits > wanted_commits:
+            raise OSError(errno.EIO, "it belongs to another or a later checkpoint")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return RowFile(descriptor, path, row, passing, name, wanted_commits)
+
+
+def cannot_keep(path: Path | None, error: OSError) -> UserError:
+    """The sentence for rows that cannot be written."""
+    return UserError(
+        f"the clients' rows cannot be kept in {path or 'a temporary file'} ({reason(error)}); free space or give "
+        "another folder, and resume"
+    )
+
+
+def _offset(slot: int, stride: int) -> int:
+    return PAGE + int(slot) * stride
