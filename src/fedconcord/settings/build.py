@@ -29,6 +29,7 @@ from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.precision import Precision
 from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
 from fedconcord.settings.own import dataset_of, stamp
@@ -62,6 +63,7 @@ def problem_of(config: Config) -> Problem:
         tuple(config.metrics),
         config.input.model_dump_json(),
         stamp(config.data, config.input),
+        config.engine.precision,
     )
 
 
@@ -84,7 +86,14 @@ def _problem(
     metrics: tuple[str, ...],
     given: str,
     stamp: str,
+    precision: Precision,
 ) -> Problem:
+    if precision != "full" and (partition is None or task is not None):
+        which = f"data {data}" if partition is None else f"task {task}"
+        raise UserError(
+            f"engine.precision {precision} is for models of labelled samples, and {which} computes in engine.dtype "
+            "alone; use engine.precision full"
+        )
     if partition is None:  # a problem with its own clients
         brought: Problem = factories.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
@@ -122,6 +131,7 @@ def _problem(
         held=held,
         loss=None if loss is None else part("loss", loss),
         metrics=metrics_of(metrics, dataset.target),
+        numbers=precision,
     )
     return found if dataset.streams is None else Streamed(found, dataset.streams)
 
