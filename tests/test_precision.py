@@ -18,6 +18,7 @@ from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, checkpoint, start
+from fedconcord.local.solver import Solver
 from fedconcord.problems import Supervised, precision
 from fedconcord.report.load import load_runs
 from table import make
@@ -101,6 +102,12 @@ def test_a_channel_of_its_own_is_a_convolution(numbers: precision.Precision) -> 
     at, samples = made.init(0), torch.arange(8)
     g, wanted = made.gradients(at[None], samples[None], None)[0], made.gradient(at, samples)
     assert (g - wanted).norm() < {"full": 1e-6, "bf16": 1e-2}[numbers] * wanted.norm()
+
+
+def test_line_searches_are_in_full_precision() -> None:
+    job = Job(problem("dense"), make("fedavg"), SCHEDULE, Solver(kind="lbfgs"))
+    with pytest.raises(UserError, match="L-BFGS minimises the loss in full precision"):
+        start(job)
 
 
 @pytest.mark.parametrize(

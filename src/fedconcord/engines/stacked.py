@@ -31,6 +31,7 @@ from fedconcord.core import (
 from fedconcord.engines import base, chunk, workers
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.stacked import full_gradient, solve
 from fedconcord.state import First, MemoryStore, Storage, Store
 
@@ -42,12 +43,14 @@ class Stacked:
     None takes the whole cohort as one chunk. A chunk's clients are sorted by their number of steps, most first, and
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
     torch's threads. What is summed is summed in the order of the chunks, so that no bit depends on who was first.
-    A team of several processes trains each its own clients and sums what they send.
+    A team of several processes trains each its own clients and sums what they send. With `graphs`, on a GPU, local
+    steps that every round repeats are recorded and replayed.
     """
 
     chunk: int | Literal["auto"] | None = "auto"
     workers: int | Literal["auto"] = "auto"
     team: Team = ALONE
+    graphs: Graphs | None = None
 
     def resolve(self, problem: Problem, duty: Duty, plan: Plan) -> Stacked:
         """This engine with its chunk and workers numbers, for rounds like this one; rank 0's choice for a team.
@@ -136,7 +139,7 @@ class Stacked:
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k])
+            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k], self.graphs)
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
@@ -183,6 +186,7 @@ def train(
     select: np.ndarray,
     cohort: Cohort | None,
     gradient: Tensor | None,
+    graphs: Graphs | None = None,
 ) -> Trained:
     """`local.step.client_step` of several clients at once, and the server's share of what they send.
 
@@ -210,7 +214,7 @@ def train(
         squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
         client = client._replace(hessian=torch.stack(squares))
     local = with_oracle(algorithm.start(down, rows, client), oracle, x, client.gradient)
-    done, cost = solve(own, duty, local, places, orders)
+    done, cost = solve(own, duty, local, places, orders, graphs)
     up, rows = algorithm.finish(down, rows, done, client)
     share, heard = None, int(plan.heard[select].sum())
     if cohort is not None:

@@ -25,6 +25,7 @@ from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
 from fedconcord.jobs import Job
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
@@ -236,6 +237,19 @@ def team_of(config: Config) -> Team:
     return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
 
 
+def graphs_of(config: Config) -> Graphs | None:
+    """Where the run's local steps are recorded.
+
+    Raises:
+        UserError: the run is not on a GPU.
+    """
+    if not config.engine.graphs:
+        return None
+    if device_of(config).type != "cuda":
+        raise UserError("engine.graphs records CUDA graphs, and this run is on the CPU; leave it out, or use cuda")
+    return Graphs()
+
+
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
     local = config.local
@@ -249,7 +263,7 @@ def build(config: Config) -> Job:
         faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
         engine = Wire(faults, wire.tries, config.seed or 0)
     elif config.engine.name != "serial":
-        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config))
+        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config), graphs_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = factories.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)

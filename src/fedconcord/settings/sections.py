@@ -109,6 +109,9 @@ class EngineSettings(BaseModel):
         Short("precision", "job"),
     ] = "full"
     threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    graphs: Annotated[
+        bool, Field(description="on a GPU, local steps that every round repeats are recorded once as a CUDA graph")
+    ] = False
     timeout: Annotated[
         float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
     ] = 600.0
