@@ -6,8 +6,9 @@ import argparse
 
 import numpy as np
 import torch
+from networks import pfl_cnn
 from settings import Federation, Setting
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
 from fedconcord.core import Objective, roster_of
@@ -15,21 +16,6 @@ from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import data_folder
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
-
-
-def pfl_cnn() -> nn.Sequential:
-    """The CNN of pfl-research's CIFAR-10 job without its two dropout layers; 1,626,442 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(12_544, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
 
 
 def dataset(setting: Setting, seed: int, quick: bool) -> tuple[Dataset, list[np.ndarray]]:
@@ -56,7 +42,7 @@ def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
         return Pool(setting, args.seed, dtype, device)
     data, parts = dataset(setting, args.seed, args.quick)
     build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
-    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000)
+    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000, numbers=args.precision)
 
 
 class Pool:
