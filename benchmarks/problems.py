@@ -14,6 +14,7 @@ from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervise
 from fedconcord.core import Objective, roster_of
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import data_folder
+from fedconcord.problems.precision import Precision
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
 
@@ -39,7 +40,7 @@ def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
     """The clients' objectives of a job."""
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     if setting.data == "pool":
-        return Pool(setting, args.seed, dtype, device)
+        return Pool(setting, args.seed, dtype, device, args.precision)
     data, parts = dataset(setting, args.seed, args.quick)
     build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
     return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000, numbers=args.precision)
@@ -51,14 +52,18 @@ class Pool:
     Client i's j-th sample is the pool's (i n + j) mod 1000. Labels are those of a random linear teacher.
     """
 
-    def __init__(self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device, numbers: Precision
+    ) -> None:
         draw = generator(seed, Purpose.DATA)
         x = draw.standard_normal((POOL_CLIENTS * 10 + 500, POOL_FEATURES)).astype(np.float32)
         y = (x @ draw.standard_normal((POOL_FEATURES, 10))).argmax(1).astype(np.int64)
         cut = POOL_CLIENTS * 10
         data = Dataset("pool", x[:cut], y[:cut], x[cut:], y[cut:], 10)
         parts = np.split(np.arange(cut), POOL_CLIENTS)
-        self.pool = Supervised(lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device)
+        self.pool = Supervised(
+            lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device, numbers=numbers
+        )
         self.dim, self.dtype, self.device, self.size = self.pool.dim, dtype, device, cut
         self.offsets = np.arange(setting.clients + 1, dtype=np.int64) * setting.samples
 
@@ -73,6 +78,7 @@ class Pool:
             alone=self.alone,
             hessian=self.hessian,
             sample_size=POOL_FEATURES,
+            precision=numbers,
         )
         self.roster, self.evaluator = roster_of(self.offsets), self.pool.evaluator
 

@@ -256,7 +256,7 @@ class Supervised:
             g = torch.empty_like(x)
             self.accumulate_on(g, 0.0, 1.0, x, inputs, labels, weight)
             return g
-        if self.in_turn or (len(x) == 1 and weight is None):
+        if self.in_turn or len(x) == 1:
             weights = [None] * len(x) if weight is None else [*weight]
             return torch.stack([self.gradient_on(*one) for one in zip(x, inputs, labels, weights, strict=True)])
         what = f"model {type(self.model).__name__} or its loss"
