@@ -291,6 +291,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--checkpoint", action="store_true", help="write a checkpoint after the last round, and time it")
     out.add_argument("--device", default="cpu", help="cpu or cuda")
     out.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    out.add_argument("--precision", choices=["full", "tf32", "bf16"], default="full", help="of gradients")
     out.add_argument("--table", action="store_true", help="of D: Markdown too, on the error stream")
     out.add_argument("--quick", action="store_true", help="a small form of the job, for tests")
     return out

@@ -6,30 +6,17 @@ import argparse
 
 import numpy as np
 import torch
+from networks import pfl_cnn
 from settings import Federation, Setting
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
 from fedconcord.core import Objective, roster_of
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import data_folder
+from fedconcord.problems.precision import Precision
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
-
-
-def pfl_cnn() -> nn.Sequential:
-    """The CNN of pfl-research's CIFAR-10 job without its two dropout layers; 1,626,442 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(12_544, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
 
 
 def dataset(setting: Setting, seed: int, quick: bool) -> tuple[Dataset, list[np.ndarray]]:
@@ -53,10 +40,10 @@ def problem_of(setting: Setting, args: argparse.Namespace) -> Problem:
     """The clients' objectives of a job."""
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     if setting.data == "pool":
-        return Pool(setting, args.seed, dtype, device)
+        return Pool(setting, args.seed, dtype, device, args.precision)
     data, parts = dataset(setting, args.seed, args.quick)
     build = pfl_cnn if setting.model == "pfl_cnn" else lambda: MODELS[setting.model](data.shape, data.classes)
-    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000)
+    return Supervised(build, data, parts, dtype=dtype, device=device, train_samples=1000, numbers=args.precision)
 
 
 class Pool:
@@ -65,14 +52,18 @@ class Pool:
     Client i's j-th sample is the pool's (i n + j) mod 1000. Labels are those of a random linear teacher.
     """
 
-    def __init__(self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, setting: Setting, seed: int, dtype: torch.dtype, device: torch.device, numbers: Precision
+    ) -> None:
         draw = generator(seed, Purpose.DATA)
         x = draw.standard_normal((POOL_CLIENTS * 10 + 500, POOL_FEATURES)).astype(np.float32)
         y = (x @ draw.standard_normal((POOL_FEATURES, 10))).argmax(1).astype(np.int64)
         cut = POOL_CLIENTS * 10
         data = Dataset("pool", x[:cut], y[:cut], x[cut:], y[cut:], 10)
         parts = np.split(np.arange(cut), POOL_CLIENTS)
-        self.pool = Supervised(lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device)
+        self.pool = Supervised(
+            lambda: MODELS[setting.model](data.shape, 10), data, parts, dtype=dtype, device=device, numbers=numbers
+        )
         self.dim, self.dtype, self.device, self.size = self.pool.dim, dtype, device, cut
         self.offsets = np.arange(setting.clients + 1, dtype=np.int64) * setting.samples
 
@@ -87,6 +78,7 @@ class Pool:
             alone=self.alone,
             hessian=self.hessian,
             sample_size=POOL_FEATURES,
+            precision=numbers,
         )
         self.roster, self.evaluator = roster_of(self.offsets), self.pool.evaluator
 

@@ -78,7 +78,7 @@ def load(path: Path) -> Federation:
 def arguments(parser: argparse.ArgumentParser | None = None) -> tuple[argparse.Namespace, Setting]:
     """The command line of a contestant: job, federation, rounds, threads; and the job's setting."""
     parser = parser or argparse.ArgumentParser()
-    parser.add_argument("job", choices=list("ABC"))
+    parser.add_argument("job", choices=[*"ABC", "F-pfl"])
     parser.add_argument("--federation", help="file that peers.py wrote")
     parser.add_argument("--rounds", type=int, default=20, help="measured rounds")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before them that are not measured")

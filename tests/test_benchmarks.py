@@ -142,3 +142,21 @@ def test_contestants_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert order.read_text() == "abcabcab"
     assert found["c"] == {"error": "ended after 1 rounds: no more"}
     assert len(found["a"]["seconds_per_round"]["all"]) == 2
+
+
+@pytest.mark.slow
+def test_the_gpu_measurements_run_without_a_gpu(data_dir: Path) -> None:
+    """Every part of them but CUDA itself: a call on a GPU costs too much to end in a typing error."""
+    if not (data_dir / "cifar-10-batches-bin").is_dir():
+        pytest.skip(f"no cifar-10-batches-bin/ in {data_dir}")
+    command = [str(BENCHMARKS / "gpu.sh"), "--quick", "--device", "cpu", "--rounds", "1", "--models", "pfl"]
+    environment = {**os.environ, "FEDCONCORD_DATA": str(data_dir), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300)
+    assert "failed" not in done.stdout
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows][:5] == ["plain loop", "serial", "chunk 1", "chunk 2", "the rule's chunk"]
+    assert all(len(row) == 11 for row in rows)
+    assert all(float(row[1]) > 0 and 0 <= float(row[9]) <= 1 for row in rows)
+    members = [line for line in done.stdout.splitlines() if line.startswith("* pfl: ")]
+    assert len(members) == 1
+    assert "s a round, accuracy" in members[0]

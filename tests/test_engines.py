@@ -64,7 +64,9 @@ def small(
     cuts = np.cumsum([3, 4, 7, 12, 20, 9, 28])
     parts = np.split(np.arange(100), cuts)
 
-    return Supervised(NETWORKS[network], data, parts, dtype=dtype, regulariser=regulariser)
+    made = Supervised(NETWORKS[network], data, parts, dtype=dtype, regulariser=regulariser)
+    made.in_turn = False  # as on a GPU: models without a kernel by vmap
+    return made
 
 
 SCHEDULE = Schedule(seed=5, cohort=5, lr=0.1, work=uniform(1, 3), batch_size=4)

@@ -28,8 +28,8 @@ def linear(width: int) -> hk.Linear:
     return hk.Linear(width, w_init=INIT)
 
 
-def convolution(channels: int) -> hk.Conv2D:
-    return hk.Conv2D(channels, 5, w_init=INIT)
+def convolution(channels: int, side: int = 5, padding: str = "SAME") -> hk.Conv2D:
+    return hk.Conv2D(channels, side, w_init=INIT, padding=padding)
 
 
 NETWORKS = {
@@ -47,6 +47,17 @@ NETWORKS = {
         linear(10),
     ],
     "logreg": lambda: [hk.Flatten(), linear(10)],
+    "pfl_cnn": lambda: [
+        convolution(32, 3, "VALID"),
+        jax.nn.relu,
+        convolution(64, 3, "VALID"),
+        jax.nn.relu,
+        hk.MaxPool(2, 2, "VALID"),
+        hk.Flatten(),
+        linear(128),
+        jax.nn.relu,
+        linear(10),
+    ],
 }
 federation = load(Path(args.federation))
 
@@ -61,7 +72,7 @@ data = fedjax.InMemoryFederatedData(
 )
 model = fedjax.create_model_from_haiku(
     transformed_forward_pass=hk.transform(lambda batch: hk.Sequential(NETWORKS[setting.model]())(batch["x"])),
-    sample_batch={"x": jnp.zeros((1, 28, 28, 1)), "y": jnp.zeros(1, jnp.int32)},
+    sample_batch={"x": jnp.zeros((1, *federation.x.shape[2:], federation.x.shape[1])), "y": jnp.zeros(1, jnp.int32)},
     train_loss=lambda batch, out: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], out),
     eval_metrics={"accuracy": fedjax.metrics.Accuracy()},
 )

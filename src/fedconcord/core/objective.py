@@ -83,6 +83,7 @@ class Objective:
     sample_size: int = 0  # numbers in a sample, where that is known
     private: Private | None = None
     regulariser: Regulariser | None = None  # psi
+    precision: str = "full"  # of gradients, where it is not dtype's: `problems.precision`
 
     def samples(self, place: int) -> Tensor:
         """All samples [n] of a client."""
@@ -174,6 +175,7 @@ def objective_of(
     network: Network | None = None,
     sample_size: int = 0,
     private: Private | None = None,
+    precision: str = "full",
 ) -> Objective:
     """The objective that such a class computes; for the fields see `Objective`."""
     return Objective(
@@ -191,4 +193,5 @@ def objective_of(
         sample_size=sample_size,
         private=private,
         regulariser=regulariser,
+        precision=precision,
     )

@@ -33,6 +33,7 @@ from fedconcord.engines import chunk as chunk_rule
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local import compiled
 from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.stacked import full_gradient, solve
 from fedconcord.state import First, MemoryStore, Storage, Store
 
@@ -45,13 +46,15 @@ class Stacked:
     step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
     torch's threads. What is summed is summed in the order of the chunks, so that no bit depends on who was first.
     A team of several processes trains each its own clients and sums what they send. With `kernel` "compiled" the local
-    steps of a client are one compiled call (`local.compiled`).
+    steps of a client are one compiled call (`local.compiled`). With `graphs`, on a GPU, local steps that every round
+    repeats are recorded and replayed.
     """
 
     chunk: int | Literal["auto"] | None = "auto"
     workers: int | Literal["auto"] = "auto"
     team: Team = ALONE
     kernel: chunk_rule.Kernel | Literal["auto"] = "auto"
+    graphs: Graphs | None = None
 
     def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Stacked:
         """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
@@ -150,7 +153,9 @@ class Stacked:
             ids = plan.ids[select]
             with held:
                 rows = store.gather(ids)
-            done = train(objective, space, duty, ids, down, rows, plan, select, heard, gradients[k], now.kernel)
+            done = train(
+                objective, space, duty, ids, down, rows, plan, select, heard, gradients[k], now.kernel, now.graphs
+            )
             with held:
                 store.scatter(ids, done.rows)
             return done._replace(rows=())
@@ -198,6 +203,7 @@ def train(
     cohort: Cohort | None,
     gradient: Tensor | None,
     kernel: str = "torch",
+    graphs: Graphs | None = None,
 ) -> Trained:
     """`local.step.client_step` of several clients at once, and the server's share of what they send.
 
@@ -226,7 +232,7 @@ def train(
         squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
         client = client._replace(hessian=torch.stack(squares))
     local = with_oracle(algorithm.start(down, rows, client), oracle, x, client.gradient)
-    done, cost = solve(own, duty, local, places, orders, kernel == "compiled")
+    done, cost = solve(own, duty, local, places, orders, kernel == "compiled", graphs)
     up, rows = algorithm.finish(down, rows, done, client)
     share, heard = None, int(plan.heard[select].sum())
     if cohort is not None:

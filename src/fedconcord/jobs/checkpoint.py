@@ -106,6 +106,7 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
     about = {
         "dim": objective.dim,
         "dtype": str(objective.dtype).removeprefix("torch."),
+        "precision": objective.precision,
         "clients": roster.n,
         "samples": zlib.crc32(roster.samples.tobytes()),  # of each client
         "weights": zlib.crc32(roster.sizes.tobytes()),

@@ -37,6 +37,11 @@ def reasons(job: Job) -> Iterator[str]:
     yield from (reason for reason in found if reason is not None)
     if objective.private is not None and algorithm.keeps_late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
+    if objective.precision != "full" and job.solver.kind == "lbfgs":
+        yield (
+            f"L-BFGS minimises the loss in full precision, and engine.precision is {objective.precision}; set it to "
+            "full, or use local SGD"
+        )
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
     if algorithm.blocks is not None:

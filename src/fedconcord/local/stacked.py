@@ -12,18 +12,26 @@ from torch import Tensor
 from fedconcord.core import Accumulate, Done, Drawn, Local, Objective, Oracle, Orders, Regulariser
 from fedconcord.local import compiled, lbfgs
 from fedconcord.local.duty import Duty, local_regulariser
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver, ascent, clipped, momentum_of, normaliser
 
 SLICE = 512  # samples of a client in one pass of a full gradient
 
 
 def solve(
-    objective: Objective, duty: Duty, local: Local, places: np.ndarray, orders: Sequence[Orders], whole: bool = False
+    objective: Objective,
+    duty: Duty,
+    local: Local,
+    places: np.ndarray,
+    orders: Sequence[Orders],
+    whole: bool = False,
+    graphs: Graphs | None = None,
 ) -> tuple[Done, int]:
     """The local loop of clients, sorted by steps, most first; and the mini-batch gradients it took.
 
     Args:
         whole: all steps of a client in one compiled call, as `local.compiled.suits` this job.
+        graphs: where to record and replay steps whose kernels are the same every round.
     """
     algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
     regulariser, lr = local_regulariser(objective, algorithm), orders[0].lr
@@ -32,28 +40,35 @@ def solve(
     if solver.kind == "lbfgs":
         return _lbfgs(objective, solver, local, places, steps, cost)
     mine = [duty.draws.draw(algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)]
-    x = local.x.expand(len(places), -1).clone()  # [S, d], updated in place
     momentum = momentum_of(solver, local)
     full = mine[0].batches is None or oracle.kind == "full"
     samples = _everything(objective, places) if full else _batches(objective, places, mine)
     each = (1 + (oracle.kind == "sam") + (local.snapshot is not None)) * (cost if oracle.kind == "full" else 1)
-    linear, table, buffer, taken = local.linear, local.table, local.buffer, steps
-    tilt = None
-    accumulate = _fused(objective, solver, local, momentum)
-    if whole and objective.network is not None and samples is not None:
-        blocks = None if mine[0].blocks is None else _blocks(objective, mine)
-        linear, table, buffer, tilt = compiled.steps(
-            objective.network, duty, local, lr, x, samples.samples, samples.weight, blocks, steps
-        )
-        evaluations = int((each * steps).sum())
-    elif accumulate is not None and samples is not None:
-        linear, buffer = _short(accumulate, solver, oracle, regulariser, local, lr, x, samples, steps)
-        evaluations = int((each * steps).sum())
-    else:
-        each = each + (cost if solver.tolerance is not None else 0)
+    each = each + (cost if solver.tolerance is not None else 0)
+
+    def loop(given: tuple[Local, Samples | None]) -> tuple[Moved, np.ndarray, int]:
+        local, drawn = given
+        x = local.x.expand(len(places), -1).clone()  # [S, d], updated in place
+        if whole and objective.network is not None and drawn is not None:
+            blocks = None if mine[0].blocks is None else _blocks(objective, mine)
+            rest = compiled.steps(objective.network, duty, local, lr, x, drawn.samples, drawn.weight, blocks, steps)
+            return Moved(x, *rest), steps, int((each * steps).sum())
+        accumulate = _fused(objective, solver, local, momentum)
+        if accumulate is not None and drawn is not None:
+            linear, buffer = _short(accumulate, solver, oracle, regulariser, local, lr, x, drawn, steps)
+            return Moved(x, linear, local.table, buffer, None), steps, int((each * steps).sum())
         x, linear, table, buffer, tilt, taken, evaluations = _general(
-            objective, solver, oracle, regulariser, local, places, mine, lr, x, samples, steps, each
+            objective, solver, oracle, regulariser, local, places, mine, lr, x, drawn, steps, each
         )
+        return Moved(x, linear, table, buffer, tilt), taken, evaluations
+
+    if graphs is not None and samples is not None and _static(solver, local):
+        numbers = solver, oracle, algorithm.regularise, lr, steps.tobytes()
+        moved = graphs.run(objective, numbers, lambda given: loop(given)[0], (local, samples))
+        taken, evaluations = steps, int((each * steps).sum())
+    else:
+        moved, taken, evaluations = loop((local, samples))
+    x, linear, table, buffer, tilt = moved
     count = torch.as_tensor(taken, device=objective.device).to(objective.dtype)[:, None]
     norm = count * torch.nan
     if algorithm.needs_normaliser:
@@ -62,6 +77,21 @@ def solve(
             count, int(steps[0]), local.prox, step, momentum, solver.step_decay, local.scale, solver.nesterov
         )
     return Done(x, count, norm, linear, table, buffer, tilt), evaluations
+
+
+class Moved(NamedTuple):
+    """What the steps of clients end with."""
+
+    x: Tensor  # [S, d]
+    linear: Tensor | None
+    table: Tensor | None
+    buffer: Tensor | None
+    tilt: Tensor | None
+
+
+def _static(solver: Solver, local: Local) -> bool:
+    """Whether the steps of every round are the same kernels: no value, block or matrix is looked at from the host."""
+    return solver.tolerance is None and local.table is None and local.metric is None
 
 
 def _fused(objective: Objective, solver: Solver, local: Local, momentum: float) -> Accumulate | None:

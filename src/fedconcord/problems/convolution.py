@@ -3,6 +3,8 @@
 What is gained on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the pooling it
 commutes with; and the large gradients of linear layers are added to the model without being made. The convolutions
 themselves are oneDNN's, but for an image of one channel, where it has no fast kernel: there they are a product.
+
+In bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
 """
 
 from __future__ import annotations
@@ -29,8 +31,14 @@ class Layer(NamedTuple):
     backward: Callable[..., Tensor]  # slope, kept, W, slots, beta, alpha, needed -> slope before it, if needed
 
 
-def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
-    """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten and a last Linear; None for other models."""
+def kernel(
+    model: nn.Module, layout: Layout, delta: Delta = cross_entropy, numbers: torch.dtype | None = None
+) -> Kernel | None:
+    """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten and a last Linear; None for other models.
+
+    Args:
+        numbers: of the forward and backward passes; the model's if none. The loss stays in the model's.
+    """
     if not isinstance(model, nn.Sequential):
         return None
     modules = list(model)
@@ -50,10 +58,11 @@ def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Ke
         into: list[Tensor], beta: float, alpha: float, at: list[Tensor], a: Tensor, targets: Tensor, weight: Tensor
     ) -> None:
         kept = []
+        a = a.to(at[0].dtype)
         for layer, begin in zip(chain, begins, strict=True):
             a, keep = layer.forward(a, at[begin : begin + layer.parameters])
             kept.append(keep)
-        slope = delta(a[None], targets[None])[0].mul_(weight)
+        slope = delta(a[None].to(weight.dtype), targets[None])[0].mul_(weight).to(a.dtype)
         for k in reversed(range(lowest, len(chain))):
             held = slice(begins[k], begins[k] + chain[k].parameters)
             slope = chain[k].backward(slope, kept[k], at[held], into[held], beta, alpha, k > lowest)
@@ -63,7 +72,7 @@ def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Ke
     ) -> None:
         mean = inputs.new_full((inputs.shape[1], 1), 1.0 / inputs.shape[1])
         for s in range(len(x)):
-            slots, at = (list(layout.views(rows[s]).values()) for rows in (into, x))
+            slots, at = (list(layout.views(row).values()) for row in (into[s], x[s].to(numbers or x.dtype)))
             one(slots, beta, alpha, at, inputs[s], targets[s], mean if weight is None else weight[s][:, None])
 
     return accumulate
@@ -77,7 +86,7 @@ def _layer(module: nn.Module, first: bool) -> Layer | None:
         case nn.Flatten(start_dim=1, end_dim=-1):
             return Layer(0, lambda a, p: (a.flatten(1), a), _unflatten)
         case nn.ReLU():
-            return Layer(0, _relu, lambda slope, a, *rest: slope.mul_(a > 0))
+            return Layer(0, _relu, lambda slope, a, *rest: torch.ops.aten.threshold_backward(slope, a, 0))
         case nn.Linear(bias=Tensor()):
             return Layer(2, lambda a, p: (torch.addmm(p[1], a, p[0].T), a), _linear_backward)
         case nn.MaxPool2d(ceil_mode=False, return_indices=False):
@@ -102,9 +111,22 @@ def _linear_backward(
     slope: Tensor, a: Tensor, p: Sequence[Tensor], slots: Sequence[Tensor], beta: float, alpha: float, needed: bool
 ) -> Tensor:
     before = slope @ p[0] if needed else slope  # first: the next line may change p
-    slots[0].addmm_(slope.T, a, beta=beta, alpha=alpha)
-    add(slots[1], slope.sum(0), beta, alpha)
+    if slope.dtype == slots[0].dtype:
+        slots[0].addmm_(slope.T, a, beta=beta, alpha=alpha)
+    else:
+        _add(slots[0], slope.T @ a, beta, alpha)
+    _add(slots[1], slope.sum(0), beta, alpha)
     return before
+
+
+def _add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
+    """`dense.add`, of a gradient in other numbers too: added without a copy in the slot's, which would be as large."""
+    if slot.dtype == g.dtype:
+        add(slot, g, beta, alpha)
+    elif beta == 0.0:
+        slot.copy_(g).mul_(alpha)
+    else:
+        (slot if beta == 1.0 else slot.mul_(beta)).add_(g, alpha=alpha)
 
 
 def _pool(module: nn.MaxPool2d) -> Layer:
@@ -147,14 +169,14 @@ def _convolution(module: nn.Conv2d) -> Layer:
             slope, a, p[0], [module.out_channels], *geometry, False, [0, 0], module.groups, [needed, True, True]
         )
         for slot, part in zip(slots, g, strict=True):
-            add(slot, part, beta, alpha)
+            _add(slot, part, beta, alpha)
         return before if needed else slope
 
     return Layer(2, forward, backward)
 
 
 def _single_channel(module: nn.Conv2d) -> Layer:
-    """A first convolution of one channel, as the product of every window [B H' W', taps] with the taps [taps, C]."""
+    """A first convolution of one channel, as the product of the taps with every window, [taps, B H' W']."""
     (height, width), (down, right), (top, left) = (
         _pair(v) for v in (module.kernel_size, module.stride, module.padding)
     )
@@ -162,8 +184,8 @@ def _single_channel(module: nn.Conv2d) -> Layer:
 
     def forward(a: Tensor, p: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         windows = F.pad(a[:, 0], (left, left, top, top)).unfold(1, height, down).unfold(2, width, right)
-        columns = windows.reshape(-1, height * width)
-        z = torch.addmm(p[1], columns, p[0].view(channels, -1).T)
+        columns = windows.permute(3, 4, 0, 1, 2).reshape(height * width, -1)  # copied in runs of W', not of a tap's row
+        z = torch.addmm(p[1], columns.T, p[0].view(channels, -1).T)
         return z.view(*windows.shape[:3], channels).permute(0, 3, 1, 2), columns
 
     def backward(
@@ -176,8 +198,8 @@ def _single_channel(module: nn.Conv2d) -> Layer:
         *_: bool,
     ) -> Tensor:
         slope = slope.permute(0, 2, 3, 1).reshape(-1, channels)
-        slots[0].view(channels, -1).addmm_(slope.T, columns, beta=beta, alpha=alpha)
-        add(slots[1], slope.sum(0), beta, alpha)
+        _add(slots[0].view(channels, -1), (columns @ slope).T, beta, alpha)
+        _add(slots[1], slope.sum(0), beta, alpha)
         return slope
 
     return Layer(2, forward, backward)

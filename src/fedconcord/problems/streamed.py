@@ -70,6 +70,7 @@ class Streamed:
             lambda place: self.judged.holding(*self._client(place)).objective,
             accumulate=self.accumulate,
             sample_size=self.judged.x[0].numel(),
+            precision=self.judged.numbers,
         )
 
     @cached_property

@@ -14,7 +14,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Accumulate, Evaluator, Network, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset
-from fedconcord.problems import convolution, dense
+from fedconcord.problems import convolution, dense, precision
 from fedconcord.problems.alone import alone
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
@@ -36,10 +36,12 @@ class Supervised:
         held: for each client the indices of the train samples that it set apart, for validation.
         loss: of a sample; the usual one of the data's target if none (`losses.DEFAULT_LOSS`).
         metrics: of the test set; the usual ones if none.
+        numbers: in which gradients are computed; losses, Hessians and the evaluation are in the model's own.
 
     Raises:
         UserError: a client without samples, features that are not finite, labels out of range, a loss or a metric for
-            another target, or a model with running statistics, with dropout or with other outputs than the data need.
+            another target, a model with running statistics, with dropout or with other outputs than the data need, or
+            numbers that the processor does not compute in.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class Supervised:
         held: Sequence[np.ndarray] | None = None,
         loss: Loss | None = None,
         metrics: Sequence[Metric] = (),
+        numbers: precision.Precision = "full",
     ) -> None:
         self.regulariser = regulariser
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device, self.numbers = dtype, torch.device(device), numbers
+        precision.check(numbers, dtype, self.device)
         for i, part in enumerate(parts):
             if len(part) == 0:
                 raise UserError(f"client {i} of {len(parts)} has no samples; use fewer clients or another partition")
@@ -85,13 +89,24 @@ class Supervised:
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
         self.probe = torch.as_tensor(np.sort(keep), device=self.device)
         self._check_outputs()
-        delta = self.loss_of.delta
-        self._kernel = None if delta is None else dense.kernel(self.model, self.layout, delta)
-        if self._kernel is None and delta is not None and self.device.type == "cpu":
-            self._kernel = convolution.kernel(self.model, self.layout, delta)
+        self.last = self.x.ndim == 4 and precision.channels_last(self.model, numbers, self.device)
+        # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
+        self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        self._kernel = self._kernel_of(self.loss_of.delta)
         self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
-        self._gradients = vmap(grad(self._weighted_loss), in_dims=(0, 0, 0, 0))
-        self._gradients_plain = vmap(grad(self.loss_on), in_dims=(0, 0, 0))
+        self._gradients = vmap(grad(self._training_loss), in_dims=(0, 0, 0, 0))
+        self._gradients_plain = vmap(grad(self._training_loss), in_dims=(0, 0, 0))
+
+    def _kernel_of(self, delta: dense.Delta | None) -> dense.Kernel | None:
+        """Hand-written gradients, where the model and the loss have them."""
+        if delta is None:
+            return None
+        found = dense.kernel(self.model, self.layout, delta) if self.numbers != "bf16" else None
+        if found is None and self.device.type == "cpu":
+            found = convolution.kernel(
+                self.model, self.layout, delta, torch.bfloat16 if self.numbers == "bf16" else None
+            )
+        return found
 
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
@@ -154,11 +169,12 @@ class Supervised:
             network=self._network(),
             sample_size=self.x[0].numel(),
             regulariser=self.regulariser,
+            precision=self.numbers,
         )
 
     def _network(self) -> Network | None:
         widths, form = dense.widths(self.model), self.loss_of.form
-        if widths is None or form is None or self.device.type != "cpu":
+        if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
             return None
         return Network(widths, form, self.x.flatten(1), self.y)
 
@@ -182,8 +198,8 @@ class Supervised:
         made.test_x, made.test_y, made.probe = self.test_x[:0].clone(), self.test_y[:0].clone(), self.probe[:0].clone()
         made.judged = Samples("train", x, y, made.offsets)
         made.accumulate = None if made._kernel is None else made._accumulate
-        made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
-        made._gradients_plain = vmap(grad(made.loss_on), in_dims=(0, 0, 0))
+        made._gradients = vmap(grad(made._training_loss), in_dims=(0, 0, 0, 0))
+        made._gradients_plain = vmap(grad(made._training_loss), in_dims=(0, 0, 0))
         return made
 
     def init(self, seed: int) -> Tensor:
@@ -198,8 +214,12 @@ class Supervised:
         out: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
         return out
 
-    def _weighted_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-        return self.loss_of.per_sample(self.logits(x, inputs), targets) @ weight
+    def _training_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own."""
+        with precision.forward(self.numbers, self.device):
+            outputs = self.logits(x, inputs)
+        each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
+        return each.mean() if weight is None else each @ weight
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self.gradient_on(x, self.x[samples], self.y[samples])
@@ -215,11 +235,14 @@ class Supervised:
     def loss_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
 
-    def gradient_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def gradient_on(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        if self.last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = self.loss_on(x, inputs, targets)
-        return torch.autograd.grad(loss, x)[0]
+        with precision.products(self.numbers, self.device):
+            with torch.enable_grad():
+                loss = self._training_loss(x, inputs, targets, weight)
+            return torch.autograd.grad(loss, x)[0]
 
     def hessian_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.dim > HESSIAN_LIMIT:
@@ -238,11 +261,13 @@ class Supervised:
     def gradients_on(self, x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
         if self._kernel is not None:
             g = torch.empty_like(x)
-            self._kernel(g, 0.0, 1.0, x, inputs, labels, weight)
+            self.accumulate_on(g, 0.0, 1.0, x, inputs, labels, weight)
             return g
-        if len(x) == 1 and weight is None:
-            return self.gradient_on(x[0], inputs[0], labels[0])[None]
-        with vectorised(f"model {type(self.model).__name__} or its loss"):
+        if self.in_turn or len(x) == 1:
+            weights = [None] * len(x) if weight is None else [*weight]
+            return torch.stack([self.gradient_on(*one) for one in zip(x, inputs, labels, weights, strict=True)])
+        what = f"model {type(self.model).__name__} or its loss"
+        with vectorised(what), precision.products(self.numbers, self.device):
             if weight is None:
                 out: Tensor = self._gradients_plain(x, inputs, labels)
             else:
@@ -258,7 +283,8 @@ class Supervised:
         self, into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
     ) -> None:
         assert self._kernel is not None
-        self._kernel(into, beta, alpha, x, inputs, targets, weight)
+        with precision.products(self.numbers, self.device):
+            self._kernel(into, beta, alpha, x, inputs, targets, weight)
 
     def _at(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         flat = samples.reshape(-1)

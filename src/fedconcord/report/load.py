@@ -21,8 +21,8 @@ FORMAT = 1
 COSTS = ("bytes_up", "bytes_down", "gradient_steps")
 JOB_FIELDS = ("partition", "model", "clients", "cohort")  # what a comparison holds fixed; `data` may never differ
 UNPAIRED_KEYS = frozenset({"seed", "seeds", "out", "resume", "label"})  # differ between runs of one method by nature
-# how long and where a run computes: the curves of such runs are of one method still. Not these two of `engine`:
-NUMBERS = frozenset({"engine.dtype", "engine.rows"})
+# how long and where a run computes: the curves of such runs are of one method still. Not these of `engine`:
+NUMBERS = frozenset({"engine.dtype", "engine.precision", "engine.rows"})
 ANYWHERE = frozenset({"rounds", "data_dir", "eval.target"})
 
 
@@ -224,12 +224,17 @@ def _apart(runs: Iterable[Run]) -> list[str]:
 
 
 def _named(runs: list[Run]) -> list[Run]:
-    """The runs with names that tell apart what differs: the job if it varies, and settings under one label."""
+    """The runs with names that tell apart what differs: the job if it varies, and settings under one label.
+
+    A precision of gradients other than full is in the name in any case.
+    """
     named = []
     mixed = [f for f in JOB_FIELDS if len({getattr(r.head, f) for r in runs}) > 1]
     words = {"clients": "{} clients", "cohort": "{} a round"}
     for r in runs:
         extra = [words.get(f, "{}").format(getattr(r.head, f)) for f in mixed]
+        precision = flatten(r.head.config).get("engine.precision", "full")
+        extra += [] if precision == "full" else [precision]  # said always: its figures are not those of full
         named.append(replace(r, name=" · ".join([r.head.label, *extra])))
     groups: dict[str, list[Run]] = defaultdict(list)
     for r in named:

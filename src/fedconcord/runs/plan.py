@@ -22,7 +22,7 @@ from fedconcord.settings import Config, Source
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
         *("rounds", "checkpoint.every", "eval.target"),
-        *("engine.name", "engine.device", "engine.threads", "engine.timeout"),
+        *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
     )
 )
 FORMAT = 1

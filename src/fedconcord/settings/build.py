@@ -25,10 +25,12 @@ from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
 from fedconcord.jobs import Job
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.precision import Precision
 from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
 from fedconcord.settings.own import dataset_of, stamp
@@ -62,6 +64,7 @@ def problem_of(config: Config) -> Problem:
         tuple(config.metrics),
         config.input.model_dump_json(),
         stamp(config.data, config.input),
+        config.engine.precision,
     )
 
 
@@ -84,7 +87,14 @@ def _problem(
     metrics: tuple[str, ...],
     given: str,
     stamp: str,
+    precision: Precision,
 ) -> Problem:
+    if precision != "full" and (partition is None or task is not None):
+        which = f"data {data}" if partition is None else f"task {task}"
+        raise UserError(
+            f"engine.precision {precision} is for models of labelled samples, and {which} computes in engine.dtype "
+            "alone; use engine.precision full"
+        )
     if partition is None:  # a problem with its own clients
         brought: Problem = factories.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
@@ -122,6 +132,7 @@ def _problem(
         held=held,
         loss=None if loss is None else part("loss", loss),
         metrics=metrics_of(metrics, dataset.target),
+        numbers=precision,
     )
     return found if dataset.streams is None else Streamed(found, dataset.streams)
 
@@ -226,6 +237,19 @@ def team_of(config: Config) -> Team:
     return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
 
 
+def graphs_of(config: Config) -> Graphs | None:
+    """Where the run's local steps are recorded.
+
+    Raises:
+        UserError: the run is not on a GPU.
+    """
+    if not config.engine.graphs:
+        return None
+    if device_of(config).type != "cuda":
+        raise UserError("engine.graphs records CUDA graphs, and this run is on the CPU; leave it out, or use cuda")
+    return Graphs()
+
+
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
     local = config.local
@@ -239,7 +263,8 @@ def build(config: Config) -> Job:
         faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
         engine = Wire(faults, wire.tries, config.seed or 0)
     elif config.engine.name != "serial":
-        engine = Stacked(config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel)
+        choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
+        engine = Stacked(*choices, graphs_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = factories.build(plugins.available(), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)

@@ -79,7 +79,7 @@ class LocalSettings(BaseModel):
 
 
 class EngineSettings(BaseModel):
-    """How the rounds are computed; results depend on the precisions `dtype` and `rows` alone."""
+    """How the rounds are computed; results depend on `dtype`, `precision` and `rows` alone."""
 
     model_config = STRICT
     name: Annotated[
@@ -108,7 +108,17 @@ class EngineSettings(BaseModel):
     dtype: Annotated[
         Literal["float32", "float64"], Field(description="precision of models and data"), Short("dtype", "job")
     ] = "float32"
+    precision: Annotated[
+        Literal["full", "tf32", "bf16"],
+        Field(
+            description="of a model's gradients: full is dtype's; bf16 and tf32 (on a GPU) are faster and less exact"
+        ),
+        Short("precision", "job"),
+    ] = "full"
     threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    graphs: Annotated[
+        bool, Field(description="on a GPU, local steps that every round repeats are recorded once as a CUDA graph")
+    ] = False
     timeout: Annotated[
         float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
     ] = 600.0

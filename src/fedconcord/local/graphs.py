@@ -1,0 +1,84 @@
+"""The local steps of stacked clients as one CUDA graph: recorded once, then replayed with no Python between kernels.
+
+A graph reads and writes the memory that it was recorded with. So what differs between rounds (models, messages,
+samples) is copied into tensors that stay, and what is a number in Python (step sizes, shapes, who has how many steps)
+is part of the key: steps with another number are another graph.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.core import Tree, tree_leaves, tree_map
+
+KEPT = 4  # graphs, each of which keeps the memory of its steps
+
+Record = Callable[[Callable[[], Tree]], tuple[Tree, Callable[[], None]]]
+"""A function of no arguments -> where its result lies, and what computes it there again."""
+
+
+def record(work: Callable[[], Tree]) -> tuple[Tree, Callable[[], None]]:
+    """A `Record` by CUDA; the result is there after the first replay."""
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        work()  # libraries make their plans and workspaces now, which they may not while they are recorded
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+    return result, graph.replay
+
+
+class Recorded(NamedTuple):
+    """A graph and the memory that it knows."""
+
+    given: Tree
+    result: Tree
+    replay: Callable[[], None]
+    of: object  # kept so that its id in the key stays its own
+
+
+class Graphs:
+    """The graphs of one job. Steps are recorded when they come a second time: numbers that never repeat, as under a
+    decaying step size, are not worth a graph."""
+
+    def __init__(self, record: Record = record) -> None:
+        self.record = record
+        self.replays = 0
+        self._found: OrderedDict[Hashable, Recorded | None] = OrderedDict()
+
+    def run(self, of: object, numbers: Hashable, steps: Callable[[Tree], Tree], given: Tree) -> Tree:
+        """`steps(given)`, by its graph where there is one.
+
+        Args:
+            of: whose steps they are, by identity; with `numbers` and the forms of `given` all that decides `steps`.
+            steps: reads nothing that differs between rounds but `given`, and no value of a tensor on the host.
+            given: a tree of tensors, numbers and None.
+        """
+        key = id(of), numbers, tuple((name, _form(leaf)) for name, leaf in tree_leaves(given).items())
+        if key not in self._found:
+            self._found[key] = None
+            if len(self._found) > KEPT:
+                self._found.popitem(last=False)
+            return steps(given)
+        self._found.move_to_end(key)
+        found = self._found[key]
+        if found is None:
+            kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
+            found = self._found[key] = Recorded(kept, *self.record(lambda: steps(kept)), of)
+        for stays, leaf in zip(tree_leaves(found.given).values(), tree_leaves(given).values(), strict=True):
+            if isinstance(leaf, Tensor):
+                stays.copy_(leaf)
+        found.replay()
+        self.replays += 1
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, found.result)
+
+
+def _form(leaf: object) -> Hashable:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
