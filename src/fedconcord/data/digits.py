@@ -30,7 +30,7 @@ def digits(folder: Path, seed: int, /) -> Dataset:
 
 
 def _table() -> np.ndarray:
-    """Pixels and the digit of every image [1797, 65], from scikit-learn's file: importing the package takes a second."""
+    """Pixels and the digit of all images [1797, 65], from scikit-learn's file: importing the package takes a second."""
     spec = find_spec("sklearn")
     path = Path((spec and spec.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
     if path.is_file():

@@ -27,8 +27,9 @@ from fedconcord.core import (
     space_of,
     tree_bytes,
     tree_map,
+    workers,
 )
-from fedconcord.engines import base, chunk, workers
+from fedconcord.engines import base, chunk
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
 from fedconcord.local.stacked import full_gradient, solve

@@ -98,7 +98,8 @@ def clustering(
 
 def matched(clusters: np.ndarray, labels: np.ndarray, k: int, classes: int) -> float:
     """The share of samples in the right class under the best one-to-one matching of clusters [n] to classes [n]."""
-    from scipy.optimize import linear_sum_assignment  # half a second to import; nothing else here needs it
+    # half a second to import, and nothing else here needs it
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     table = np.zeros((k, classes), np.int64)
     np.add.at(table, (clusters, labels), 1)

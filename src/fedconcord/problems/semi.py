@@ -28,9 +28,10 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
-from fedconcord.problems.supervised import EVAL_BATCH, Supervised
+from fedconcord.problems.supervised import Supervised
 from fedconcord.problems.two_block import Held, Inputs, simplex
 
+SLICE = 2048  # samples that go through the model at once, for their pseudo-labels
 CLAMP = 1e-8  # of a pseudo-label before its logarithm, which is not bounded at the simplex's edge
 
 
@@ -167,7 +168,7 @@ class SemiSupervised:
     @torch.no_grad()
     def _log_h(self, x: Tensor, samples: Tensor) -> Tensor:
         """log h_x [B, C] of samples [B], in slices of bounded memory."""
-        parts = [self.base.logits(x, self.base.x[part]).log_softmax(-1) for part in torch.split(samples, EVAL_BATCH)]
+        parts = [self.base.logits(x, self.base.x[part]).log_softmax(-1) for part in torch.split(samples, SLICE)]
         return torch.cat(parts)
 
     def given(self, private: Tensor, ids: np.ndarray) -> Held:
