@@ -39,7 +39,7 @@ OPTIONS = (
     Option("engine", "engine.name", "run", "NAME", True, "one of stacked, serial, distributed, wire", "stacked", "many clients at once, one by one, shared by the processes that torchrun starts, or server and clients that share nothing but bytes"),
     Option("device", "engine.device", "run", "NAME", True, "one of auto, cpu, cuda", "cpu", "where to compute"),
     Option("dtype", "engine.dtype", "job", "NAME", True, "one of float32, float64", "float32", "precision of models and data"),
-    Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "1", "rounds between evaluations"),
+    Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "none", "rounds between evaluations; by counted work if none, 1 for small jobs"),
     Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
     Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
     Option("client_column", "input.client", "data", "NAME", True, "", "none", "column of your data whose values are the clients"),
@@ -113,7 +113,7 @@ class Shared(TypedDict, total=False):
     "Precision of models and data (one of float32, float64). [float32]"
 
     eval_every: int | None
-    "Rounds between evaluations (integer >= 1). [1]"
+    "Rounds between evaluations; by counted work if none, 1 for small jobs (integer >= 1). [none]"
 
     target: float | None
     "Test accuracy, or other first metric, whose first round is reported (number > 0). [none]"

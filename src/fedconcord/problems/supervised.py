@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -82,8 +83,7 @@ class Supervised:
             self._check(data.classes, judged)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
-        keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
-        self.probe = torch.as_tensor(np.sort(keep), device=self.device)
+        self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         self._check_outputs()
         delta = self.loss_of.delta
@@ -178,6 +178,12 @@ class Supervised:
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
         made._gradients_plain = vmap(grad(made.loss_on), in_dims=(0, 0, 0))
+        return made
+
+    def sampled(self, train_samples: int) -> Supervised:
+        """The same problem, with a train loss of another number of samples."""
+        made = copy.copy(self)
+        made.probe = probe(len(self.y), train_samples, self.device)
         return made
 
     def init(self, seed: int) -> Tensor:
@@ -325,3 +331,9 @@ class Supervised:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
         found = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(found, sets, strict=True)]
+
+
+def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
+    """The fixed keyed sample of the train samples that the train loss is of, sorted; all of them if fewer."""
+    keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(n)[:train_samples]
+    return torch.as_tensor(np.sort(keep), device=device)
