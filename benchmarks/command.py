@@ -2,10 +2,10 @@
 
     python benchmarks/command.py --rounds 20
 
-`fedconcord run --method fedavg --rounds 20` in a process of its own for jobs A and B (MNIST, 100 clients, 10 a round, 2nn
-with batches of 10 and cnn1 with batches of 50), for cnn2 on CIFAR-10 (100 clients, 10 a round, batches of 50) and for
-digits with nothing else said. The parts are those of the run's seconds.json; `end` is what is left to the prompt. Of
-several repeats, jobs in turn, the one that took least counts.
+`fedconcord run --method fedavg --rounds 20` in a process of its own for jobs A and B (MNIST, 100 clients, 10 a round,
+2nn with batches of 10 and cnn1 with batches of 50), for cnn2 on CIFAR-10 (100 clients, 10 a round, batches of 50)
+and for digits with nothing else said. The parts are those of the run's seconds.json; `end` is what is left to the
+prompt. Of several repeats, jobs in turn, the one that took least counts.
 """
 
 from __future__ import annotations

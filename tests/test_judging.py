@@ -74,6 +74,8 @@ def test_methods_of_a_comparison_share_what_the_rule_says(tmp_path: Path) -> Non
     folder, planned, _ = plan.plan_comparison(None, from_nested(given, "test"))
     alike = {(one.config.eval.every, one.config.eval.train_samples) for one in planned}
     assert alike == {(10, 2_000)}  # 1,797 forward, 479 trained on by fedavg
+    one, two = (problem_of(entry.config) for entry in planned)
+    assert one is two
     why = plan.why_evaluated(folder)
     assert why is not None
     assert why.startswith("evaluates every 10 rounds, the train loss on 2,000 samples: an evaluation puts 1,797")

@@ -43,18 +43,18 @@ class Forward:
     threads.
 
     Args:
-        sample: one of those to come, [1, *shape].
+        few: one of the samples to come or several, [B, *shape].
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, sample: Tensor) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, few: Tensor) -> None:
         self.layout = layout
-        self.cost = counted(model, sample)
-        self.on_cpu = sample.device.type == "cpu"
-        self.chain = convolution.forward(model, sample.shape[1:]) if self.on_cpu else None
+        self.cost = counted(model, few)
+        self.on_cpu = few.device.type == "cpu"
+        self.chain = convolution.forward(model, few.shape[1:]) if self.on_cpu else None
         self.spare = [model]  # the module and copies of it, those that no thread uses
         self.known = all(_ours(module) for module in model.modules())
-        self.images = self.known and sample.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        fitting = CACHED // (self.cost.widest * sample.element_size())
+        self.images = self.known and few.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        fitting = CACHED // (self.cost.widest * few.element_size())
         self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
 
     def outputs(self, x: Tensor, sets: Sequence[tuple[int, Gather]]) -> list[Tensor]:
@@ -107,12 +107,12 @@ def _last(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def counted(model: nn.Module, sample: Tensor) -> Counted:
-    """What the outputs of a sample [1, *shape] cost, counted layer by layer; d where a model has layers of other kinds.
+def counted(model: nn.Module, few: Tensor) -> Counted:
+    """What the outputs of one of a few samples [B, *shape] cost.
 
-    Linear layers and convolutions multiply; what others do is not counted.
+    Linear layers and convolutions multiply; what others do is not counted. Least is a multiplication a parameter.
     """
-    products, widest = [0], [sample.numel()]
+    products, widest = [0], [few.numel()]
 
     def note(module: nn.Module, inputs: object, out: object) -> None:
         if not isinstance(out, Tensor):
@@ -125,8 +125,9 @@ def counted(model: nn.Module, sample: Tensor) -> Counted:
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        model(sample)
+        model(few)
     finally:
         for hook in hooks:
             hook.remove()
-    return Counted(max(sum(products), sum(p.numel() for p in model.parameters())), max(widest))
+    least = sum(p.numel() for p in model.parameters())
+    return Counted(max(sum(products) // len(few), least), max(widest) // len(few))

@@ -324,7 +324,7 @@ class Supervised:
     @cached_property
     def forward(self) -> Forward:
         """The model's outputs on many samples."""
-        return Forward(self.model, self.layout, self.x[:1])
+        return Forward(self.model, self.layout, self.x[:2])
 
     @torch.no_grad()
     def _answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:

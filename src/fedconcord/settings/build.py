@@ -63,14 +63,16 @@ def problem_of(config: Config) -> Problem:
         config.input.model_dump_json(),
         stamp(config.data, config.input),
     )
-    return _sampled(found, config.eval.train_samples or MOST_TRAIN_SAMPLES)
+    known = isinstance(found, Supervised | SemiSupervised | Streamed)
+    return _sampled(found, config.eval.train_samples or MOST_TRAIN_SAMPLES) if known else found
 
 
-def _sampled(problem: Problem, train_samples: int) -> Problem:
+@functools.lru_cache(maxsize=1)
+def _sampled(problem: Supervised | SemiSupervised | Streamed, train_samples: int) -> Problem:
     """The problem with a train loss of so many samples."""
     if isinstance(problem, Streamed):
         return Streamed(problem.judged.sampled(train_samples), problem.streams)
-    return problem.sampled(train_samples) if isinstance(problem, Supervised | SemiSupervised) else problem
+    return problem.sampled(train_samples)
 
 
 @functools.lru_cache(maxsize=1)
@@ -201,6 +203,7 @@ def _divided(
 def forget_problem() -> None:
     """Let go of the problem that is kept."""
     _problem.cache_clear()
+    _sampled.cache_clear()
 
 
 def device_of(config: Config) -> torch.device:

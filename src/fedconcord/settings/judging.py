@@ -52,10 +52,10 @@ def judged(config: Config) -> tuple[Config, str | None]:
     settled = config.model_copy(update={"eval": found})
     if (found.every, found.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
         return settled, None
+    how_often = "every round" if found.every == 1 else f"every {found.every} rounds"
     return settled, (
-        f"evaluates every {found.every} rounds, the train loss on {found.train_samples:,} samples: an evaluation puts "
-        f"{forward:,} samples forward and a round trains on about {round(per_round):,}; eval.every and "
-        "eval.train_samples change it"
+        f"evaluates {how_often}, the train loss on {found.train_samples:,} samples: an evaluation puts {forward:,} "
+        f"samples forward and a round trains on about {round(per_round):,}; eval.every and eval.train_samples change it"
     )
 
 
@@ -105,13 +105,13 @@ def evaluation(config: Config, problem: Problem, why: str | None) -> dict[str, o
 
 def judges(problem: Problem) -> Judged | None:
     """What an evaluation puts forward; None where it is no model's outputs."""
-    inner = problem.smooth if isinstance(problem, Regularised) else problem
-    inner = inner.judged if isinstance(inner, Streamed) else inner
+    smooth = problem.smooth if isinstance(problem, Regularised) else problem
+    inner = smooth.judged if isinstance(smooth, Streamed) else smooth
     inner = inner.base if isinstance(inner, SemiSupervised) else inner
     if not isinstance(inner, Supervised):
         return None
     apart = len(inner.judged.y) if inner.judged.split == "validation" else 0
-    everyone = 0 if apart else len(inner.y)
+    everyone = len(inner.y) if inner is smooth and not apart else 0
     return Judged(len(inner.test_y) + apart, len(inner.y), inner.forward.cost.multiplications, everyone)
 
 
