@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, say
+from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, importing, say
 from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:  # torch takes seconds to import
 @takes_settings("run", hidden=("methods", "seeds"))
 def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
-    sources = sources_of(given)
-    from fedconcord.runs import clock, execution, outcome, plan
+    with importing():
+        from fedconcord.runs import clock, execution, outcome, plan
 
+    sources = sources_of(given)
     spent = clock.of_process()
     spent.lap("start")
     planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
@@ -61,10 +62,11 @@ def run(given: Given, resume: Resume = None) -> None:
 @takes_settings("run", hidden=("method", "seed"))
 def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     """Compare methods on the same clients; write the report."""
-    sources = sources_of(given)
-    from fedconcord.api import finish_comparison
-    from fedconcord.runs import plan, pool
+    with importing():
+        from fedconcord.api import finish_comparison
+        from fedconcord.runs import plan, pool
 
+    sources = sources_of(given)
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
         folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)

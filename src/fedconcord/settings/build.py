@@ -63,8 +63,9 @@ def problem_of(config: Config) -> Problem:
         config.input.model_dump_json(),
         stamp(config.data, config.input),
     )
-    known = isinstance(found, Supervised | SemiSupervised | Streamed)
-    return _sampled(found, config.eval.train_samples or MOST_TRAIN_SAMPLES) if known else found
+    if not isinstance(found, Supervised | SemiSupervised | Streamed):
+        return found
+    return _sampled(found, config.eval.train_samples or MOST_TRAIN_SAMPLES)
 
 
 @functools.lru_cache(maxsize=1)
