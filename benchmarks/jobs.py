@@ -9,6 +9,8 @@ D  job A's steps with every method in turn: seconds and ratio to FedAvg (--metho
 E  N clients that share a pool of samples: time and memory against N (--clients, --method, --model, --store, --rows,
    --fill); scale.py draws the curves
 F  CIFAR-10 on a GPU: pfl-research's CNN job, or --model resnet18 (10 of 100 clients, batch 50)
+
+Job G, the command itself from the shell to the prompt, is command.py.
 """
 
 from __future__ import annotations

@@ -54,6 +54,17 @@ def test_ratios_to_fedavg(data_dir: Path, name: str, baseline: str) -> None:
     assert methods["fedavg, job A"]["ratio"] == 1
 
 
+@pytest.mark.slow  # a process beside the command's own
+def test_job_g_says_where_the_commands_time_went(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "command.py"), "--jobs", "digits", "--rounds", "2", "--repeat", "1"]
+    command += ["--out", str(tmp_path / "g.json")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[2].startswith("| digits | ")
+    ((one,),) = json.loads((tmp_path / "g.json").read_text()).values()
+    assert sum(one["seconds"].values()) == pytest.approx(one["wall"])
+    assert min(one["seconds"][part] for part in ("start", "train", "evaluate", "end")) > 0
+
+
 def test_scale_has_a_row_for_every_method() -> None:
     command = [sys.executable, str(BENCHMARKS / "scale.py"), "--clients", "200,2000", "--models", "logreg"]
     command += ["--methods", "scaffold", "--rounds", "2", "--warmup", "1"]

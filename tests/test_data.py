@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import inspect
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,19 @@ def test_digits() -> None:
     assert data.shape == (1, 8, 8)
     assert set(data.train_y) == set(data.test_y) == set(range(10))
     assert data.natural is None
+
+
+def test_digits_are_read_without_importing_sklearn(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("fedconcord.data.digits")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "find_spec", lambda name: None)  # a version that keeps the file elsewhere
+        imported = digits(SOMEWHERE, 0)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    found = digits(SOMEWHERE, 0)
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        one, two = getattr(found, name), getattr(imported, name)
+        assert one.dtype == two.dtype
+        assert np.array_equal(one, two)
 
 
 def test_digits_split_is_a_split_and_the_same_for_every_seed() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedconcord.basis.errors import UserError, closest
+from fedconcord.cli.base import importing
 from fedconcord.options.option import STAGES, Stage
 from fedconcord.options.table import OPTIONS
 
@@ -75,8 +76,9 @@ def takes_settings(
 
 def sources_of(given: Given) -> list[Source]:
     """The settings file and the options of a command."""
-    from fedconcord import settings as config
-    from fedconcord.basis import grammar
+    with importing():
+        from fedconcord import settings as config
+        from fedconcord.basis import grammar
 
     options = {
         option.key: (

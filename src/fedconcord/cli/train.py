@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, say
+from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, importing, say
 from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedconcord.jobs import Row
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
 @takes_settings("run", hidden=("methods", "seeds"))
 def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
-    sources = sources_of(given)
-    from fedconcord.runs import execution, outcome, plan
+    with importing():
+        from fedconcord.runs import clock, execution, outcome, plan
 
+    sources = sources_of(given)
+    spent = clock.of_process()
+    spent.lap("start")
     planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
     for sentence in plan.notes([planned]):
         say(sentence)
     again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
     with Show([planned]) as show:
+
+        def see(row: Row) -> None:
+            if row.round == 0 and (why := outcome.why_evaluated(planned.folder)) is not None:
+                say(why)
+            show(0, row)
+
         show(0, None)
         try:
-            result = execution.execute(planned, lambda row: show(0, row))
+            result = execution.execute(planned, see, spent)
         except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
             raise interrupted(planned.folder, again) from None
         show(0, result)
@@ -40,6 +52,7 @@ def run(given: Given, resume: Resume = None) -> None:
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
     if (wire := outcome.wire(result.folder)) is not None:
         say(wire)
+    say(spent.sentence())
     say(f"results: {planned.folder}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
@@ -49,10 +62,11 @@ def run(given: Given, resume: Resume = None) -> None:
 @takes_settings("run", hidden=("method", "seed"))
 def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     """Compare methods on the same clients; write the report."""
-    sources = sources_of(given)
-    from fedconcord.api import finish_comparison
-    from fedconcord.runs import plan, pool
+    with importing():
+        from fedconcord.api import finish_comparison
+        from fedconcord.runs import plan, pool
 
+    sources = sources_of(given)
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
         folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)
@@ -61,6 +75,8 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     for sentence in plan.notes(planned):
         say(sentence)
     again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
+    if (judged := plan.why_evaluated(folder)) is not None:
+        say(judged)
     with plan.writing(folder, planned):
         with Show(planned) as show:
             try:

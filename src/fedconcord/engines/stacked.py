@@ -27,8 +27,9 @@ from fedconcord.core import (
     space_of,
     tree_bytes,
     tree_map,
+    workers,
 )
-from fedconcord.engines import base, workers
+from fedconcord.engines import base
 from fedconcord.engines import chunk as chunk_rule
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local import compiled

@@ -19,7 +19,6 @@ from typing import Annotated
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
@@ -99,6 +98,9 @@ def clustering(
 
 def matched(clusters: np.ndarray, labels: np.ndarray, k: int, classes: int) -> float:
     """The share of samples in the right class under the best one-to-one matching of clusters [n] to classes [n]."""
+    # half a second to import, and nothing else here needs it
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+
     table = np.zeros((k, classes), np.int64)
     np.add.at(table, (clusters, labels), 1)
     rows, columns = linear_sum_assignment(-table)

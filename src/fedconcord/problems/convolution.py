@@ -23,6 +23,10 @@ from fedconcord.problems.dense import Delta, Kernel, add, cross_entropy
 LAST = torch.channels_last
 
 
+Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
+"""(parameters of one client in their order, inputs [B, *shape]) -> outputs [B, C]."""
+
+
 class Layer(NamedTuple):
     """A layer of one client's network on a batch; parameters and their slots are [weight, bias] or []."""
 
@@ -39,17 +43,8 @@ def kernel(
     Args:
         numbers: of the forward and backward passes; the model's if none. The loss stays in the model's.
     """
-    if not isinstance(model, nn.Sequential):
-        return None
-    modules = list(model)
-    for k, (first, second) in enumerate(pairwise(modules)):
-        if isinstance(first, nn.ReLU) and isinstance(second, nn.MaxPool2d):
-            modules[k : k + 2] = second, first  # they commute, gradients included, and pooling leaves less to do
-    layers = [_layer(module, first=k == 0) for k, module in enumerate(modules)]
-    chain = [layer for layer in layers if layer is not None]
-    kinds = [type(module) for module in modules]
-    flat = kinds.index(nn.Flatten) if nn.Flatten in kinds else len(kinds)
-    if len(chain) < len(modules) or nn.Linear in kinds[:flat] or kinds[-1] is not nn.Linear:
+    chain = _chain(model)
+    if chain is None or not _flattened(model) or type(list(model.children())[-1]) is not nn.Linear:
         return None
     begins = [sum(layer.parameters for layer in chain[:k]) for k in range(len(chain))]
     lowest = next(k for k, layer in enumerate(chain) if layer.parameters)  # no slope is needed below
@@ -76,6 +71,45 @@ def kernel(
             one(slots, beta, alpha, at, inputs[s], targets[s], mean if weight is None else weight[s][:, None])
 
     return accumulate
+
+
+def forward(model: nn.Module, shape: Sequence[int]) -> Forward | None:
+    """The outputs of a Sequential of the layers above, dense ones as well, on samples of a shape; None for others.
+
+    It keeps nothing, so that threads may share it, each on a batch of its own.
+    """
+    chain = _chain(model)
+    if chain is None or not (len(shape) == 1 or _flattened(model)):
+        return None
+
+    def outputs(parameters: Sequence[Tensor], a: Tensor) -> Tensor:
+        begin = 0
+        for layer in chain:
+            a, _ = layer.forward(a, parameters[begin : begin + layer.parameters])
+            begin += layer.parameters
+        return a
+
+    return outputs
+
+
+def _chain(model: nn.Module) -> list[Layer] | None:
+    """The layers of a Sequential that are all of kinds known here, pooling before the ReLU that it commutes with."""
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        return None
+    modules = list(model)
+    for k, (first, second) in enumerate(pairwise(modules)):
+        if isinstance(first, nn.ReLU) and isinstance(second, nn.MaxPool2d):
+            modules[k : k + 2] = second, first  # they commute, gradients included, and pooling leaves less to do
+    chain = [_layer(module, first=k == 0) for k, module in enumerate(modules)]
+    known = [layer for layer in chain if layer is not None]
+    shared = sum(layer.parameters for layer in known) != len(list(model.parameters()))
+    return known if len(known) == len(chain) and not shared else None
+
+
+def _flattened(model: nn.Module) -> bool:
+    """Whether no linear layer sees anything but rows of numbers."""
+    kinds = [type(module) for module in model.children()]
+    return nn.Flatten in kinds and nn.Linear not in kinds[: kinds.index(nn.Flatten)]
 
 
 def _layer(module: nn.Module, first: bool) -> Layer | None:

@@ -14,6 +14,7 @@ So every method, its batches and its weights by size (n_i + m_i) stay as they ar
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -25,12 +26,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, rng, roster_of
+from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
-from fedconcord.problems.supervised import EVAL_BATCH, Supervised
+from fedconcord.problems.supervised import Supervised, probe
 from fedconcord.problems.two_block import Held, Inputs, simplex
 
+SLICE = 2048  # samples that go through the model at once, for their pseudo-labels
 CLAMP = 1e-8  # of a pseudo-label before its logarithm, which is not bounded at the simplex's edge
 
 
@@ -94,8 +96,7 @@ class SemiSupervised:
         # one row at least, so that an index into the block is valid where no client has unlabelled samples
         rows = max(int(without.max()), 1)
         self.private = torch.full((rows, self.classes), 1.0 / self.classes, dtype=dtype, device=self.device)
-        keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(place))[:train_samples]
-        self.probe = torch.as_tensor(np.sort(keep), device=self.device)
+        self.probe = probe(len(place), train_samples, self.device)
         self._fresh = Held(self, self.private)
 
     @cached_property
@@ -120,6 +121,12 @@ class SemiSupervised:
         made = alone(self, place, ("owner", "place", "factor"), ("unlabelled",))
         made.base, made.owner, made.probe = self.base.alone(place), torch.zeros_like(made.owner), self.probe[:0].clone()
         made._fresh = Held(made, made.private)
+        return made
+
+    def sampled(self, train_samples: int) -> SemiSupervised:
+        """The same problem, with training metrics of another number of samples."""
+        made = copy.copy(self)
+        made.probe = probe(len(self.place), train_samples, self.device)
         return made
 
     def init(self, seed: int) -> Tensor:
@@ -167,7 +174,7 @@ class SemiSupervised:
     @torch.no_grad()
     def _log_h(self, x: Tensor, samples: Tensor) -> Tensor:
         """log h_x [B, C] of samples [B], in slices of bounded memory."""
-        parts = [self.base.logits(x, self.base.x[part]).log_softmax(-1) for part in torch.split(samples, EVAL_BATCH)]
+        parts = [self.base.logits(x, self.base.x[part]).log_softmax(-1) for part in torch.split(samples, SLICE)]
         return torch.cat(parts)
 
     def given(self, private: Tensor, ids: np.ndarray) -> Held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -16,11 +17,11 @@ from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems import convolution, dense, precision
 from fedconcord.problems.alone import alone
+from fedconcord.problems.evaluation import Forward, Gather
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
 from fedconcord.problems.vectorised import vectorised
 
-EVAL_BATCH = 2048
 HESSIAN_LIMIT = 4096
 
 
@@ -86,8 +87,8 @@ class Supervised:
             self._check(data.classes, judged)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
-        keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
-        self.probe = torch.as_tensor(np.sort(keep), device=self.device)
+        self.probe = probe(len(order), train_samples, self.device)
+        self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         self._check_outputs()
         self.last = self.x.ndim == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
@@ -196,10 +197,16 @@ class Supervised:
         made = alone(self, 0, ())
         made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
         made.test_x, made.test_y, made.probe = self.test_x[:0].clone(), self.test_y[:0].clone(), self.probe[:0].clone()
-        made.judged = Samples("train", x, y, made.offsets)
+        made.judged, made._looked = Samples("train", x, y, made.offsets), None
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._training_loss), in_dims=(0, 0, 0, 0))
         made._gradients_plain = vmap(grad(made._training_loss), in_dims=(0, 0, 0))
+        return made
+
+    def sampled(self, train_samples: int) -> Supervised:
+        """The same problem, with a train loss of another number of samples."""
+        made = copy.copy(self)
+        made.probe = probe(len(self.y), train_samples, self.device)
         return made
 
     def init(self, seed: int) -> Tensor:
@@ -308,8 +315,9 @@ class Supervised:
         weighs as much as it has), and `validation_client_accuracy`, in which every client weighs the same; other
         targets have other scores (`losses.SCORES`).
         """
-        test, outputs = self._answers(x, self.test_x, self.test_y)
-        train, _ = self._answers(x, self.x[self.probe], self.y[self.probe])
+        tested = (lambda a, b: self.test_x[a:b]), self.test_y
+        trained = (lambda a, b: self.x[self.probe[a:b]]), self.y[self.probe]
+        (test, outputs), (train, _) = self._answers(x, tested, trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
         found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
@@ -322,15 +330,20 @@ class Supervised:
         return found
 
     def client_scores(self, x: Tensor) -> Scores:
-        """Mean `loss` and score of the model x [d] on every client's samples: all through the model once."""
-        _, inputs, targets, offsets = self.judged
-        scores = self.scores(x, inputs, targets)
-        means = {name: by_client(values, offsets) for name, values in scores.items()}
-        return Scores(self.judged.split, np.diff(offsets), means)
+        """Mean `loss` and score of the model x [d] on every client's samples: all through the model once.
+
+        What was last found is kept: rounds that are evaluated, looked at and the last ask it of one model.
+        """
+        if self._looked is None or not torch.equal(self._looked[0], x):
+            _, inputs, targets, offsets = self.judged
+            scores = self.scores(x, inputs, targets)
+            means = {name: by_client(values, offsets) for name, values in scores.items()}
+            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means)
+        return self._looked[1]
 
     def scores(self, x: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
-        loss, outputs = self._answers(x, inputs, targets)
+        [(loss, outputs)] = self._answers(x, (lambda a, b: inputs[a:b], targets))
         score = SCORES[self.target]
         return {"loss": loss, score.name: score.per_sample(self.in_units(outputs), self.in_units(targets))}
 
@@ -341,9 +354,19 @@ class Supervised:
         mean, scale = (torch.tensor(part, dtype=torch.float64).to(values) for part in self.unit)
         return values * scale + mean
 
+    @cached_property
+    def forward(self) -> Forward:
+        """The model's outputs on many samples."""
+        return Forward(self.model, self.layout, self.x[:2])
+
     @torch.no_grad()
-    def _answers(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses [n] and outputs [n, C] of the model x [d] on some samples."""
-        outputs = [self.logits(x, inputs[a : a + EVAL_BATCH]) for a in range(0, max(len(targets), 1), EVAL_BATCH)]
-        whole = torch.cat(outputs)
-        return self.loss_of.per_sample(whole, targets), whole
+    def _answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
+        found = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
+        return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(found, sets, strict=True)]
+
+
+def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
+    """The fixed keyed sample of the train samples that the train loss is of, sorted; all of them if fewer."""
+    keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(n)[:train_samples]
+    return torch.as_tensor(np.sort(keep), device=device)

@@ -17,6 +17,7 @@ from fedconcord.problems.card import card
 from fedconcord.problems.streamed import Streamed
 from fedconcord.runs import results
 from fedconcord.runs.begun import Course
+from fedconcord.runs.clock import Clock
 from fedconcord.runs.final import Wanted
 from fedconcord.runs.outcome import Finished, finished, not_done
 from fedconcord.runs.plan import Planned, prepared, threads
@@ -24,14 +25,15 @@ from fedconcord.runs.stopping import Patience
 from fedconcord.settings import Config
 
 
-def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Finished:
-    """Do one run, in this process.
+def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock: Clock | None = None) -> Finished:
+    """Do one run, in this process; `clock` has what it took until now.
 
     Raises:
         UserError: it cannot start.
     """
-    config, folder = planned.config, planned.folder
-    with threads(config.engine.threads):
+    clock, folder = clock or Clock(), planned.folder
+    with threads(planned.config.engine.threads):
+        config, why = settings_module.judged(planned.config)
         start = prepared(config, folder)
         problem, team = start.job.problem, start.job.engine.team
         info = {
@@ -46,11 +48,13 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None) -> Fi
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
             "target": config.eval.target,
             "ranking": ranking(problem),
-            "config": config.as_dict(),
+            "config": planned.config.as_dict(),
+            "evaluation": settings_module.evaluation(config, problem, why),
         }
         resume = planned.resume and (folder / "run.json").exists()
-        course = Course(config.rounds, config.eval.every, config.checkpoint.every, resume)
-        results.execute_begun(start, folder, course, info, on_row, wanted(config, problem))
+        clock.lap("load")
+        course = Course(config.rounds, config.eval.every or 1, config.checkpoint.every, resume)
+        results.execute_begun(start, folder, course, info, on_row, wanted(config, problem), clock)
     said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])
 
@@ -84,7 +88,7 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
     inner = _modelled(problem)
     about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
-    return Wanted(patience, chosen.clients, chosen.clients_every, finetune, about)
+    return Wanted(patience, settings_module.looks(config, problem), chosen.clients_every, finetune, about)
 
 
 def _modelled(problem: Problem) -> Supervised | None:

@@ -3,7 +3,7 @@
 run.json           what was run, with which versions, and how far it came
 metrics.csv        a row an evaluated round; no times in it, so that the same run writes the same bytes
 clients.csv        a row a client: the final model on its samples (`fairness`); fairness.csv the spread over clients
-timing.csv         seconds of each round, training alone
+timing.csv         seconds of each round, training alone; seconds.json those of all else too
 partition.csv      samples of each class at each client
 checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
@@ -27,7 +27,7 @@ from fedconcord.basis.errors import UserError
 CHECKPOINT = "checkpoint.safetensors"
 WRITTEN = (
     *(CHECKPOINT, "model.safetensors", "model.json", "run.json"),
-    *("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv"),
+    *("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv", "seconds.json"),
 )
 
 

@@ -57,6 +57,12 @@ def stopped(folder: Path) -> str | None:
     return found
 
 
+def why_evaluated(folder: Path) -> str | None:
+    """What counted work decided of the evaluations of a run, or None."""
+    found: str | None = read_description(folder)["evaluation"].get("why")
+    return found
+
+
 def wire(folder: Path) -> str | None:
     """What the run of a folder sent over a wire, in a sentence, or None."""
     found = read_description(folder).get("wire")

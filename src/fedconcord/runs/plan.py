@@ -71,12 +71,13 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     jobs = _jobs(1 if jobs is None else jobs, config)
     config = _with_threads(config, jobs)
     folder = _new_folder(config, "compare")
-    config = config.model_copy(update={"out": None})
+    config, why = settings_module.judged(config.model_copy(update={"out": None}))
+    judging = settings_module.evaluation(config, settings_module.first_problem(config), why)
     planned = _runs(config, folder)
     _try_start(planned, jobs)
     with writing(folder, planned):
         settings_module.team_of(config).tell(lambda: refuse_taken(folder))
-        _save_comparison(folder, config, jobs)
+        _save_comparison(folder, config, jobs, judging)
     return folder, planned, jobs
 
 
@@ -106,8 +107,15 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
         if (entry.folder / "run.json").exists():
             _longer(entry.config, entry.folder, read_description(entry.folder))
     with writing(folder, planned):
-        _save_comparison(folder, config, jobs)
+        _save_comparison(folder, config, jobs, saved.get("evaluation", {}))
     return folder, planned, jobs
+
+
+def why_evaluated(folder: Path) -> str | None:
+    """What counted work decided of the evaluations of a comparison, or None."""
+    saved = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    found: str | None = saved.get("evaluation", {}).get("why")
+    return found
 
 
 def _runs(config: Config, folder: Path) -> list[Planned]:
@@ -122,10 +130,11 @@ def writing(folder: Path, planned: Sequence[Planned]) -> AbstractContextManager[
     return lock.held(folder, settings_module.team_of(planned[0].config))
 
 
-def _save_comparison(folder: Path, config: Config, jobs: int) -> None:
+def _save_comparison(folder: Path, config: Config, jobs: int, judging: Mapping[str, object]) -> None:
     if settings_module.team_of(config).rank != 0:
         return
-    files.write_json(folder / "compare.json", {"format": FORMAT, "config": config.as_dict(), "jobs": jobs})
+    said = {"format": FORMAT, "config": config.as_dict(), "jobs": jobs, "evaluation": judging}
+    files.write_json(folder / "compare.json", said)
 
 
 def _new_folder(config: Config, what: str) -> Path:

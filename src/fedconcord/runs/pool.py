@@ -51,7 +51,7 @@ def _is_finished(entry: Planned) -> bool:
     saved = read_description(entry.folder)
     done = int(saved["rounds_done"])
     early = saved["status"] == "diverged" or "stopped" in saved
-    if early and done % entry.config.eval.every and done < entry.config.rounds:
+    if early and done % (entry.config.eval.every or 1) and done < entry.config.rounds:
         return False  # it was judged after that round only because it was its last
     return early or (saved["status"] == "complete" and done >= entry.config.rounds)
 

@@ -13,6 +13,7 @@ from fedconcord.engines import Stacked
 from fedconcord.jobs import Job, Row, State, asked, blank, checkpoint, resolved, steps
 from fedconcord.runs import interrupts, lock, stopping, tables
 from fedconcord.runs.begun import Begun, Course, begun
+from fedconcord.runs.clock import Clock
 from fedconcord.runs.final import NOTHING, Final, Wanted
 from fedconcord.runs.folder import CHECKPOINT, read_description, refuse_taken, sweep
 from fedconcord.runs.looks import Looks
@@ -63,8 +64,10 @@ def execute_begun(
     info: Mapping[str, Any],
     on_row: Callable[[Row], None] | None = None,
     wanted: Wanted = NOTHING,
+    clock: Clock | None = None,
 ) -> str:
-    """`execute` for a job that has begun."""
+    """`execute` for a job that has begun; `clock` has what it took until now."""
+    clock = clock or Clock()
     team = start.job.engine.team
     with lock.held(folder, team):
         if not course.resume:
@@ -74,7 +77,8 @@ def execute_begun(
         job = resolved(start.job, start.state, course.rounds)
         if course.resume:
             job = _as_before(start, job, folder)
-        return _loop(start._replace(job=job), folder, course, info, on_row, wanted)
+        clock.lap("compile")
+        return _loop(start._replace(job=job), folder, course, info, on_row, wanted, clock)
 
 
 def _loop(
@@ -84,18 +88,22 @@ def _loop(
     info: Mapping[str, Any],
     on_row: Callable[[Row], None] | None,
     wanted: Wanted,
+    clock: Clock,
 ) -> str:
     job, team = start.job, start.job.engine.team
     lead = team.rank == 0  # measures, looks on and writes
     state, past = _taken_up(start, folder, course, wanted)
+    if past is not None:
+        clock.go_on(folder)
     table = Tables(job, folder, past)
     patience = Stopping(job.problem, wanted.patience, table.metrics, state.round)
     looks = Looks(job, folder, wanted.clients_every, state.round)
     observers: tuple[Observer, ...] = (patience, looks, Final(job, folder, wanted, patience))
     about = described(job, info, course.rounds, start.grows_to)
-    saving = Saving(job, folder, table, observers, about, course.checkpoint_every)
+    saving = Saving(job, folder, table, observers, about, course.checkpoint_every, clock)
     over = table.diverged or patience.stopped is not None
     team.any()  # all have read what there is
+    clock.lap("load")
     if past is None:
         team.tell(lambda: _write_first(job, folder, wanted))  # no rows are written beside an old checkpoint
     saving.write("running", state)
@@ -103,15 +111,19 @@ def _loop(
         took = None if past is None or over else table.owed(state.round, course.rounds)
         if past is None:
             state, took = asked(job, state), 0.0
-        status = "diverged" if table.diverged else "complete"
+            clock.lap("train")
+        status, begun_at = "diverged" if table.diverged else "complete", state.round
         for now in steps(job, state, 0 if over else course.rounds, eval_every=course.eval_every, took=took):
             state = now.state
+            clock.lap("evaluate")
+            clock.move(now.row.seconds if now.row.round > begun_at else 0.0, "evaluate", "train")
             if lead:
                 table.see(now)
                 if on_row is not None:
                     on_row(now.row)
                 for one in () if table.diverged else observers:
                     one.see(now)
+            clock.lap("evaluate")
             spent, stop = patience.stopped is not None, interrupted.is_set()
             diverged, spent, stop, due = team.any(table.diverged, spent, stop, saving.due())
             if diverged or spent or stop:
@@ -123,6 +135,7 @@ def _loop(
                 saving.now_and_then(state)
         if status == "complete" and state.round > 0:
             team.tell(partial(_end, observers, state))  # the others wait for as long as it takes
+            clock.lap("evaluate")
         saving.save(state)
         saving.write(status, state)
     return status

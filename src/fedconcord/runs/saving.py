@@ -11,6 +11,7 @@ from typing import Any
 from fedconcord.basis import files
 from fedconcord.engines import Stacked
 from fedconcord.jobs import Job, State, checkpoint
+from fedconcord.runs.clock import Clock
 from fedconcord.runs.folder import CHECKPOINT, versions
 from fedconcord.runs.observer import Observer
 from fedconcord.runs.tables import Tables
@@ -38,9 +39,10 @@ class Saving:
         observers: Sequence[Observer],
         about: Mapping[str, Any],
         checkpoint_every: float,
+        clock: Clock,
     ) -> None:
         self.job, self.folder, self.tables, self.observers = job, folder, tables, observers
-        self.about, self.checkpoint_every = about, checkpoint_every
+        self.about, self.checkpoint_every, self.clock = about, checkpoint_every, clock
         self.lead = job.engine.team.rank == 0
         self.written, self.saved = -math.inf, time.monotonic()
 
@@ -49,10 +51,11 @@ class Saving:
         return self.lead and time.monotonic() - self.saved > self.checkpoint_every
 
     def write(self, status: str, state: State) -> None:
-        """The tables and run.json."""
+        """The tables, seconds.json and run.json."""
         if not self.lead:
             return
         self.tables.write()
+        self.clock.write(self.folder)
         files.write_json(self.folder / "run.json", self._description(status, state))
         self.written = time.monotonic()
 

@@ -14,6 +14,7 @@ from fedconcord.settings.build import (
     refuse,
     team_of,
 )
+from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
@@ -38,14 +39,18 @@ __all__ = [
     "default_text",
     "device_of",
     "divided",
+    "evaluation",
+    "first_problem",
     "folder_name",
     "forget_problem",
     "from_file",
     "from_nested",
     "from_options",
+    "judged",
     "keys",
     "kind_of",
     "local_for",
+    "looks",
     "notes",
     "part",
     "problem_of",

@@ -31,11 +31,12 @@ from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
 from fedconcord.problems.losses import metrics_of
 from fedconcord.problems.precision import Precision
+from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
-from fedconcord.settings.sections import InputSettings
+from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.state import Storage
 from fedconcord.transforms.late import with_late_replies
@@ -46,7 +47,7 @@ from fedconcord.transforms.uploads import with_uploads
 
 def problem_of(config: Config) -> Problem:
     """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
-    return _problem(
+    found = _problem(
         config.data,
         config.data_dir,
         config.partition,
@@ -55,7 +56,6 @@ def problem_of(config: Config) -> Problem:
         config.seed or 0,
         getattr(torch, config.engine.dtype),
         device_of(config),
-        config.eval.train_samples,
         config.labels,
         config.task,
         config.validation,
@@ -66,6 +66,17 @@ def problem_of(config: Config) -> Problem:
         stamp(config.data, config.input),
         config.engine.precision,
     )
+    if not isinstance(found, Supervised | SemiSupervised | Streamed):
+        return found
+    return _sampled(found, config.eval.train_samples or MOST_TRAIN_SAMPLES)
+
+
+@functools.lru_cache(maxsize=1)
+def _sampled(problem: Supervised | SemiSupervised | Streamed, train_samples: int) -> Problem:
+    """The problem with a train loss of so many samples."""
+    if isinstance(problem, Streamed):
+        return Streamed(problem.judged.sampled(train_samples), problem.streams)
+    return problem.sampled(train_samples)
 
 
 @functools.lru_cache(maxsize=1)
@@ -78,7 +89,6 @@ def _problem(
     seed: int,
     dtype: torch.dtype,
     device: torch.device,
-    train_samples: int,
     labels: str | None,
     task: str | None,
     validation: float | None,
@@ -116,7 +126,7 @@ def _problem(
     if task is not None:
         masks = factories.build(LABELS, "removal of labels", labels or "", parts, seed)
         partly: Problem = factories.build(
-            TASKS, "task", task, network, dataset, parts, masks, dtype, device, train_samples
+            TASKS, "task", task, network, dataset, parts, masks, dtype, device, MOST_TRAIN_SAMPLES
         )
         return partly
     held = None
@@ -128,7 +138,6 @@ def _problem(
         parts,
         dtype=dtype,
         device=device,
-        train_samples=train_samples,
         held=held,
         loss=None if loss is None else part("loss", loss),
         metrics=metrics_of(metrics, dataset.target),
@@ -206,6 +215,7 @@ def _divided(
 def forget_problem() -> None:
     """Let go of the problem that is kept."""
     _problem.cache_clear()
+    _sampled.cache_clear()
 
 
 def device_of(config: Config) -> torch.device:

@@ -11,6 +11,7 @@ from fedconcord.options.option import Short
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
 Fault = Annotated[float, Field(ge=0, lt=1)]
+MOST_TRAIN_SAMPLES = 10_000
 WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
 
 
@@ -149,14 +150,24 @@ class EvalSettings(BaseModel):
     """What is measured between rounds."""
 
     model_config = STRICT
-    every: Annotated[int, Field(ge=1, description="rounds between evaluations"), Short("eval_every", "run")] = 1
+    every: Annotated[
+        Count | None,
+        Field(description="rounds between evaluations; by counted work if none, 1 for small jobs"),
+        Short("eval_every", "run"),
+    ] = None
     target: Annotated[
         Annotated[float, Field(gt=0)] | None,
         Field(description="test accuracy, or other first metric, whose first round is reported"),
         Short("target", "run"),
     ] = None
-    train_samples: Annotated[int, Field(ge=1, description="size of the fixed sample for the train loss")] = 10_000
-    clients: Annotated[bool, Field(description="look at every client after the last round")] = True
+    train_samples: Annotated[
+        Count | None,
+        Field(description="size of the fixed sample for the train loss; 10000, or fewer by counted work, if none"),
+    ] = None
+    clients: Annotated[
+        bool | None,
+        Field(description="look at every client after the last round; by counted work if none, true for most jobs"),
+    ] = None
     clients_every: Annotated[
         Count | None, Field(description="rounds between looks at every client; after the last round alone if none")
     ] = None

@@ -32,7 +32,7 @@ def ordered(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
         torch.set_num_threads(threads)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
     """Threads that stay: the process is a key, as a fork has none of its parent's."""
     return ThreadPoolExecutor(workers, thread_name_prefix="fedconcord")

@@ -1,0 +1,133 @@
+"""One model's outputs on many samples: forward passes of batches that stay in the cache, spread over threads."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedconcord.core import workers
+from fedconcord.core.flat import Layout
+from fedconcord.problems import convolution
+
+CACHED = 2**24  # bytes of the widest layer's outputs for a batch
+FEWEST, MOST = 32, 512  # samples in a batch
+ON_GPU = 2048  # the same on a GPU
+
+Gather = Callable[[int, int], Tensor]
+"""(a, b) -> samples a .. b-1 of a set [b - a, *shape]."""
+
+Piece = tuple[Gather, int, int]
+
+
+class Counted(NamedTuple):
+    """What the outputs of one sample cost."""
+
+    multiplications: int
+    widest: int  # numbers in the largest activation
+
+
+class Forward:
+    """The outputs of a model for whatever parameters.
+
+    Batches depend on the model and the shape of a sample alone, and one thread computes each of them on a CPU, so that
+    the number of threads changes no bit. Plain convolutional and dense networks go through `convolution.forward`, other
+    networks of torch's and this package's layers through a copy of the module a thread, channels last. A module of
+    somebody else's, whose forward may keep something or ask for a memory format, has one batch at a time, by all
+    threads.
+
+    Args:
+        few: one of the samples to come or several, [B, *shape].
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, few: Tensor) -> None:
+        self.layout = layout
+        self.cost = counted(model, few)
+        self.on_cpu = few.device.type == "cpu"
+        self.chain = convolution.forward(model, few.shape[1:]) if self.on_cpu else None
+        self.spare = [model]  # the module and copies of it, those that no thread uses
+        self.known = all(_ours(module) for module in model.modules())
+        self.images = self.known and few.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        fitting = CACHED // (self.cost.widest * few.element_size())
+        self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
+
+    def outputs(self, x: Tensor, sets: Sequence[tuple[int, Gather]]) -> list[Tensor]:
+        """Outputs [n, C] of the model x [d] on each set of n samples, all sets in one pass."""
+        views = self.layout.views(x)
+        if self.images:
+            views = {k: _last(v) for k, v in views.items()}
+        pieces = [(gather, a, min(a + self.batch, n)) for n, gather in sets for a in range(0, max(n, 1), self.batch)]
+        done = self._all(partial(self._one, views), pieces)
+        counts = [math.ceil(max(n, 1) / self.batch) for n, _ in sets]
+        return [torch.cat(done[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
+
+    def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
+        threads = torch.get_num_threads()
+        if not (self.on_cpu and self.known) or threads == 1:
+            return [one(piece) for piece in pieces]
+        if len(pieces) == 1:  # on one thread too, as it would be beside others
+            torch.set_num_threads(1)
+            try:
+                return [one(pieces[0])]
+            finally:
+                torch.set_num_threads(threads)
+        while self.chain is None and len(self.spare) < min(threads, len(pieces)):
+            self.spare.append(copy.deepcopy(self.spare[0]))
+        return list(workers.ordered(one, pieces, threads))
+
+    @torch.no_grad()  # which a thread has of its own
+    def _one(self, views: Mapping[str, Tensor], piece: Piece) -> Tensor:
+        gather, a, b = piece
+        inputs = gather(a, b)
+        if self.chain is not None:
+            return self.chain(list(views.values()), inputs)
+        if self.images:
+            inputs = _last(inputs)
+        model = self.spare.pop()  # alone: functional_call puts the parameters into the module itself
+        try:
+            out: Tensor = functional_call(model, dict(views), (inputs,))
+        finally:
+            self.spare.append(model)
+        return out
+
+
+def _ours(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] in ("torch", "fedconcord")
+
+
+def _last(values: Tensor) -> Tensor:
+    """The same values [n, channels, height, width] with the channels side by side in memory; others as they are."""
+    return values.contiguous(memory_format=convolution.LAST) if values.ndim == 4 else values
+
+
+@torch.no_grad()
+def counted(model: nn.Module, few: Tensor) -> Counted:
+    """What the outputs of one of a few samples [B, *shape] cost.
+
+    Linear layers and convolutions multiply; what others do is not counted. Least is a multiplication a parameter.
+    """
+    products, widest = [0], [few.numel()]
+
+    def note(module: nn.Module, inputs: object, out: object) -> None:
+        if not isinstance(out, Tensor):
+            return
+        widest.append(out.numel())
+        if isinstance(module, nn.Linear):
+            products.append(out.numel() * module.in_features)
+        elif isinstance(module, nn.Conv2d):
+            products.append(out.numel() * module.weight[0].numel())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        model(few)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    least = sum(p.numel() for p in model.parameters())
+    return Counted(max(sum(products) // len(few), least), max(widest) // len(few))

@@ -1,0 +1,138 @@
+"""How often a model is judged, and on how many training samples: a rule on counted work, for what the settings leave.
+
+A clock would give the same job other files on another day, so samples are counted. A sample that goes forward costs
+about a third of one that is trained on: evaluations that put at most half as many samples forward as were trained on
+since the last one cost a sixth of the training. The methods of a comparison share what its own settings come to, so
+that their rows are of the same rounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.core import Problem
+from fedconcord.federation.work import epoch_steps
+from fedconcord.problems import Regularised, Supervised
+from fedconcord.problems.semi import SemiSupervised
+from fedconcord.problems.streamed import Streamed
+from fedconcord.settings.build import problem_of
+from fedconcord.settings.parts import work_of
+from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, EvalSettings
+from fedconcord.settings.settings import Config
+
+LEAST_TRAIN_SAMPLES = 2_000
+FREE = 2**30  # multiplications of an evaluation, about 1/50 s of a core, that nobody waits for
+DRAWN = 100  # clients whose drawn work stands for all
+
+
+class Judged(NamedTuple):
+    """What one evaluation puts forward."""
+
+    tested: int  # test samples, and those set apart for validation
+    trained: int  # samples that there are to train on
+    multiplications: int  # of a sample
+    everyone: int  # samples of the look at all clients beyond an evaluation's
+
+
+def judged(config: Config) -> tuple[Config, str | None]:
+    """The settings with `eval.every` and `eval.train_samples` as numbers, and why, where the rule was at work.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    chosen = config.eval
+    if chosen.every is not None and chosen.train_samples is not None:
+        return config, None
+    problem = first_problem(config)
+    per_round = samples_a_round(config, problem)
+    found = rule(judges(problem), per_round, chosen)
+    forward = 0 if (of := judges(problem)) is None else of.tested + min(found.train_samples or 0, of.trained)
+    settled = config.model_copy(update={"eval": found})
+    if (found.every, found.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
+        return settled, None
+    how_often = "every round" if found.every == 1 else f"every {found.every} rounds"
+    return settled, (
+        f"evaluates {how_often}, the train loss on {found.train_samples:,} samples: an evaluation puts {forward:,} "
+        f"samples forward and a round trains on about {round(per_round):,}; eval.every and eval.train_samples change it"
+    )
+
+
+def first_problem(config: Config) -> Problem:
+    """The problem of a run, or of a comparison's first seed."""
+    return problem_of(config.model_copy(update={"seed": config.seed or (config.seeds or [0])[0]}))
+
+
+def rule(of: Judged | None, per_round: float, chosen: EvalSettings) -> EvalSettings:
+    """The settings with numbers, for rounds that train on so many samples.
+
+    First the sample of the train loss shrinks, then the rounds between evaluations grow, to 1, 2, 5, 10, 20 ...
+    """
+    every, train_samples = chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES
+    if of is not None and of.multiplications * (of.tested + min(train_samples, of.trained)) > FREE:
+        if chosen.train_samples is None:
+            room = int(every * per_round / 2) - of.tested
+            train_samples = min(max(room, LEAST_TRAIN_SAMPLES), MOST_TRAIN_SAMPLES)
+        if chosen.every is None:
+            every = _round_up(2 * (of.tested + min(train_samples, of.trained)) / per_round)
+    return chosen.model_copy(update={"every": every, "train_samples": train_samples})
+
+
+def looks(config: Config, problem: Problem) -> bool:
+    """Whether all clients are looked at after the last round, of settings with numbers.
+
+    What is asked for; else if the look costs little, or at most half of what the evaluations of all rounds do.
+    """
+    chosen, of = config.eval, judges(problem)
+    if chosen.clients is not None or of is None:
+        return chosen.clients is not False
+    assert chosen.every is not None
+    assert chosen.train_samples is not None
+    evaluated = (config.rounds // chosen.every + 1) * (of.tested + min(chosen.train_samples, of.trained))
+    return of.multiplications * of.everyone <= FREE or of.everyone <= evaluated / 2
+
+
+def evaluation(config: Config, problem: Problem, why: str | None) -> dict[str, object]:
+    """What is said of how models are judged, by settings with numbers, and why where counted work decided."""
+    clients = looks(config, problem)
+    if config.eval.clients is None and not clients:
+        left = "leaves out the look at all clients after the last round: it costs more than half of all evaluations"
+        why = "; ".join(filter(None, [why, f"{left}; eval.clients=true asks for it"]))
+    said: dict[str, object] = {"every": config.eval.every, "train_samples": config.eval.train_samples}
+    return {**said, "clients": clients, **({} if why is None else {"why": why})}
+
+
+def judges(problem: Problem) -> Judged | None:
+    """What an evaluation puts forward; None where it is no model's outputs."""
+    smooth = problem.smooth if isinstance(problem, Regularised) else problem
+    inner = smooth.judged if isinstance(smooth, Streamed) else smooth
+    inner = inner.base if isinstance(inner, SemiSupervised) else inner
+    if not isinstance(inner, Supervised):
+        return None
+    apart = len(inner.judged.y) if inner.judged.split == "validation" else 0
+    everyone = len(inner.y) if inner is smooth and not apart else 0
+    return Judged(len(inner.test_y) + apart, len(inner.y), inner.forward.cost.multiplications, everyone)
+
+
+def samples_a_round(config: Config, problem: Problem) -> float:
+    """Samples that the clients of a round train on, about: passes or steps of the job's local settings, which methods
+    may have of their own; work in simulated seconds counts as one pass."""
+    local, held = config.local, float(problem.roster.samples.mean())
+    written = local.steps if local.steps is not None else local.epochs if local.seconds is None else 1
+    work, n = work_of(written or 1), min(problem.roster.n, DRAWN)
+    amount = float(np.mean([work(0, 0, client) for client in range(n)]))
+    if local.steps is None:
+        return config.cohort * amount * held
+    batch = None if local.batch_size == "full" else local.batch_size
+    return config.cohort * amount * held / epoch_steps(round(held), batch)
+
+
+def _round_up(value: float) -> int:
+    """The least of 1, 2, 5, 10, 20, 50 ... that is no less."""
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale >= value:
+                return step * scale
+        scale *= 10
