@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -13,11 +14,12 @@ from torch.func import functional_call, grad, vmap
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Accumulate, Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
-from fedconcord.data.dataset import Dataset
+from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.problems import convolution, dense
 from fedconcord.problems.alone import alone
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
+from fedconcord.problems.resident import Resident, resident
 from fedconcord.problems.vectorised import vectorised
 
 EVAL_BATCH = 2048
@@ -71,15 +73,16 @@ class Supervised:
         self.sizes = np.array([len(part) for part in parts], np.float64)
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
-        self.x, self.y = self.tensors(data.train_x[order], data.train_y[order])
-        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y)
+        scale = data.scale
+        self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
+        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
+        self._check(data.classes, self.judged)
         if held is not None:
             apart = np.concatenate(held)
             ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
-            self.judged = Samples("validation", *self.tensors(data.train_x[apart], data.train_y[apart]), ends)
-        for judged in (Samples("train", self.x, self.y, self.offsets), self.judged):
-            self._check(data.classes, judged)
+            self.judged = Samples("validation", *self.tensors(data.train_x, data.train_y, scale, apart), ends)
+            self._check(data.classes, self.judged)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(len(order))[:train_samples]
@@ -96,7 +99,7 @@ class Supervised:
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
         owner = np.repeat(np.arange(len(self.sizes)), np.diff(of.offsets))
-        broken = (~torch.isfinite(of.x.flatten(1)).all(1)).cpu().numpy()
+        broken = ~of.x.finite()
         if broken.any():
             raise UserError(
                 f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
@@ -137,13 +140,13 @@ class Supervised:
                 f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
             )
 
-    def tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Samples and targets as the model takes them."""
-        whole = np.issubdtype(x.dtype, np.integer)  # symbols, which a model embeds
-        return (
-            torch.as_tensor(x, dtype=torch.int64 if whole else self.dtype, device=self.device),
-            torch.as_tensor(y, dtype=torch.int64 if self.target == "class" else self.dtype, device=self.device),
-        )
+    def tensors(
+        self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
+    ) -> tuple[Resident, Tensor]:
+        """Samples and targets as the model takes them, those in `order` if given."""
+        kind = torch.int64 if self.target == "class" else self.dtype
+        targets = torch.as_tensor(y if order is None else y[order], dtype=kind, device=self.device)
+        return resident(x, scale, self.dtype, self.device, order), targets
 
     @cached_property
     def objective(self) -> Objective:
@@ -151,7 +154,7 @@ class Supervised:
             self,
             lambda place: self.alone(place).objective,
             accumulate=self.accumulate,
-            sample_size=self.x[0].numel(),
+            sample_size=math.prod(self.x.shape[1:]),
             regulariser=self.regulariser,
         )
 
@@ -166,13 +169,17 @@ class Supervised:
     def alone(self, place: int) -> Supervised:
         """One client's objective, with its own samples and none to judge a model on."""
         first, last = self.offsets[place : place + 2].tolist()
-        return self.holding(self.x[first:last].clone(), self.y[first:last].clone())
+        return self.holding(self.x.copy(slice(first, last)), self.y[first:last].clone())
 
-    def holding(self, x: Tensor, y: Tensor) -> Supervised:
-        """The same model and loss on the samples of one client, [n, *shape] and their targets."""
+    def holding(self, x: Resident, y: Tensor) -> Supervised:
+        """The same model and loss on the samples of one client, [n, *shape], and their targets."""
         made = alone(self, 0, ())
         made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
-        made.test_x, made.test_y, made.probe = self.test_x[:0].clone(), self.test_y[:0].clone(), self.probe[:0].clone()
+        made.test_x, made.test_y, made.probe = (
+            self.test_x.copy(slice(0)),
+            self.test_y[:0].clone(),
+            self.probe[:0].clone(),
+        )
         made.judged = Samples("train", x, y, made.offsets)
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
@@ -254,8 +261,7 @@ class Supervised:
         self._kernel(into, beta, alpha, x, inputs, targets, weight)
 
     def _at(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        flat = samples.reshape(-1)
-        return self.x.index_select(0, flat).view(*samples.shape, *self.x.shape[1:]), self.y[samples]
+        return self.x[samples], self.y[samples]
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.views(x)
@@ -276,7 +282,7 @@ class Supervised:
         targets have other scores (`losses.SCORES`).
         """
         test, outputs = self._answers(x, self.test_x, self.test_y)
-        train, _ = self._answers(x, self.x[self.probe], self.y[self.probe])
+        train, _ = self._answers(x, self.x.at(self.probe), self.y[self.probe])
         pair = self.in_units(outputs), self.in_units(self.test_y)
         found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
@@ -295,7 +301,7 @@ class Supervised:
         means = {name: by_client(values, offsets) for name, values in scores.items()}
         return Scores(self.judged.split, np.diff(offsets), means)
 
-    def scores(self, x: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def scores(self, x: Tensor, inputs: Resident | Tensor, targets: Tensor) -> dict[str, Tensor]:
         """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
         loss, outputs = self._answers(x, inputs, targets)
         score = SCORES[self.target]
@@ -309,7 +315,7 @@ class Supervised:
         return values * scale + mean
 
     @torch.no_grad()
-    def _answers(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _answers(self, x: Tensor, inputs: Resident | Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Losses [n] and outputs [n, C] of the model x [d] on some samples."""
         outputs = [self.logits(x, inputs[a : a + EVAL_BATCH]) for a in range(0, max(len(targets), 1), EVAL_BATCH)]
         whole = torch.cat(outputs)
