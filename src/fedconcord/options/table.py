@@ -39,6 +39,7 @@ OPTIONS = (
     Option("engine", "engine.name", "run", "NAME", True, "one of stacked, serial, distributed, wire", "stacked", "many clients at once, one by one, shared by the processes that torchrun starts, or server and clients that share nothing but bytes"),
     Option("device", "engine.device", "run", "NAME", True, "one of auto, cpu, cuda", "cpu", "where to compute"),
     Option("dtype", "engine.dtype", "job", "NAME", True, "one of float32, float64", "float32", "precision of models and data"),
+    Option("threads", "engine.threads", "run", "N", False, "integer >= 1", "none", "CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
     Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "1", "rounds between evaluations"),
     Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
     Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
@@ -111,6 +112,9 @@ class Shared(TypedDict, total=False):
 
     dtype: Literal["float32", "float64"] | None
     "Precision of models and data (one of float32, float64). [float32]"
+
+    threads: int | None
+    "CPU threads of one run; if none all cores that the container may use, shared by --jobs (integer >= 1). [none]"
 
     eval_every: int | None
     "Rounds between evaluations (integer >= 1). [1]"

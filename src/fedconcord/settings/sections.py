@@ -101,7 +101,11 @@ class EngineSettings(BaseModel):
     dtype: Annotated[
         Literal["float32", "float64"], Field(description="precision of models and data"), Short("dtype", "job")
     ] = "float32"
-    threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    threads: Annotated[
+        Count | None,
+        Field(description="CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
+        Short("threads", "run"),
+    ] = None
     timeout: Annotated[
         float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
     ] = 600.0
