@@ -47,7 +47,6 @@ def test_every_byte_is_read_to_the_bit(scale: Scale, dtype: torch.dtype) -> None
         assert torch.equal(x[2], expected[2])
         index = torch.tensor([[3, 0, 0], [1, 2, 3]])
         assert torch.equal(x[index], expected[index])
-        assert torch.equal(x.at(torch.tensor([2, 0]))[:], expected[[2, 0]])
         assert torch.equal(x.copy(slice(1, 3))[:], expected[1:3])
         assert x.table is not None
         read = torch.stack([x.table[c][torch.as_tensor(pixels[:, c]).long()] for c in range(channels)], 1)
@@ -93,7 +92,7 @@ def test_finite() -> None:
 
 
 def test_the_samples_of_a_problem_lie_in_memory_once() -> None:
-    """No copy for the partition, for what is set apart, for the samples of the train loss or for the checks."""
+    """No copy for the partition or for what is set apart."""
     draw = np.random.default_rng(0)
     data = Dataset(
         *("bytes", draw.integers(0, 256, (60, 1, 4, 4)).astype(np.uint8), draw.integers(0, 3, 60)),
@@ -104,7 +103,7 @@ def test_the_samples_of_a_problem_lie_in_memory_once() -> None:
     parts, held = [order[:20], order[20:30], order[30:50]], [order[50:55], order[:0], order[55:]]
     problem = Supervised(lambda: MODELS["logreg"](data.shape, 3), data, parts, held=held, dtype=torch.float64)
     mine = {data.train_x.ctypes.data: data.train_x.nbytes, data.test_x.ctypes.data: data.test_x.nbytes}
-    for x in (problem.x, problem.judged.x, problem.test_x, problem.x.at(problem.probe)):
+    for x in (problem.x, problem.judged.x, problem.test_x):
         assert mine[x.raw.data_ptr()] == x.raw.nbytes
     floats = Supervised(lambda: MODELS["logreg"](data.shape, 3), data.scaled(), parts, held=held, dtype=torch.float64)
     assert torch.equal(problem.x[:], floats.x[:])

@@ -59,10 +59,6 @@ class Resident:
             flat = self.order.index_select(0, flat)
         return self.raw.index_select(0, flat).view(*samples.shape, *self.raw.shape[1:])
 
-    def at(self, samples: Tensor) -> Resident:
-        """These samples [k] alone, in the same memory."""
-        return replace(self, order=samples if self.order is None else self.order[samples])
-
     def copy(self, samples: Tensor | slice) -> Resident:
         """These samples [k] alone, in memory of their own."""
         return replace(self, raw=self._raw(samples).clone(), order=None)

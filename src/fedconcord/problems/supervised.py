@@ -175,11 +175,8 @@ class Supervised:
         """The same model and loss on the samples of one client, [n, *shape], and their targets."""
         made = alone(self, 0, ())
         made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
-        made.test_x, made.test_y, made.probe = (
-            self.test_x.copy(slice(0)),
-            self.test_y[:0].clone(),
-            self.probe[:0].clone(),
-        )
+        made.test_x, made.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
+        made.probe = self.probe[:0].clone()
         made.judged = Samples("train", x, y, made.offsets)
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._weighted_loss), in_dims=(0, 0, 0, 0))
@@ -282,7 +279,7 @@ class Supervised:
         targets have other scores (`losses.SCORES`).
         """
         test, outputs = self._answers(x, self.test_x, self.test_y)
-        train, _ = self._answers(x, self.x.at(self.probe), self.y[self.probe])
+        train, _ = self._answers(x, self.x[self.probe], self.y[self.probe])
         pair = self.in_units(outputs), self.in_units(self.test_y)
         found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
