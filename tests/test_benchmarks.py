@@ -142,3 +142,14 @@ def test_contestants_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert order.read_text() == "abcabcab"
     assert found["c"] == {"error": "ended after 1 rounds: no more"}
     assert len(found["a"]["seconds_per_round"]["all"]) == 2
+
+
+@pytest.mark.slow
+def test_neighbours_have_a_row_for_every_job() -> None:
+    command = [sys.executable, str(BENCHMARKS / "neighbours.py"), "--jobs", "digits", "--turns", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    cells = done.stdout.splitlines()[-1].split(" | ")
+    assert cells[0] == "| digits"
+    quiet, busy, ratio = (float(cell) for cell in cells[1:4])
+    assert ratio == pytest.approx(busy / quiet, rel=0.2)
+    assert "busy" in done.stdout.splitlines()[0]

@@ -120,7 +120,9 @@ def test_mnist_as_published(data_dir: Path) -> None:
 
 
 def test_mnist_reads_gzipped_and_plain_and_scales(small_mnist: Path) -> None:
-    data = mnist(small_mnist, 0).scaled()
+    data = mnist(small_mnist, 0)
+    assert data.train_x.dtype == data.test_x.dtype == np.uint8
+    data = data.scaled()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28))
     np.testing.assert_allclose(data.train_x[:, 0], (pixels / 255 - 0.1307) / 0.3081, rtol=1e-5, atol=1e-6)
     assert data.train_y.tolist() == [0, 1, 2, 3, 4]
