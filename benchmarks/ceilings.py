@@ -38,7 +38,7 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
     d = sum(m * (n + 1) for n, m in itertools.pairwise(widths))
     x = torch.randn(d, generator=draw) * 0.03
     inputs, labels = torch.randn(600, 784, generator=draw), torch.randint(10, (600,), generator=draw)
-    network = Network(widths, "cross_entropy", inputs, labels)
+    network = Network(widths, "cross_entropy", inputs, None, None, labels)
     samples = torch.randperm(600, generator=draw).view(1, STEPS, 10)
     blocks = torch.randint(5, (1, STEPS), generator=draw)
     other, table, plain = x[None] * 1e-3, torch.zeros(1, 5, d), Solver()

@@ -31,6 +31,7 @@ def dataset(setting: Setting, seed: int, quick: bool) -> tuple[Dataset, list[np.
 def federation(setting: Setting, seed: int, quick: bool) -> Federation:
     """The same as arrays, for contestants that know nothing of the library."""
     data, parts = dataset(setting, seed, quick)
+    data = data.scaled()
     order = np.concatenate(parts)
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     return Federation(data.train_x[order], data.train_y[order], offsets, data.test_x, data.test_y)
@@ -85,7 +86,7 @@ class Pool:
     def alone(self, place: int) -> Objective:
         """One client's objective, with copies of its samples."""
         own = self.objective.samples(place) % self.size
-        return self.pool.holding(self.pool.x[own], self.pool.y[own]).objective
+        return self.pool.holding(self.pool.x.copy(own), self.pool.y[own]).objective
 
     def init(self, seed: int) -> Tensor:
         return self.pool.init(seed)

@@ -131,7 +131,7 @@ def test_a_regularised_problem_is_audited_where_the_message_is_of_gradients() ->
 def test_symbols_are_refused() -> None:
     this = job(METHODS["fedavg"](), "class")
     assert isinstance(this.problem, Supervised)
-    this.problem.x = this.problem.x.long()
+    this.problem.x = replace(this.problem.x, dtype=torch.int64)
     with pytest.raises(UserError, match="this job's samples are symbols; audit a job whose samples are numbers"):
         audit(this, round=1)
 

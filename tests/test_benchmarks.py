@@ -171,3 +171,14 @@ def test_the_gpu_measurements_run_without_a_gpu(data_dir: Path) -> None:
     members = [line for line in done.stdout.splitlines() if line.startswith("* pfl: ")]
     assert len(members) == 1
     assert "s a round, accuracy" in members[0]
+
+
+@pytest.mark.slow
+def test_neighbours_have_a_row_for_every_job() -> None:
+    command = [sys.executable, str(BENCHMARKS / "neighbours.py"), "--jobs", "digits", "--turns", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    cells = done.stdout.splitlines()[-1].split(" | ")
+    assert cells[0] == "| digits"
+    quiet, busy, ratio = (float(cell) for cell in cells[1:4])
+    assert ratio == pytest.approx(busy / quiet, rel=0.2)
+    assert "busy" in done.stdout.splitlines()[0]

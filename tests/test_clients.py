@@ -76,7 +76,7 @@ def test_no_batch_holds_a_sample_set_apart() -> None:
     this = job(data="synthetic", partition="natural")
     problem = this.problem
     assert isinstance(problem, Supervised)
-    apart = {row.tobytes() for row in problem.judged.x.numpy()}
+    apart = {row.tobytes() for row in problem.judged.x[:].numpy()}
     assert len(apart) == len(problem.judged.y) > 0
     drawn: set[int] = set()
     for round in range(30):
@@ -107,7 +107,7 @@ def test_grouped_figures_equal_one_client_at_a_time(split: str) -> None:
         assert scores.values["accuracy"][i] == float((out.argmax(1) == labels[a:b]).double().mean())
     found = problem.evaluate(x)
     if split == "validation":
-        out = problem.logits(x, inputs)
+        out = problem.logits(x, inputs[:])
         assert found["validation_loss"] == pytest.approx(float(F.cross_entropy(out, labels)), rel=1e-12)
         assert found["validation_accuracy"] == pytest.approx(float((out.argmax(1) == labels).double().mean()))
         assert found["validation_client_accuracy"] == pytest.approx(scores.values["accuracy"].mean())

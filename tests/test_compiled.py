@@ -86,6 +86,25 @@ def test_every_shape_and_loss_is_as_serial_has_it(loss: str, sizes: tuple[int, .
     assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64])
+def test_samples_are_read_as_they_lie(kind: Any, channels: int) -> None:
+    """Bytes by their table, float32 widened, and clients' samples wherever they are."""
+    draw = np.random.default_rng(2)
+    x = draw.integers(0, 256, (60, channels, 3, 3)).astype(kind)
+    said = {"kind": "scale", "divide": 255.0, "mean": [0.1, 0.5, 0.9][:channels], "std": [0.5, 0.3, 0.7][:channels]}
+    scale = None if kind is not np.uint8 else said
+    x = x if scale is not None else x / kind(100)
+    y = draw.integers(0, 3, 60)
+    data = Dataset("noise", x[:50], y[:50], x[50:], y[50:], 3, preprocessing=scale)
+    parts = np.split(draw.permutation(50), [14, 20, 33])
+    build = lambda: nn.Sequential(nn.Flatten(), *network((9 * channels, 5, 3)))  # noqa: E731
+    problem = Supervised(build, data, parts, dtype=torch.float64)
+    job = Job(problem, make("scaffold"), Schedule(seed=2, cohort=3, lr=0.01, work=uniform(1, 2), batch_size=6))
+    assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
+    assert len(compiled.load(torch.float64).cohort.signatures) <= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
 def test_every_method_in_float32(name: str) -> None:
@@ -99,7 +118,7 @@ def test_a_client_that_diverges_is_seen_and_alone() -> None:
     job = Job(small("dense"), make("scaffold"), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
     assert not torch.isfinite(run(job, 3).server.x).all()
     problem = small("dense")
-    problem.x[problem.offsets[0] : problem.offsets[1]] = torch.inf  # after its check
+    problem.x.raw[: problem.offsets[1]] = torch.inf  # after its check: of client 0
     solver = Solver(momentum=0.5, nesterov=True)
     state = run(Job(problem, make("scaffold"), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
     rows = [tree_leaves(state.store.gather(np.array([i]))).values() for i in range(8)]

@@ -124,7 +124,7 @@ def test_digits_split_is_a_split_and_the_same_for_every_seed() -> None:
 
 
 def test_mnist_as_published(data_dir: Path) -> None:
-    data = mnist(data_dir, 0)
+    data = mnist(data_dir, 0).scaled()
     assert (data.train_x.shape, data.test_x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
     assert (data.train_x.dtype, data.train_y.dtype) == (np.float32, np.int64)
     # MNIST's known label counts, and the mean and deviation it is scaled by.
@@ -136,6 +136,8 @@ def test_mnist_as_published(data_dir: Path) -> None:
 
 def test_mnist_reads_gzipped_and_plain_and_scales(small_mnist: Path) -> None:
     data = mnist(small_mnist, 0)
+    assert data.train_x.dtype == data.test_x.dtype == np.uint8
+    data = data.scaled()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28))
     np.testing.assert_allclose(data.train_x[:, 0], (pixels / 255 - 0.1307) / 0.3081, rtol=1e-5, atol=1e-6)
     assert data.train_y.tolist() == [0, 1, 2, 3, 4]
@@ -219,7 +221,7 @@ def test_mnist_inconsistent(small_mnist: Path) -> None:
 def test_cifar10_as_published(data_dir: Path) -> None:
     if not (data_dir / "cifar-10-batches-bin").is_dir():
         pytest.skip(f"no cifar-10-batches-bin/ in {data_dir}")
-    data = cifar10(data_dir, 0)
+    data = cifar10(data_dir, 0).scaled()
     assert (data.train_x.shape, data.test_x.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
     assert (data.train_x.dtype, data.train_y.dtype) == (np.float32, np.int64)
     assert np.bincount(data.train_y).tolist() == [5000] * 10
@@ -275,7 +277,7 @@ def test_fmnist_reads_its_own_folder_and_scales(small_mnist: Path) -> None:
         fmnist(small_mnist, 0)
     sentence(error, str(small_mnist / "fmnist"), "data fetch fmnist", "zalandoresearch")
     (small_mnist / "mnist").rename(small_mnist / "fmnist")
-    data = fmnist(small_mnist, 0)
+    data = fmnist(small_mnist, 0).scaled()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28))
     np.testing.assert_allclose(data.train_x[:, 0], (pixels / 255 - 0.2860) / 0.3530, rtol=1e-5, atol=1e-6)
     assert (data.name, data.train_y.tolist()) == ("fmnist", [0, 1, 2, 3, 4])
@@ -293,7 +295,7 @@ def test_cifar100_layout(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32)).astype(np.uint8)
     cifar100_folder(tmp_path, [b"\x13\x63" + pixels.tobytes(), b"\x04\x07"])
     for coarse, labels, classes in ((False, [99, 7, 0], 100), (True, [19, 4, 0], 20)):
-        data = cifar100(tmp_path, 0, coarse)
+        data = cifar100(tmp_path, 0, coarse).scaled()
         assert (data.train_x.shape, data.test_x.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
         assert (data.train_y[:3].tolist(), data.classes, data.train_y.dtype) == (labels, classes, np.int64)
         mean, std = (np.array(v)[:, None, None] for v in ([0.507, 0.487, 0.441], [0.267, 0.256, 0.276]))

@@ -98,7 +98,7 @@ def test_the_onnx_program_in_onnxruntime(model: str, runs: Path, tmp_path: Path)
 
 def test_scaling_is_that_of_the_loader_to_the_bit(data_dir: Path) -> None:
     """MNIST's raw bytes through the program's first part are the training samples."""
-    data = DATASETS["mnist"](data_dir, 0)
+    data = DATASETS["mnist"](data_dir, 0).scaled()
     card = {"preprocessing": data.preprocessing, "target": "number", "dtype": "float32", "shape": data.shape}
     card |= {"inputs": "numbers", "unit": None}
     files = sorted((data_dir / "mnist").glob("t10k-images*"))

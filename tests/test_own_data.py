@@ -216,7 +216,8 @@ def test_npz(tmp_path: Path) -> None:
     data = read_own(tmp_path / "a.npz", Input())
     assert (data.shape, data.classes, data.output_names) == ((1, 2, 2), 2, ["cat", "dog"])
     assert data.client_names == ["0", "1", "2", "3"]
-    assert data.train_x.max() <= 1.0
+    assert (data.train_x.dtype, data.test_x.dtype) == (np.uint8, np.uint8)
+    assert np.array_equal(np.sort(data.scaled().train_x, None), np.sort(data.train_x, None).astype(np.float32) / 255)
     np.savez(
         tmp_path / "b.npz", x=x.astype(np.int32)[:, 0, 0], y=np.linspace(0, 1, 40), test_x=x[:3, 0, 0], test_y=[0, 1, 2]
     )
@@ -240,7 +241,7 @@ def folders(root: Path, *levels: str, images: int = 5, mode: str = "L") -> Path:
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
-    data = read_own(folders(tmp_path / "flat", "cat", "dog", mode="RGB"), Input())
+    data = read_own(folders(tmp_path / "flat", "cat", "dog", mode="RGB"), Input()).scaled()
     assert (data.shape, data.output_names, data.natural) == ((3, 6, 4), ["cat", "dog"], None)
     assert np.concatenate([data.train_x, data.test_x])[:, 0].max() == pytest.approx(85 / 255)
     data = read_own(folders(tmp_path / "deep", "a/cat", "a/dog", "b/cat"), Input())
@@ -261,7 +262,7 @@ def test_a_saved_data_set_of_images(tmp_path: Path) -> None:
     data = read_own(folder, Input(client="who"))
     assert (data.shape, data.output_names, data.client_names) == ((1, 6, 4), ["even", "odd"], ["u", "v"])
     assert (len(data.train_y), len(data.test_y)) == (20, 4)
-    np.testing.assert_allclose(data.train_x[:, 0, 0, 0] * 255, [9 * k for k in range(20)], atol=1e-4)
+    assert data.train_x[:, 0, 0, 0].tolist() == [9 * k for k in range(20)]
 
 
 # -- broken files ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from fedconcord.basis import process
 from fedconcord.basis.errors import LostError, UserError, closest
 from fedconcord.cli import data, listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
 from fedconcord.cli.base import app, complain, fail
@@ -62,6 +63,7 @@ def call(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point of the command `fedconcord`."""
+    process.settle()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _as_first_interrupt())
     warnings.showwarning = lambda message, *where, **more: complain(f"warning: {message}")

@@ -41,7 +41,9 @@ class Network(NamedTuple):
 
     widths: tuple[int, ...]  # inputs, hidden layers, outputs; x holds weights [out, in] and biases [out] of each layer
     loss: LossForm
-    inputs: Tensor  # [n, inputs] all samples
+    inputs: Tensor  # [m, inputs] as they lie in memory: bytes, float32 or the objective's dtype
+    order: Tensor | None  # [n] int64: sample k is inputs[order[k]]; inputs[k] if none
+    table: Tensor | None  # of bytes: what each is read as, [c or 1, 256], for c runs of inputs of the same length
     targets: Tensor  # [n] int64 for cross_entropy, else [n, outputs]
 
 

@@ -55,7 +55,7 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
 def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) -> Dataset:
     """A federation from x, y and perhaps client, test_x and test_y.
 
-    Bytes (uint8) are divided by 255; other whole numbers stay symbols, for a model that embeds; the rest is kept.
+    Bytes (uint8) are to be divided by 255; other whole numbers stay symbols, for a model that embeds; the rest is kept.
 
     Raises:
         UserError: an array is missing or of the wrong shape or kind.
@@ -144,7 +144,7 @@ def _targets(y: np.ndarray, given: Input, key: str, where: str, like: labels.Tar
 
 def _inputs(x: np.ndarray, where: str) -> np.ndarray:
     if x.dtype == np.uint8:
-        return x.astype(np.float32) / 255
+        return x
     if np.issubdtype(x.dtype, np.integer):
         return x.astype(np.int64)
     if np.issubdtype(x.dtype, np.floating):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,19 +33,13 @@ def cifar10(folder: Path, seed: int, /) -> Dataset:
     absent = [name for name in files if not (folder / name).is_file()]
     if absent:
         raise missing("cifar10", folder, files, absent, PAGE)
-    train = [read_batch(folder / name) for name in TRAIN]
-    test_x, test_y = read_batch(folder / TEST)
-    train_x, train_y = np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])
+    pixels, labels = np.empty((len(files), ROWS, *SHAPE), np.uint8), np.empty((len(files), ROWS), np.int64)
+    for k, name in enumerate(files):
+        pixels[k], labels[k] = read_batch(folder / name)
+    train_x, train_y = pixels[:-1].reshape(-1, *SHAPE), labels[:-1].reshape(-1)
     scale = {"kind": "scale", "divide": 255.0, "mean": MEAN, "std": STD}
     return Dataset(
-        "cifar10",
-        scaled(train_x, MEAN, STD),
-        train_y,
-        scaled(test_x, MEAN, STD),
-        test_y,
-        CLASSES,
-        output_names=NAMES,
-        preprocessing=scale,
+        "cifar10", train_x, train_y, pixels[-1], labels[-1], CLASSES, output_names=NAMES, preprocessing=scale
     )
 
 
@@ -77,12 +70,3 @@ def read_rows(path: Path, rows: int, label_bytes: int) -> tuple[np.ndarray, np.n
         raise damaged(path, f"it has {data.size} bytes, the published file {rows * row_bytes}")
     table = data.reshape(rows, row_bytes)
     return table[:, :label_bytes].astype(np.int64), table[:, label_bytes:].reshape(rows, *SHAPE)
-
-
-def scaled(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Pixels [n, 3, 32, 32] uint8 divided by 255, then scaled a channel: float32."""
-    x = pixels.astype(np.float32)
-    x /= 255  # in place: the arrays are large
-    x -= np.array(mean, np.float32)[:, None, None]
-    x /= np.array(std, np.float32)[:, None, None]
-    return x

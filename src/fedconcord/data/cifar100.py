@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
-from fedconcord.data.cifar10 import read_rows, scaled
+from fedconcord.data.cifar10 import read_rows
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.folder import damaged, missing
 
@@ -47,7 +48,7 @@ def cifar100(
                 folder / name,
                 f"it holds the coarse label {most[0]} and the fine label {most[1]}, CIFAR-100's end at 19 and 99",
             )
-        x.append(scaled(pixels, MEAN, STD))
+        x.append(np.ascontiguousarray(pixels))  # without the labels between them
         y.append(labels[:, 0 if coarse else 1])
     scale = {"kind": "scale", "divide": 255.0, "mean": MEAN, "std": STD}
     return Dataset("cifar100", x[0], y[0], x[1], y[1], COARSE if coarse else FINE, preprocessing=scale)

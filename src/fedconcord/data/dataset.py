@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+
+class Scale(NamedTuple):
+    """How bytes become the numbers that a model takes: x / divide, then (x - mean[c]) / std[c], all in float32."""
+
+    divide: float
+    mean: Sequence[float]  # of channel c, the first axis of a sample; one number for all alike
+    std: Sequence[float]
+
+    def arrays(self, axes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """divide, mean and std as float32 arrays [c or 1, 1, ...] for samples of so many axes."""
+        shape = (-1, *[1] * (axes - 1))
+        divide, mean, std = (np.array(part, np.float32).reshape(shape) for part in self)
+        return divide, mean, std
+
+    def floats(self, pixels: np.ndarray) -> np.ndarray:
+        """Bytes [n, *shape] as float32."""
+        divide, mean, std = self.arrays(pixels.ndim - 1)
+        x = pixels.astype(np.float32)
+        x /= divide  # in place: the arrays are large
+        x -= mean
+        x /= std
+        return x
 
 
 class Streams(NamedTuple):
@@ -16,10 +39,10 @@ class Streams(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """Samples and targets of one task, ready for a model (features already scaled)."""
+    """Samples and targets of one task, ready for a model: features are scaled, or bytes that are when they are read."""
 
     name: str
-    train_x: np.ndarray  # [n, *shape] float32, or int64 for symbols that a model embeds
+    train_x: np.ndarray  # [n, *shape] float32; uint8 to be scaled (`scale`); int64 for symbols that a model embeds
     train_y: np.ndarray  # [n] int64, 0 .. classes-1; [n, classes] float32 where `target` is not "class"
     test_x: np.ndarray  # [m, *shape] as train_x
     test_y: np.ndarray  # [m], as train_y
@@ -38,3 +61,17 @@ class Dataset(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.train_x.shape[1:])
+
+    @property
+    def scale(self) -> Scale | None:
+        """How arrays of bytes are scaled: as `preprocessing` says, if it is of that kind. Other arrays are not."""
+        done = self.preprocessing or {}
+        return Scale(done["divide"], done["mean"], done["std"]) if done.get("kind") == "scale" else None
+
+    def scaled(self) -> Dataset:
+        """The same with bytes as the float32 that a model takes: four times the memory."""
+        scale = self.scale
+        if scale is None:
+            return self
+        train, test = (scale.floats(x) if x.dtype == np.uint8 else x for x in (self.train_x, self.test_x))
+        return self._replace(train_x=train, test_x=test)

@@ -110,7 +110,7 @@ def _rows(source: Source, name: str, given: Input) -> Listed:
 
 
 def federation(name: str, train: Listed, test: Listed | None, given: Input) -> Dataset:
-    """Pixels divided by 255, [channels, height, width], grey where all are, of `input.image_size` squared if set.
+    """Images as bytes [channels, height, width], grey where all are, of `input.image_size` squared if set.
 
     Raises:
         UserError: an image cannot be read, sizes differ, there is one class, or they do not fit in memory.
@@ -123,7 +123,7 @@ def federation(name: str, train: Listed, test: Listed | None, given: Input) -> D
         raise UserError(f"{name}: the class {new[0]!r} is not in the training data; map these images or drop them")
     how = _look([train, test] if test else [train], given.image_size)
     count = train.total + (test.total if test else 0)
-    need = 8 * count * how.channels * how.width * how.height
+    need = 2 * count * how.channels * how.width * how.height
     refuse_too_large(need, f"{name}, {count} images of {how.width} x {how.height},", given.memory)
     x, y = pixels(train.images, train.total, how), _code(train.classes, names)
     clients = sorted(set(train.clients)) if train.clients else [""]
@@ -190,10 +190,10 @@ def _look(every: Sequence[Listed], size: int | None) -> Look:
 
 
 def pixels(images: Iterable[Image], count: int, how: Look) -> np.ndarray:
-    """Images [count, channels, height, width] float32 in [0, 1]."""
+    """Images [count, channels, height, width] uint8."""
     from PIL import Image as Pillow
 
-    out = np.empty((count, how.channels, how.height, how.width), np.float32)
+    out = np.empty((count, how.channels, how.height, how.width), np.uint8)
     for k, image in enumerate(images):
         with _open(image) as opened:
             try:
@@ -202,5 +202,5 @@ def pixels(images: Iterable[Image], count: int, how: Look) -> np.ndarray:
                 raise _broken(image[0], error) from None
         if whole.size != (how.width, how.height):
             whole = whole.resize((how.width, how.height), Pillow.Resampling.BILINEAR)
-        out[k] = np.asarray(whole, np.float32).reshape(how.height, how.width, -1).transpose(2, 0, 1) / 255
+        out[k] = np.asarray(whole).reshape(how.height, how.width, -1).transpose(2, 0, 1)
     return out

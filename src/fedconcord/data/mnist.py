@@ -17,6 +17,7 @@ PAGE = "https://yann.lecun.com/exdb/mnist/"
 SPLITS = {"train": "train", "test": "t10k"}
 MEAN, STD = 0.1307, 0.3081
 CLASSES = 10
+PIECE = 2**20  # bytes
 MAX_DEFLATE = 1032  # no gzip stream holds more than this many bytes per byte
 
 
@@ -47,8 +48,8 @@ def images(
     if absent:
         raise missing(name, folder, [f"{file}.gz" for file in names], absent, page)
     found = {file: path for file, path in paths.items() if path is not None}
-    train_x, train_y = _pair(found, "train", mean, std)
-    test_x, test_y = _pair(found, "test", mean, std)
+    train_x, train_y = _pair(found, "train")
+    test_x, test_y = _pair(found, "test")
     scale = {"kind": "scale", "divide": 255.0, "mean": [mean], "std": [std]}
     return Dataset(name, train_x, train_y, test_x, test_y, CLASSES, output_names=output_names, preprocessing=scale)
 
@@ -57,8 +58,8 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
 
 
-def _pair(paths: dict[str, Path], split: str, mean: float, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled images [n, 1, 28, 28] and labels [n] of one split."""
+def _pair(paths: dict[str, Path], split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 1, 28, 28] uint8 and labels [n] of one split."""
     image_path = paths[f"{SPLITS[split]}-images-idx3-ubyte"]
     label_path = paths[f"{SPLITS[split]}-labels-idx1-ubyte"]
     pixels, labels = read_idx(image_path, 3), read_idx(label_path, 1)
@@ -68,11 +69,7 @@ def _pair(paths: dict[str, Path], split: str, mean: float, std: float) -> tuple[
         raise damaged(label_path, f"it has {len(labels)} labels for the {len(pixels)} images of {image_path.name}")
     if labels.max() >= CLASSES:
         raise damaged(label_path, f"it holds the label {labels.max()}, the published are 0 to 9")
-    x = pixels.astype(np.float32)[:, None]
-    x /= 255  # in place: the arrays are large
-    x -= mean
-    x /= std
-    return x, labels.astype(np.int64)
+    return pixels[:, None], labels.astype(np.int64)
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
@@ -101,10 +98,15 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
             # Asking for what the file cannot hold would reserve what a damaged header says, up to terabytes.
             if expected > path.stat().st_size * (MAX_DEFLATE if gzipped else 1):
                 raise damaged(path, f"its header says {expected} bytes, more than the file can hold")
-            body = file.read(expected + 1)
+            body = np.empty(expected, np.uint8)
+            held = 0  # read in pieces: in one, gzip would hold it twice
+            while piece := file.read(min(PIECE, expected + 1 - held)):
+                if held + len(piece) > expected:
+                    raise damaged(path, f"its header says {expected} bytes of data and it has more")
+                body[held : held + len(piece)] = np.frombuffer(piece, np.uint8)
+                held += len(piece)
     except (EOFError, OSError, zlib.error) as error:
         raise damaged(path, str(error).rstrip(".") or type(error).__name__) from error
-    if len(body) != expected:
-        has = f"{len(body)}" if len(body) < expected else "more"
-        raise damaged(path, f"its header says {expected} bytes of data and it has {has}")
-    return np.frombuffer(body, np.uint8).reshape(sizes)
+    if held < expected:
+        raise damaged(path, f"its header says {expected} bytes of data and it has {held}")
+    return body.reshape(sizes)

@@ -40,6 +40,7 @@ OPTIONS = (
     Option("device", "engine.device", "run", "NAME", True, "one of auto, cpu, cuda", "cpu", "where to compute"),
     Option("dtype", "engine.dtype", "job", "NAME", True, "one of float32, float64", "float32", "precision of models and data"),
     Option("precision", "engine.precision", "job", "NAME", True, "one of full, tf32, bf16", "full", "of a model's gradients: full is dtype's; bf16 and tf32 (on a GPU) are faster and less exact"),
+    Option("threads", "engine.threads", "run", "N", False, "integer >= 1", "none", "CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
     Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "none", "rounds between evaluations; by counted work if none, 1 for small jobs"),
     Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
     Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
@@ -115,6 +116,9 @@ class Shared(TypedDict, total=False):
 
     precision: Literal["full", "tf32", "bf16"] | None
     "Of a model's gradients: full is dtype's; bf16 and tf32 (on a GPU) are faster and less exact (one of full, tf32, bf16). [full]"
+
+    threads: int | None
+    "CPU threads of one run; if none all cores that the container may use, shared by --jobs (integer >= 1). [none]"
 
     eval_every: int | None
     "Rounds between evaluations; by counted work if none, 1 for small jobs (integer >= 1). [none]"

@@ -16,7 +16,7 @@ def card(problem: Supervised, model: str) -> dict[str, Any]:
         "format": FORMAT,
         "model": model,
         "shape": list(data.shape),
-        "inputs": "numbers" if problem.x.is_floating_point() else "symbols",
+        "inputs": "numbers" if problem.x.dtype.is_floating_point else "symbols",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "target": data.target,
         "outputs": data.classes,

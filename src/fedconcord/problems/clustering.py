@@ -48,6 +48,7 @@ def clustering(
     Raises:
         UserError: a client without samples or with NaN among them.
     """
+    data = data.scaled()
     flat = data.train_x.reshape(len(data.train_x), -1)
     train = torch.as_tensor(flat[np.concatenate(parts)], dtype=dtype, device=device)  # [n, q]
     test = torch.as_tensor(data.test_x.reshape(len(data.test_x), -1), dtype=dtype, device=device)

@@ -225,6 +225,7 @@ def from_dataset(
     device: torch.device | str = "cpu",
 ) -> Convex:
     """A classification data set, flattened, over clients that hold these train samples."""
+    data = data.scaled()
     train, test = (x.reshape(len(x), int(np.prod(data.shape))) for x in (data.train_x, data.test_x))
     return Convex(
         kind,

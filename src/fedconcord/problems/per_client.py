@@ -7,12 +7,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedconcord.problems.resident import Resident
+
 
 class Samples(NamedTuple):
     """What clients are judged on: samples of all of them in one list, client after client."""
 
     split: Literal["train", "validation"]  # what the clients trained on, or what they set apart
-    x: Tensor  # [n, *shape]
+    x: Resident  # [n, *shape]
     y: Tensor  # [n, ...]
     offsets: np.ndarray  # [N + 1] int64: those of client i are offsets[i] .. offsets[i+1]-1, perhaps none
 

@@ -241,7 +241,7 @@ def _check(client: int, data: Dataset, part: np.ndarray, mask: np.ndarray) -> No
             f"client {client} has the label {wrong[0]}, data {data.name} have the classes 0 to {data.classes - 1}; "
             "correct or remove those samples"
         )
-    if not np.isfinite(data.train_x[part]).all():
+    if data.train_x.dtype != np.uint8 and not np.isfinite(data.train_x[part]).all():
         raise UserError(f"client {client} has NaN or infinite values in its samples; remove those samples")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedconcord.core import Accumulate, Evaluator, Objective, Roster, objective_of, roster_of
 from fedconcord.data.dataset import Streams
+from fedconcord.problems.resident import Resident
 from fedconcord.problems.supervised import Supervised
 
 KEPT = 2**28  # bytes of clients' samples that are kept: a round draws each of its clients once
@@ -32,10 +34,10 @@ class Streamed:
         self.offsets = streams.offsets
         self.sizes = np.diff(self.offsets).astype(np.float64)
         self.accumulate: Accumulate | None = None if judged.accumulate is None else self._accumulate
-        self._held: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
+        self._held: OrderedDict[int, tuple[Resident, Tensor]] = OrderedDict()
         self._bytes, self._lock = 0, threading.Lock()
 
-    def _client(self, client: int) -> tuple[Tensor, Tensor]:
+    def _client(self, client: int) -> tuple[Resident, Tensor]:
         """Training samples [n_i, *shape] and targets [n_i] of a client; those asked for last are kept."""
         with self._lock:
             if client in self._held:
@@ -69,7 +71,7 @@ class Streamed:
             self,
             lambda place: self.judged.holding(*self._client(place)).objective,
             accumulate=self.accumulate,
-            sample_size=self.judged.x[0].numel(),
+            sample_size=math.prod(self.judged.x.shape[1:]),
             precision=self.judged.numbers,
         )
 
@@ -109,5 +111,5 @@ class Streamed:
         return self.judged.export(x)
 
 
-def _bytes(pair: tuple[Tensor, Tensor]) -> int:
-    return sum(part.numel() * part.element_size() for part in pair)
+def _bytes(pair: tuple[Resident, Tensor]) -> int:
+    return sum(part.nbytes for part in pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -14,12 +15,13 @@ from torch.func import functional_call, grad, vmap
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Accumulate, Evaluator, Network, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
-from fedconcord.data.dataset import Dataset
+from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.problems import convolution, dense, precision
 from fedconcord.problems.alone import alone
 from fedconcord.problems.evaluation import Forward, Gather
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
 from fedconcord.problems.per_client import Samples, Scores, by_client
+from fedconcord.problems.resident import Resident, resident
 from fedconcord.problems.vectorised import vectorised
 
 HESSIAN_LIMIT = 4096
@@ -76,21 +78,22 @@ class Supervised:
         self.sizes = np.array([len(part) for part in parts], np.float64)
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         order = np.concatenate(parts)
-        self.x, self.y = self.tensors(data.train_x[order], data.train_y[order])
-        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y)
+        scale = data.scale
+        self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
+        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
+        self._check(data.classes, self.judged)
         if held is not None:
             apart = np.concatenate(held)
             ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
-            self.judged = Samples("validation", *self.tensors(data.train_x[apart], data.train_y[apart]), ends)
-        for judged in (Samples("train", self.x, self.y, self.offsets), self.judged):
-            self._check(data.classes, judged)
+            self.judged = Samples("validation", *self.tensors(data.train_x, data.train_y, scale, apart), ends)
+            self._check(data.classes, self.judged)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         self._check_outputs()
-        self.last = self.x.ndim == 4 and precision.channels_last(self.model, numbers, self.device)
+        self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         self._kernel = self._kernel_of(self.loss_of.delta)
@@ -112,7 +115,7 @@ class Supervised:
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
         owner = np.repeat(np.arange(len(self.sizes)), np.diff(of.offsets))
-        broken = (~torch.isfinite(of.x.flatten(1)).all(1)).cpu().numpy()
+        broken = ~of.x.finite()
         if broken.any():
             raise UserError(
                 f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
@@ -153,13 +156,13 @@ class Supervised:
                 f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
             )
 
-    def tensors(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Samples and targets as the model takes them."""
-        whole = np.issubdtype(x.dtype, np.integer)  # symbols, which a model embeds
-        return (
-            torch.as_tensor(x, dtype=torch.int64 if whole else self.dtype, device=self.device),
-            torch.as_tensor(y, dtype=torch.int64 if self.target == "class" else self.dtype, device=self.device),
-        )
+    def tensors(
+        self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
+    ) -> tuple[Resident, Tensor]:
+        """Samples and targets as the model takes them, those in `order` if given."""
+        kind = torch.int64 if self.target == "class" else self.dtype
+        targets = torch.as_tensor(y if order is None else y[order], dtype=kind, device=self.device)
+        return resident(x, scale, self.dtype, self.device, order), targets
 
     @cached_property
     def objective(self) -> Objective:
@@ -168,16 +171,18 @@ class Supervised:
             lambda place: self.alone(place).objective,
             accumulate=self.accumulate,
             network=self._network(),
-            sample_size=self.x[0].numel(),
+            sample_size=math.prod(self.x.shape[1:]),
             regulariser=self.regulariser,
             precision=self.numbers,
         )
 
     def _network(self) -> Network | None:
-        widths, form = dense.widths(self.model), self.loss_of.form
+        widths, form, x = dense.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
             return None
-        return Network(widths, form, self.x.flatten(1), self.y)
+        if x.table is None and x.raw.dtype not in (torch.float32, x.dtype):
+            return None
+        return Network(widths, form, x.raw.flatten(1), x.order, x.table, self.y)
 
     @cached_property
     def roster(self) -> Roster:
@@ -190,13 +195,14 @@ class Supervised:
     def alone(self, place: int) -> Supervised:
         """One client's objective, with its own samples and none to judge a model on."""
         first, last = self.offsets[place : place + 2].tolist()
-        return self.holding(self.x[first:last].clone(), self.y[first:last].clone())
+        return self.holding(self.x.copy(slice(first, last)), self.y[first:last].clone())
 
-    def holding(self, x: Tensor, y: Tensor) -> Supervised:
-        """The same model and loss on the samples of one client, [n, *shape] and their targets."""
+    def holding(self, x: Resident, y: Tensor) -> Supervised:
+        """The same model and loss on the samples of one client, [n, *shape], and their targets."""
         made = alone(self, 0, ())
         made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
-        made.test_x, made.test_y, made.probe = self.test_x[:0].clone(), self.test_y[:0].clone(), self.probe[:0].clone()
+        made.test_x, made.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
+        made.probe = self.probe[:0].clone()
         made.judged, made._looked = Samples("train", x, y, made.offsets), None
         made.accumulate = None if made._kernel is None else made._accumulate
         made._gradients = vmap(grad(made._training_loss), in_dims=(0, 0, 0, 0))
@@ -294,8 +300,7 @@ class Supervised:
             self._kernel(into, beta, alpha, x, inputs, targets, weight)
 
     def _at(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        flat = samples.reshape(-1)
-        return self.x.index_select(0, flat).view(*samples.shape, *self.x.shape[1:]), self.y[samples]
+        return self.x[samples], self.y[samples]
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.views(x)
@@ -341,7 +346,7 @@ class Supervised:
             self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means)
         return self._looked[1]
 
-    def scores(self, x: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def scores(self, x: Tensor, inputs: Resident | Tensor, targets: Tensor) -> dict[str, Tensor]:
         """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
         [(loss, outputs)] = self._answers(x, (lambda a, b: inputs[a:b], targets))
         score = SCORES[self.target]

@@ -65,6 +65,7 @@ class OneLogit(nn.Module):
 
 def binary(data: Dataset) -> Dataset:
     """Labels <= 5 become 0, the others 1; pixels in [0, 1]."""
+    data = data.scaled()
     scale, shift = (STD, MEAN) if data.name == "mnist" else (1.0, 0.0)
     x, test = ((part * scale + shift).astype(np.float32) for part in (data.train_x, data.test_x))
     return data._replace(

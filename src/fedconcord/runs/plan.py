@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, folders
+from fedconcord.basis import files, folders, process
 from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock
 from fedconcord.runs.begun import Begun, begun
@@ -184,8 +183,8 @@ def _with_threads(config: Config, jobs: int) -> Config:
     """Settings in which runs that go on at once share the cores; saved, as the number of threads can move last bits."""
     if jobs == 1 or config.engine.threads is not None:
         return config
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": max(1, cores // jobs)})})
+    share = max(1, process.cores() // jobs)
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": share})})
 
 
 def _try_start(planned: Sequence[Planned], jobs: int) -> None:
@@ -221,9 +220,9 @@ def notes(planned: Sequence[Planned]) -> list[str]:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
+    """So many of torch's threads; if none is given, its own number, but not above what the container may use."""
     before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
+    torch.set_num_threads(min(before, process.cores()) if number is None else number)
     try:
         yield
     finally:

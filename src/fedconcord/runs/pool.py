@@ -24,6 +24,8 @@ from fedconcord.runs.folder import read_description
 from fedconcord.runs.outcome import Finished, Progress, finished, not_done
 from fedconcord.runs.plan import Planned
 
+WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
+
 
 def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None) -> list[Finished]:
     """Do all runs, `jobs` at once; finished ones are not repeated, failed ones do not stop the others.
@@ -78,7 +80,7 @@ class _Worker:
         self.ready = False  # whether it has ever been
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from fedconcord.runs.pool import worker; worker()"],
+            [sys.executable, "-P", "-c", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

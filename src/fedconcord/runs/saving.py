@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedconcord.basis import files
 from fedconcord.engines import Stacked
 from fedconcord.jobs import Job, State, checkpoint
@@ -95,6 +97,7 @@ def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> 
         "rounds_done": 0,
         "dim": job.problem.objective.dim,
         "state_bytes": grows_to,
+        "threads": torch.get_num_threads(),
         **({name: getattr(engine, name) for name in CHOICES} if isinstance(engine, Stacked) else {}),
         "versions": versions(),
     }

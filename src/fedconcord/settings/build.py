@@ -205,6 +205,7 @@ def _divided(
     else:
         parts = dataset.natural
     if skew is not None:
+        dataset = dataset.scaled()
         if np.issubdtype(dataset.train_x.dtype, np.integer):
             raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
         changed = skewed(dataset.train_x, parts, seed, factories.check(FEATURES, "feature skew", skew))

@@ -116,7 +116,11 @@ class EngineSettings(BaseModel):
         ),
         Short("precision", "job"),
     ] = "full"
-    threads: Annotated[Count | None, Field(description="CPU threads of one run; all cores if none")] = None
+    threads: Annotated[
+        Count | None,
+        Field(description="CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
+        Short("threads", "run"),
+    ] = None
     graphs: Annotated[
         bool, Field(description="on a GPU, local steps that every round repeats are recorded once as a CUDA graph")
     ] = False

@@ -193,7 +193,7 @@ def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Atta
         steps=int(seen.done.steps),
         bytes=seen.bytes,
         random=sum(float((guess[permutation(guess, truth)] - truth).norm()) for guess in guesses) / len(guesses),
-        blank=float((problem.test_x.mean(0) - truth).norm()),
+        blank=float((problem.test_x[:].mean(0) - truth).norm()),
         curves=curves,
     )
 
@@ -206,7 +206,7 @@ def _supervised(job: Job) -> Supervised:
             "an audit rebuilds the samples of a supervised model, and this job's problem is "
             f"{type(job.problem).__name__}; audit a job of classes, numbers or labels"
         )
-    if not found.x.is_floating_point():
+    if not found.x.dtype.is_floating_point:
         raise UserError(
             "an audit moves the numbers of dummy samples, and this job's samples are symbols; audit a job whose "
             "samples are numbers"

@@ -98,7 +98,7 @@ def steps(
     code.cohort(
         code.Net(
             np.array(network.widths, np.int64),
-            network.inputs.numpy(),
+            *_samples(network, kind),
             _array(None if numbers else network.targets, 1, np.int64),
             _array(network.targets if numbers else None, 2, kind),
             getattr(code, network.loss.upper()),
@@ -131,6 +131,21 @@ def steps(
         x.numpy(),
     )
     return None if local.linear is None else linear, table, buffer, tilt
+
+
+def _samples(network: Network, kind: type[np.generic]) -> tuple[np.ndarray, ...]:
+    """The fields of a `Net` that samples are read from."""
+    held: np.ndarray = network.inputs.numpy()
+    found: dict[type[np.generic], np.ndarray] = {of: np.empty((0, 0), of) for of in (np.uint8, np.float32, kind)}
+    found[held.dtype.type] = held
+    inputs = np.empty((0, 0), kind) if kind is np.float32 else found[kind]
+    return (
+        found[np.uint8],
+        found[np.float32],
+        inputs,
+        _array(network.order, 1, np.int64),
+        _array(network.table, 2, kind),
+    )
 
 
 def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarray:

@@ -88,7 +88,11 @@ def _try(code: ModuleType, kind: type[np.generic]) -> None:
     two, three = np.empty((0, 0), kind), np.empty((0, 0, 0), kind)
     none, number = np.empty(0, np.int64), kind(0)
     code.cohort(
-        code.Net(np.array([1, 1]), np.empty((1, 1), kind), none, two, code.CROSS_ENTROPY),
+        code.Net(
+            np.array([1, 1]),
+            *(np.empty((0, 0), np.uint8), np.empty((0, 0), np.float32), two, none, two),
+            *(none, two, code.CROSS_ENTROPY),
+        ),
         code.Draw(none, np.empty((0, 0, 0), np.int64), three, np.empty((0, 0), np.int64)),
         code.Terms(
             *(np.empty(0, kind), np.empty(0, kind), np.empty(0, kind)),

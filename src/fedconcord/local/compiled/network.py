@@ -20,7 +20,11 @@ class Net(NamedTuple):
     """A network and the samples that it is trained on."""
 
     widths: np.ndarray  # [L + 1] int64: inputs, hidden layers, outputs
-    inputs: np.ndarray  # [n, inputs]
+    bytes: np.ndarray  # [m, inputs] uint8, where samples are bytes; else [0, 0], and so the next two
+    narrow: np.ndarray  # [m, inputs] float32
+    inputs: np.ndarray  # [m, inputs] of the run's numbers, where those are not float32
+    order: np.ndarray  # [n] int64 sample k is number order[k] of them; [0]: number k
+    table: np.ndarray  # [c, 256] what bytes are read as, for c runs of inputs of the same length
     classes: np.ndarray  # [n] int64; [0] where targets are numbers
     targets: np.ndarray  # [n, outputs]; [0, 0] where they are classes
     loss: int  # CROSS_ENTROPY, SQUARED or LOGISTIC
@@ -106,6 +110,26 @@ def scratch(net, draw, terms, x):
 
 
 @compiled
+def read(net, i, a, p):
+    """A sample into the activations at p."""
+    n, p = UINT(net.widths[0]), UINT(p)
+    if len(net.bytes) > 0:
+        run = n // UINT(len(net.table))
+        for c in range(len(net.table)):
+            begin, table, sample = UINT(c) * run, net.table[c], net.bytes[i]
+            for j in range(run):
+                a[p + begin + j] = table[UINT(sample[begin + j])]
+    elif len(net.narrow) > 0:
+        sample32 = net.narrow[i]
+        for j in range(n):
+            a[p + j] = sample32[j]
+    else:
+        sampled = net.inputs[i]
+        for j in range(n):
+            a[p + j] = sampled[j]
+
+
+@compiled
 def gather(net, draw, own, s, k):
     """The samples of a client's step k side by side; how many there are."""
     k = k if draw.samples.shape[1] > 1 else 0
@@ -115,9 +139,7 @@ def gather(net, draw, own, s, k):
             i = draw.samples[s, k, b]
             own.labels[B] = i
             own.share[B] = 1 / draw.samples.shape[2] if even else draw.weight[s, k, b]
-            to = UINT(B * n)
-            for j in range(UINT(n)):
-                own.activations[to + j] = net.inputs[i, j]
+            read(net, net.order[i] if len(net.order) > 0 else i, own.activations, B * n)
             B += 1
     return B
 
