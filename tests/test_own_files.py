@@ -59,7 +59,7 @@ def test_the_files_beside_it_are_read_again(tmp_path: Path, key: str) -> None:
     if key == "test":
         assert (first.test_y != second.test_y).all()
     else:
-        assert (first.x - 1 == second.x).all()
+        assert (first.x[:] - 1 == second.x[:]).all()
 
 
 def test_an_image_below_a_folder_is_read_again(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_an_image_below_a_folder_is_read_again(tmp_path: Path) -> None:
     before = read(tmp_path / "images")
     Image.fromarray(np.full((2, 2), 200, np.uint8)).save(path)
     after = read(tmp_path / "images")
-    assert float(torch.cat([before.x, before.test_x]).max()) < 0.1
-    assert float(torch.cat([after.x, after.test_x]).max()) > 0.7
+    assert float(torch.cat([before.x[:], before.test_x[:]]).max()) < 0.1
+    assert float(torch.cat([after.x[:], after.test_x[:]]).max()) > 0.7

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, app, complain, importing, say
+from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
 from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 
@@ -75,9 +75,9 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     for sentence in plan.notes(planned):
         say(sentence)
     again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
-    if (judged := plan.why_evaluated(folder)) is not None:
-        say(judged)
     with plan.writing(folder, planned):
+        if RANK == "0" and (judged := plan.why_evaluated(folder)) is not None:  # which the first process wrote
+            say(judged)
         with Show(planned) as show:
             try:
                 results = pool.execute_all(planned, at_once, show)
