@@ -26,6 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedconcord.basis import process
+
+process.settle()  # as the command does, before torch is loaded
+
 import numpy as np
 import torch
 from problems import problem_of

@@ -19,7 +19,7 @@ CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cac
 ON_GPU = 2**30  # the same on a GPU, where only memory bounds it; not measured
 WORTHWHILE = 2_000_000  # multiplications of a worker's share in a step, below which workers wait for Python's lock
 COMPILING = 3 * 10**10  # multiplications of a job that is worth loading compiled steps, or compiling them
-ALONE = 2 * 10**7  # multiplications of a worker's share in a round of compiled steps, which need no lock
+ALONE = 5 * 10**6  # multiplications of a worker's share in a round of compiled steps, which need no lock
 
 Kernel = Literal["torch", "compiled"]
 Choice = tuple[int, int]

@@ -132,7 +132,6 @@ def read(net, i, a, p):
 @compiled
 def gather(net, draw, own, s, k):
     """The samples of a client's step k side by side; how many there are."""
-    k = k if draw.samples.shape[1] > 1 else 0
     n, B, even = net.widths[0], 0, draw.weight.size == 0
     for b in range(draw.samples.shape[2]):
         if even or draw.weight[s, k, b] != 0:
@@ -329,8 +328,10 @@ def cohort(net, draw, terms, x):
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
         snapshot, table = row(terms.snapshot, s), buffer[:0]
+        B = 0
         for k in range(draw.steps[s]):
-            B = gather(net, draw, own, s, k)
+            if k == 0 or draw.samples.shape[1] > 1:
+                B = gather(net, draw, own, s, k)
             if len(terms.table) > 0:
                 table = terms.table[s, draw.blocks[s, k]]
             eta = terms.eta[k]
