@@ -202,6 +202,20 @@ MUTATIONS: dict[str, Mutation] = {
     "processes: the prologue asks each one's clients": Mutation(
         (Edit("engines/base.py", "total, (sent, evaluations) = team.total(total, (sent, evaluations))", "pass"),), RANKS
     ),
+    "compiled steps: the anchor's pull without eta": Mutation(
+        (Edit("local/compiled/network.py", "pull = eta * terms.prox[s]", "pull = terms.prox[s]"),),
+        ("tests/test_compiled.py", "-k", "fedprox or feddyn"),
+    ),
+    "compiled steps: a short batch weighs as a whole one": Mutation(
+        (
+            Edit(
+                "local/compiled/network.py",
+                "own.share[B] = 1 / draw.samples.shape[2] if even else draw.weight[s, k, b]",
+                "own.share[B] = 1 / draw.samples.shape[2]",
+            ),
+        ),
+        ("tests/test_compiled.py", "-k", "method"),
+    ),
     "processes: rows gathered out of order": Mutation(
         (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS
     ),

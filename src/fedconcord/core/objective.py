@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -90,6 +91,11 @@ class Objective:
     def samples(self, place: int) -> Tensor:
         """All samples [n] of a client."""
         return torch.arange(self.offsets[place], self.offsets[place + 1], device=self.device)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most samples that a client holds."""
+        return int(np.diff(self.offsets).max())
 
     def counts(self, places: np.ndarray) -> np.ndarray:
         """How many samples [S] these clients hold."""

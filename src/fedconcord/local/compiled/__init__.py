@@ -24,7 +24,7 @@ def suits(objective: Objective, duty: Duty) -> bool:
     direction, Newton steps, a regulariser's proximal steps; nor with more samples in a step than `WIDEST`, for which
     torch's products are as fast.
     """
-    solver, algorithm, most = duty.solver, duty.algorithm, int(np.diff(objective.offsets).max())
+    solver, algorithm, most = duty.solver, duty.algorithm, objective.largest
     width = most if duty.oracle.kind == "full" else duty.draws.width(algorithm, most)
     return (
         objective.network is not None

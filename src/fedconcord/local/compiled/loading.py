@@ -20,7 +20,7 @@ import torch
 
 def installed() -> bool:
     """Whether numba is there."""
-    return importlib.util.find_spec("numba") is not None
+    return sys.modules.get("numba") is not None or importlib.util.find_spec("numba") is not None
 
 
 @cache

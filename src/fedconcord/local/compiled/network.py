@@ -1,7 +1,7 @@
 """The local steps of fully connected networks, compiled: all K steps of a client in one call without Python's lock.
 
-A step reads the weights twice and writes them once: the gradient of 4 rows of a layer is added to them, or stays in the
-first cache, where `move` makes the step of it.
+A step reads the weights twice and writes them once: the gradient of a few rows of a layer is added to them, or stays in
+the first cache, where `move` makes the step of it. `local.step.solve` is what they have to come to.
 """
 
 from __future__ import annotations
