@@ -232,7 +232,7 @@ def plain_rounds(case: Case, numbers: precision.Precision = "full") -> Rounds:
     """Rounds of the loop that a careful user writes: data on the device, one model, channels last, autocast."""
     problem, setting = case.problem(), case.setting
     device = problem.device
-    x = problem.x.contiguous(memory_format=torch.channels_last)
+    x = problem.x[:].contiguous(memory_format=torch.channels_last)
     cuts = problem.offsets[1:-1].tolist()
     clients = list(zip(x.tensor_split(cuts), problem.y.tensor_split(cuts), strict=True))
     torch.manual_seed(0)
