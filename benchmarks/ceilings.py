@@ -63,6 +63,32 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
     }
 
 
+def compiled_products() -> list[Work]:
+    """The five large products of a step of job A as compiled steps compute them, a client after the other."""
+    from fedconcord.local.compiled.products import outputs, slopes, updates
+
+    draw = np.random.default_rng(0)
+
+    def of(n: int, m: int) -> tuple[Callable[[], object], Callable[[], object], Callable[[], object]]:
+        x, a, z = (draw.standard_normal(size).astype(np.float32) * 0.01 for size in (n * m, 10 * n, 10 * m))
+        f, c, none, one = z * np.float32(1e-6), np.zeros_like(a), np.empty(0, np.float32), np.float32(1)
+        return (
+            lambda: outputs(x, 0, m, n, a, 0, 10, z, 0),
+            lambda: slopes(c, n, x, 0, m, f, 10),
+            lambda: updates(x, 0, m, n, a, 0, 10, f, 0, m, one, none, np.float32(0)),
+        )
+
+    (wide, _, wide_update), (square, back, square_update) = of(784, 200), of(200, 200)
+    first, second = 2 * 10 * 784 * 200, 2 * 10 * 200 * 200
+    return [
+        ("A, compiled: forward 784-200", wide, first, 1),
+        ("A, compiled: update 784-200", wide_update, first, 1),
+        ("A, compiled: forward 200-200", square, second, 1),
+        ("A, compiled: backward 200-200", back, second, 1),
+        ("A, compiled: update 200-200", square_update, second, 1),
+    ]
+
+
 def seconds(work: Callable[[], object], repeats: int) -> float:
     """The least CPU time of 20 turns."""
     work()
@@ -153,7 +179,7 @@ def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     print("| | ms a client step | Gflop/s |\n|---|---|---|")
-    for name, *work in [ceiling(), *of_a(), *of_b()]:
+    for name, *work in [ceiling(), *of_a(), *compiled_products(), *of_b()]:
         took, rate = cells(*work)
         print(f"| {name} | {took:.3f} | {rate} |")
     model, b = torch.randn(199_210), torch.randn(199_210)
