@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         (MNIST, 30_000, {}, (1, 5_000)),  # the sample of the train loss shrinks before evaluations become fewer
         (MNIST, 60_000, {}, (1, 10_000)),
         (MNIST, 6_000, {"every": 1}, (1, 2_000)),
+        (MNIST, 6_000, {"target": 0.9}, (1, 2_000)),
+        (MNIST, 6_000, {"target": 0.9, "every": 10}, (10, 10_000)),
+        (MNIST, 6_000, {"patience": 3}, (1, 2_000)),
         (MNIST, 6_000, {"every": 10}, (10, 10_000)),
         (MNIST, 6_000, {"train_samples": 10_000}, (10, 10_000)),
         (MNIST, 6_000, {"every": 3, "train_samples": 7}, (3, 7)),
@@ -43,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, 100, {}, (1, 10_000)),
     ],
 )
-def test_the_rule(of: Judged | None, per_round: float, given: dict[str, int], wanted: tuple[int, int]) -> None:
+def test_the_rule(of: Judged | None, per_round: float, given: dict[str, Any], wanted: tuple[int, int]) -> None:
     found = rule(of, per_round, EvalSettings(**given))
     assert (found.every, found.train_samples) == wanted
 

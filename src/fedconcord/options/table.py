@@ -41,7 +41,7 @@ OPTIONS = (
     Option("dtype", "engine.dtype", "job", "NAME", True, "one of float32, float64", "float32", "precision of models and data"),
     Option("precision", "engine.precision", "job", "NAME", True, "one of full, tf32, bf16", "full", "of a model's gradients: full is dtype's; bf16 and tf32 (on a GPU) are faster and less exact"),
     Option("threads", "engine.threads", "run", "N", False, "integer >= 1", "none", "CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
-    Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "none", "rounds between evaluations; by counted work if none, 1 for small jobs"),
+    Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "none", "rounds between evaluations; if none 1, and by counted work for large jobs without a target"),
     Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
     Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
     Option("client_column", "input.client", "data", "NAME", True, "", "none", "column of your data whose values are the clients"),
@@ -121,7 +121,7 @@ class Shared(TypedDict, total=False):
     "CPU threads of one run; if none all cores that the container may use, shared by --jobs (integer >= 1). [none]"
 
     eval_every: int | None
-    "Rounds between evaluations; by counted work if none, 1 for small jobs (integer >= 1). [none]"
+    "Rounds between evaluations; if none 1, and by counted work for large jobs without a target (integer >= 1). [none]"
 
     target: float | None
     "Test accuracy, or other first metric, whose first round is reported (number > 0). [none]"

@@ -67,14 +67,15 @@ def first_problem(config: Config) -> Problem:
 def rule(of: Judged | None, per_round: float, chosen: EvalSettings) -> EvalSettings:
     """The settings with numbers, for rounds that train on so many samples.
 
-    First the sample of the train loss shrinks, then the rounds between evaluations grow, to 1, 2, 5, 10, 20 ...
+    First the sample of the train loss shrinks, then the rounds between evaluations grow, to 1, 2, 5, 10, 20 ... But a
+    target, whose round is asked for, and patience, which counts evaluations, have one every round.
     """
     every, train_samples = chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES
     if of is not None and of.multiplications * (of.tested + min(train_samples, of.trained)) > FREE:
         if chosen.train_samples is None:
             room = int(every * per_round / 2) - of.tested
             train_samples = min(max(room, LEAST_TRAIN_SAMPLES), MOST_TRAIN_SAMPLES)
-        if chosen.every is None:
+        if chosen.every is None and chosen.target is None and chosen.patience is None:
             every = _round_up(2 * (of.tested + min(train_samples, of.trained)) / per_round)
     return chosen.model_copy(update={"every": every, "train_samples": train_samples})
 

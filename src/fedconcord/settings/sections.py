@@ -156,7 +156,7 @@ class EvalSettings(BaseModel):
     model_config = STRICT
     every: Annotated[
         Count | None,
-        Field(description="rounds between evaluations; by counted work if none, 1 for small jobs"),
+        Field(description="rounds between evaluations; if none 1, and by counted work for large jobs without a target"),
         Short("eval_every", "run"),
     ] = None
     target: Annotated[
