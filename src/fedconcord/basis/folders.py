@@ -1,7 +1,8 @@
-"""Folders of results: names that no shell or browser stumbles over, and numbers that are free."""
+"""Folders: of results, names that no shell or browser stumbles over and numbers that are free; and the user's cache."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,3 +18,9 @@ def free_folder(parent: Path, stem: str) -> Path:
     while (parent / f"{stem}-{number}").exists():
         number += 1
     return parent / f"{stem}-{number}"
+
+
+def user_cache() -> Path:
+    """Where the program keeps what it can make or fetch again; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache).expanduser() if cache else Path.home() / ".cache") / "fedconcord"

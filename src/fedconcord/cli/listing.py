@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -16,7 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedconcord.basis import files
+from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli.base import app, console, say
 
@@ -59,7 +58,7 @@ def _listing() -> dict[str, Any]:
     """
     if entry_points(group=PLUGINS):
         return _make_listing()
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "list.json"
+    path = folders.user_cache() / "list.json"
     key = _fingerprint()
     with suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text(encoding="utf-8"))

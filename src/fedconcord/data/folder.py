@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedconcord.basis import folders
 from fedconcord.basis.errors import UserError
 
 
@@ -20,8 +21,7 @@ def data_folder(given: str | None) -> Path:
     chosen = given or os.environ.get("FEDCONCORD_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache).expanduser() if cache else Path.home() / ".cache") / "fedconcord" / "data"
+    return folders.user_cache() / "data"
 
 
 def missing(dataset: str, folder: Path, files: Sequence[str], absent: Sequence[str], page: str) -> UserError:

@@ -46,9 +46,9 @@ def judged(config: Config) -> tuple[Config, str | None]:
     if chosen.every is not None and chosen.train_samples is not None:
         return config, None
     problem = first_problem(config)
-    per_round = samples_a_round(config, problem)
-    found = rule(judges(problem), per_round, chosen)
-    forward = 0 if (of := judges(problem)) is None else of.tested + min(found.train_samples or 0, of.trained)
+    per_round, of = samples_a_round(config, problem), judges(problem)
+    found = rule(of, per_round, chosen)
+    forward = 0 if of is None else of.tested + min(found.train_samples or 0, of.trained)
     settled = config.model_copy(update={"eval": found})
     if (found.every, found.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
         return settled, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from types import ModuleType
 
 import numpy as np
 import torch
+
+from fedconcord.basis import folders
 
 
 def installed() -> bool:
@@ -50,7 +51,7 @@ def _folder() -> Path:
 
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     name = hashlib.sha256(source + f"{numba.__version__} {np.__version__}".encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedconcord" / "compiled" / name
+    folder = folders.user_cache() / "compiled" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # no place to keep it: compiled anew in every process

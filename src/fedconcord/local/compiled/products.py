@@ -16,9 +16,21 @@ kept = njit(fastmath=FASTER, nogil=True, error_model="numpy", cache=True)  # on 
 
 
 @compiled
+def places(p, n):
+    """Where five neighbours of n numbers begin."""
+    return UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
+
+
+@compiled
+def four(f, q):
+    """A sample's factors of four rows."""
+    return f[q], f[q + 1], f[q + 2], f[q + 3]
+
+
+@compiled
 def dots(x, w, n, a, p, z, q, m):  # 4 rows of x by 5 samples
-    w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
-    p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
+    w0, w1, w2, w3, _ = places(w, n)
+    p0, p1, p2, p3, p4 = places(p, n)
     zero = x.dtype.type(0)
     s00 = s01 = s02 = s03 = s04 = s10 = s11 = s12 = s13 = s14 = zero
     s20 = s21 = s22 = s23 = s24 = s30 = s31 = s32 = s33 = s34 = zero
@@ -81,17 +93,13 @@ def outputs(x, w, m, n, a, p, B, z, q):
 
 @compiled
 def combine(c, w, n, a, p, f, q, m):  # 4 rows of c by 5 samples, factors f[s, r]
-    w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
-    p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
-    f00, f10, f20, f30 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f01, f11, f21, f31 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f02, f12, f22, f32 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f03, f13, f23, f33 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f04, f14, f24, f34 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    w0, w1, w2, w3, _ = places(w, n)
+    p0, p1, p2, p3, p4 = places(p, n)
+    f00, f10, f20, f30 = four(f, q)
+    f01, f11, f21, f31 = four(f, q + m)
+    f02, f12, f22, f32 = four(f, q + 2 * m)
+    f03, f13, f23, f33 = four(f, q + 3 * m)
+    f04, f14, f24, f34 = four(f, q + 4 * m)
     for i in range(UINT(n)):
         a0, a1, a2, a3, a4 = a[p0 + i], a[p1 + i], a[p2 + i], a[p3 + i], a[p4 + i]
         c[w0 + i] += f00 * a0 + f01 * a1 + f02 * a2 + f03 * a3 + f04 * a4
@@ -102,17 +110,13 @@ def combine(c, w, n, a, p, f, q, m):  # 4 rows of c by 5 samples, factors f[s, r
 
 @compiled
 def blend(c, w, n, a, p, f, q, m, keep, u, e):  # `combine`, and the rest of the step in the same pass: keep c + e u
-    w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
-    p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
-    f00, f10, f20, f30 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f01, f11, f21, f31 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f02, f12, f22, f32 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f03, f13, f23, f33 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f04, f14, f24, f34 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    w0, w1, w2, w3, _ = places(w, n)
+    p0, p1, p2, p3, p4 = places(p, n)
+    f00, f10, f20, f30 = four(f, q)
+    f01, f11, f21, f31 = four(f, q + m)
+    f02, f12, f22, f32 = four(f, q + 2 * m)
+    f03, f13, f23, f33 = four(f, q + 3 * m)
+    f04, f14, f24, f34 = four(f, q + 4 * m)
     for i in range(UINT(n)):
         a0, a1, a2, a3, a4 = a[p0 + i], a[p1 + i], a[p2 + i], a[p3 + i], a[p4 + i]
         g0 = f00 * a0 + f01 * a1 + f02 * a2 + f03 * a3 + f04 * a4
@@ -127,17 +131,13 @@ def blend(c, w, n, a, p, f, q, m, keep, u, e):  # `combine`, and the rest of the
 
 @compiled
 def spread(c, p, n, x, w, f, q, m):  # 5 samples of c by 4 rows of x, factors f[s, r]
-    w0, w1, w2, w3 = UINT(w), UINT(w + n), UINT(w + 2 * n), UINT(w + 3 * n)
-    p0, p1, p2, p3, p4 = UINT(p), UINT(p + n), UINT(p + 2 * n), UINT(p + 3 * n), UINT(p + 4 * n)
-    f00, f10, f20, f30 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f01, f11, f21, f31 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f02, f12, f22, f32 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f03, f13, f23, f33 = f[q], f[q + 1], f[q + 2], f[q + 3]
-    q += m
-    f04, f14, f24, f34 = f[q], f[q + 1], f[q + 2], f[q + 3]
+    w0, w1, w2, w3, _ = places(w, n)
+    p0, p1, p2, p3, p4 = places(p, n)
+    f00, f10, f20, f30 = four(f, q)
+    f01, f11, f21, f31 = four(f, q + m)
+    f02, f12, f22, f32 = four(f, q + 2 * m)
+    f03, f13, f23, f33 = four(f, q + 3 * m)
+    f04, f14, f24, f34 = four(f, q + 4 * m)
     for i in range(UINT(n)):
         x0, x1, x2, x3 = x[w0 + i], x[w1 + i], x[w2 + i], x[w3 + i]
         c[p0 + i] += f00 * x0 + f10 * x1 + f20 * x2 + f30 * x3
