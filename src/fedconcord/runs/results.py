@@ -165,7 +165,7 @@ def _taken_up(start: Begun, folder: Path, course: Course, wanted: Wanted) -> tup
         return start.state, None
     state = checkpoint.read(path, job, start.state)
     engine = job.engine
-    if isinstance(engine, Stacked) and read_description(folder).get("kernel", engine.kernel) != engine.kernel:
+    if isinstance(engine, Stacked) and read_description(folder).get("kernel", "torch") != engine.kernel:
         return blank(job), None  # a run of so many rounds is computed by other code: the shorter one was short
     found = tables.read(folder, state.round)
     kept = found.due(course.eval_every, course.rounds)
