@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError, closest
+from fedconcord.core import Algorithm
 from fedconcord.engines import distributed
 from fedconcord.jobs import Row
 from fedconcord.options.arguments import listed
@@ -35,7 +36,7 @@ KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that a
 
 @listed(RunOptions)
 def run(
-    method: str | None = None,
+    method: str | Algorithm | Callable[..., Algorithm] | None = None,
     *,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -62,7 +63,7 @@ def run(
 
 @listed(CompareOptions)
 def compare(
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Algorithm | Callable[..., Algorithm]] | None = None,
     *,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -108,7 +109,9 @@ def _source(call: Callable[..., object], given: Mapping[str, object], settings: 
         {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in named.items()}
     )
     more = settings_module.from_nested(settings or {}, "settings")
-    return Source({**source.values, **more.values}, {**source.origin, **more.origin})
+    texts = {key: settings_module.named(key, value) for key, value in {**source.values, **more.values}.items()}
+    held = tuple(one for _, objects in texts.values() for one in objects)
+    return Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, held)
 
 
 def _key(call: Callable[..., object], name: str) -> str:

@@ -54,6 +54,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     if not (folder / "run.json").exists() and (folder / "compare.json").exists():
         raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
     saved = read_description(folder)
+    changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
     _allowed(changes, folder)
     config = settings_module.resolve_run(settings_module.from_nested(saved.get("config", {}), "run.json"), *changes)
     _longer(config, folder, saved)
@@ -98,6 +99,7 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
+    changes = tuple(settings_module.unchanged(source, nested, folder) for source in changes)
     _allowed(changes, folder)
     config = settings_module.resolve_compare(settings_module.from_nested(nested, "compare.json"), *changes)
     jobs = _jobs(before if jobs is None else jobs, config)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedconcord.basis import factories, folders, grammar, imports
+from fedconcord.basis import factories, folders, grammar, imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.inputs import Input, is_file
@@ -20,7 +20,7 @@ LEADING = ("folder", "seed")  # what the program gives to a factory of data
 
 
 def kind_of(data: str) -> str:
-    """`named`, `file` or `import`: what the setting `data` says."""
+    """`named`, `file` or `import`, an object of Python included: what the setting `data` says."""
     name = data.partition("(")[0].strip()
     if name in DATASETS or name in PROBLEMS:
         return "named"
@@ -34,7 +34,7 @@ def folder_name(data: str) -> str:
     kind = kind_of(data)
     if kind == "file":
         return folders.folder_name(Path(data).stem)
-    return folders.folder_name(grammar.parse(data, "data set").name.rpartition(":")[2])
+    return folders.folder_name(objects.name_of(grammar.parse(data, "data set").name))
 
 
 def absolute(config: Config) -> Config:
