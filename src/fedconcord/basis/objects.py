@@ -30,16 +30,15 @@ _HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 
 
 def hold(name: str, digest: str, thing: Any, words: str) -> Held:
-    """The thing under its name and digest, for as long as the result is kept; the same ones give the same text."""
+    """The thing under its name and digest, for as long as the result is kept."""
     text = f"{PREFIX}{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'thing'}_{digest[:8]}"
-    found = _HELD.get(text) or Held(text, thing, words)
-    _HELD[text] = found
-    return found
+    return keep(Held(text, thing, words))
 
 
-def keep(held: Held) -> None:
-    """Make a thing that another process held known here, for as long as it is kept."""
+def keep(held: Held) -> Held:
+    """Make a thing known by its text; a newer one of the same text takes its place."""
     _HELD[held.text] = held
+    return held
 
 
 def is_object(text: object) -> bool:

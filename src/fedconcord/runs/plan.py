@@ -16,6 +16,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock
 from fedconcord.runs.begun import Begun, begun
 from fedconcord.runs.folder import read_description, refuse_taken
+from fedconcord.runs.sending import packed
 from fedconcord.settings import Config, Source
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
@@ -178,6 +179,8 @@ def _jobs(jobs: int, config: Config) -> int:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
     if jobs > 1 and config.engine.name == "distributed":
         raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
+    if jobs > 1:
+        packed([config])
     return min(jobs, len(config.methods or [1]) * len(config.seeds or [1]))
 
 

@@ -16,7 +16,7 @@ from fedconcord.settings.build import (
 )
 from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
-from fedconcord.settings.objects import named, unchanged, words
+from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.resolve import resolve_compare, resolve_run
@@ -54,6 +54,7 @@ __all__ = [
     "looks",
     "named",
     "notes",
+    "objects_of",
     "part",
     "problem_of",
     "read_method",

@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from fedconcord.algorithms import METHODS
-from fedconcord.basis import imports, objects
+from fedconcord.basis import grammar, imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.identity import UNNAMED
 from fedconcord.basis.objects import Held
@@ -76,12 +77,17 @@ def _named(what: str, value: Any) -> tuple[Any, Held | None]:
 def words(texts: Mapping[str, Any]) -> dict[str, str]:
     """What each object among these settings is, by its key."""
     found: dict[str, str] = {}
-    for key in KEYS:
-        given = texts.get(key)
-        listed = [text for text in (given if isinstance(given, list) else [given]) if objects.is_object(text)]
-        if listed:
-            found[key] = "; ".join(objects.held(str(text), key).words for text in listed)
+    for key, text in objects_of(texts):
+        about = objects.held(text, key).words
+        found[key] = f"{found[key]}; {about}" if key in found else about
     return found
+
+
+def objects_of(texts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Key and text of every object among these settings."""
+    listed = {key: texts[key] if isinstance(texts[key], list) else [texts[key]] for key in KEYS if key in texts}
+    every = [(key, text) for key, given in listed.items() for text in given if objects.is_object(text)]
+    return [(key, grammar.parse(text, key).name) for key, text in every]
 
 
 def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
@@ -120,7 +126,7 @@ def _method(value: Any) -> Held:
         about = f"Algorithm without a name, told from others by the code of its functions; sha256 {digest}"
     else:
         about = f"Algorithm {value.identity}; sha256 {digest}"
-    return objects.hold(value.identity.method or "algorithm", digest, lambda: value, about)
+    return objects.hold(value.identity.method or "algorithm", digest, partial(_itself, value), about)
 
 
 def _model(value: Any) -> Held:
@@ -129,7 +135,7 @@ def _model(value: Any) -> Held:
     digest, count = digest_of(value), sum(parameter.numel() for parameter in value.parameters())
     kept = copy.deepcopy(value)  # as it was when it was given
     about = f"{_one_line(value)} with {count} parameters, which start as they were given; sha256 {digest}"
-    return objects.hold(type(value).__name__, digest, lambda shape, classes: copy.deepcopy(kept), about)
+    return objects.hold(type(value).__name__, digest, partial(_copied, kept), about)
 
 
 def _data(value: Any) -> Held:
@@ -142,7 +148,8 @@ def _data(value: Any) -> Held:
     else:
         name, arrays = "arrays", dict(found)
     listed = ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())
-    return objects.hold(name, digest, lambda folder, seed: found, f"{type(value).__name__}: {listed}; sha256 {digest}")
+    about = f"{type(value).__name__}: {listed}; sha256 {digest}"
+    return objects.hold(name, digest, partial(_itself, found), about)
 
 
 def _partition(value: Any) -> Held:
@@ -168,6 +175,14 @@ def _loss(value: Any) -> Held:
 
 def _metric(value: Any) -> Held:
     return _function("metric", value, "a function (outputs, targets) -> number")
+
+
+def _itself(thing: Any, *leading: Any) -> Any:
+    return thing
+
+
+def _copied(model: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    return copy.deepcopy(model)
 
 
 HOLD: Mapping[str, Callable[[Any], Held]] = {
@@ -235,7 +250,8 @@ def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> 
         cells = [_contents(cell) for cell in value.__closure__ or ()]
         each(value.__code__, cells, value.__defaults__, value.__kwdefaults__)
     elif hasattr(value, "co_code"):
-        say("code", value.co_code.hex(), value.co_names)
+        shape = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+        say("code", value.co_code.hex(), value.co_names, value.co_varnames, shape)
         each(value.co_consts)
     elif isinstance(value, type):
         say("class", value.__module__, value.__qualname__)

@@ -75,8 +75,15 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
         return _read(data, settings, stamp(data, given))
     from fedconcord.data.own import made  # pyarrow, which other data do not need
 
-    registry = imports.open_factories(DATASETS, "data set", LEADING)
-    return made(factories.build(registry, "data set", data, data_folder(data_dir), seed), settings, data)
+    call = factories.check(imports.open_factories(DATASETS, "data set", LEADING), "data set", data)
+    try:
+        brought = call(data_folder(data_dir), seed)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # whatever somebody else's function raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"data {data} failed when they were made: {why}") from error
+    return made(brought, settings, data)
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,7 @@ def own(function: Callable[..., Any], path: str) -> Callable[..., list[np.ndarra
 def of_samples(parts: Sequence[Any]) -> Callable[..., Any]:
     """The partition that gives client i the samples `parts[i]`, whatever the seed."""
 
-    def given(labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> Sequence[Any]:
-        return parts
-
+    given = partial(_listed, parts)
     given.clients = len(parts)  # type: ignore[attr-defined]
     return given
 
@@ -55,10 +54,15 @@ def of_samples(parts: Sequence[Any]) -> Callable[..., Any]:
 def of_partitioner(partitioner: Any) -> Callable[..., list[np.ndarray]]:
     """The partition that an object with `load_partition` makes, each time from a copy that has met no data."""
 
-    def made(labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        return from_partitioner(copy.deepcopy(partitioner), labels)
+    return partial(_made, partitioner)
 
-    return made
+
+def _listed(parts: Sequence[Any], labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> Sequence[Any]:
+    return parts
+
+
+def _made(partitioner: Any, labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return from_partitioner(copy.deepcopy(partitioner), labels)
 
 
 def _checked(found: Any, samples: int, clients: int, where: str) -> list[np.ndarray]:
