@@ -32,6 +32,7 @@ OPTIONS = (
     Option("seed", "seed", "data", "N", False, "integer >= 0", "0", "the seed of a run, of all its randomness"),
     Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison; all methods of a seed meet the same clients and batches"),
     Option("out", "out", "run", "DIR", True, "", "none", "folder of the results; a new one below runs/ if none"),
+    Option("track", "track", "run", "LIST", True, "list of trackers such as tensorboard,mlflow", "none", "who else is told of every round: tensorboard, mlflow or wandb, below the results"),
     Option("epochs", "local.epochs", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "1", "passes of a client over its samples in a round"),
     Option("steps", "local.steps", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "none", "local steps, instead of epochs"),
     Option("batch_size", "local.batch_size", "job", "N", False, "integer >= 1 or full", "10", "samples a local step, or full"),
@@ -94,6 +95,9 @@ class Shared(TypedDict, total=False):
 
     out: str | Path | None
     "Folder of the results; a new one below runs/ if none. [none]"
+
+    track: str | Sequence[str] | None
+    "Who else is told of every round: tensorboard, mlflow or wandb, below the results (list of trackers such as tensorboard,mlflow). [none]"
 
     epochs: int | str | None
     "Passes of a client over its samples in a round (integer >= 1 or a draw such as uniform(1,5)). [1]"

@@ -21,7 +21,7 @@ from fedconcord.settings import Config, Source
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
-        *("rounds", "checkpoint.every", "eval.target"),
+        *("rounds", "checkpoint.every", "eval.target", "track"),
         *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
     )
 )

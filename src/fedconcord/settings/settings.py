@@ -201,6 +201,14 @@ class Config(BaseModel):
         Field(description="folder of the results; a new one below runs/ if none"),
         Short("out", "run", "DIR"),
     ] = None
+    track: Annotated[
+        list[str],
+        Field(
+            description="who else is told of every round: tensorboard, mlflow or wandb, below the results",
+            json_schema_extra={"wanted": "a list of trackers such as tensorboard,mlflow"},
+        ),
+        Short("track", "run"),
+    ] = []
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
     wire: WireSettings = WireSettings()
