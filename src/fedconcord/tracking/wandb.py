@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,13 +30,15 @@ class WandB:
         self.project, self.mode, self.dir = project, mode, dir
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine that nobody asked for
         self.package = package("wandb", NAME)
-        self.open: dict[Path, tuple[Any, str, int]] = {}  # their run, its id, the last round that it has
+        self.open: dict[Path, tuple[Any, str, int, float]] = {}  # their run, its id, last round, when begun
 
     def start(self, run: Run) -> None:
         """Begin a run, or go on under the id of the one that the folder names; offline that is one more folder."""
         known = marked(run.folder, NAME) if run.begins > 0 else {}
         name, last = str(known.get("id") or uuid.uuid4().hex[:8]), int(known.get("round", -1))
         folder = run.root if self.dir is None else Path(self.dir)
+        if known:
+            time.sleep(max(0.0, float(known.get("at", 0.0)) + 1.1 - time.time()))  # they name a folder by id and second
         made = self.package.init(
             project=self.project,
             name=f"{run.label}, seed {run.seed}",
@@ -47,19 +50,20 @@ class WandB:
             reinit="create_new",  # several runs of a comparison go on at once
             settings=self.package.Settings(silent=True, console="off"),
         )
-        self.open[run.folder] = made, name, last
-        mark(run.folder, NAME, id=name, round=last)
+        at = time.time()
+        self.open[run.folder] = made, name, last, at
+        mark(run.folder, NAME, id=name, round=last, at=at)
 
     def row(self, run: Run, row: Row) -> None:
         """The history at the step of the round, unless it was sent before the run was killed."""
-        made, name, last = self.open[run.folder]
+        made, name, last, at = self.open[run.folder]
         if row.round <= last:
             return
         made.log({**values(row), "round": row.round}, step=row.round)
-        mark(run.folder, NAME, id=name, round=row.round)
+        mark(run.folder, NAME, id=name, round=row.round, at=at)
 
     def end(self, run: Run, result: Finished) -> None:
         """Say how it ended, and wait until all is written."""
-        made, _, _ = self.open.pop(run.folder)
+        made, *_ = self.open.pop(run.folder)
         made.summary["status"] = result.status
         made.finish(exit_code=0 if result.status == "complete" else 1)
