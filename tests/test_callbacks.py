@@ -23,6 +23,7 @@ import fedconcord
 from fedconcord import Finished, Row, Run, cli
 from fedconcord.basis.errors import UserError
 
+ROOT = Path(__file__).parents[1]
 JOB: dict[str, Any] = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 3, "rounds": 4}
 Values = Mapping[str, list[tuple[int, float]]]
 """Metric -> (round, value), in order."""
@@ -106,6 +107,19 @@ def test_a_callback_that_fails_is_left_out_and_changes_nothing(tmp_path: Path) -
     assert seen.events[-1] == ("end", 0, "complete")
     for name in ("metrics.csv", "checkpoint.safetensors"):
         assert (usual.folder / name).read_bytes() == (found.folder / name).read_bytes()
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_the_example_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "callbacks.md").read_text(), re.M | re.S)
+    exec(example, {})
+    told = capsys.readouterr().out.splitlines()
+    rounds = [f"fedavg, seed 0, round {t}" for t in range(3)]
+    assert [line.partition(":")[0] for line in told[:4]] == [*rounds, "fedavg, seed 0"]
+    assert told[7] == "scaffold, seed 0: complete"
 
 
 # -- trackers ------------------------------------------------------------------------------------------------------
@@ -269,3 +283,10 @@ def test_all_trackers_go_on_after_the_command_was_killed(tmp_path: Path) -> None
         steps = [step for step, _ in found["loss"]]
         assert steps == sorted(set(steps))  # none twice; the last moments before a kill may be lost
         assert steps[-1] == int(rounds)
+
+
+@pytest.mark.slow
+def test_the_benchmark_has_a_line_a_tracker() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "tracking.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(\w+: start \d+\.\d s, a round \d+\.\d ms\n){3}", done.stdout)

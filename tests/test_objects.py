@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -309,6 +311,24 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_written(tmp_path: Pat
         with pytest.raises(UserError, match=r"jobs > 1 .* cannot be sent to them \(.*\); use jobs=1"):
             fedconcord.compare(["scaffold", method], data="quadratics", out=tmp_path / "c", jobs=2)
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_the_example_of_the_page_by_path_and_as_an_object(
+    own_module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "own-method.md").read_text()
+    method, *_, use = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"^fedconcord (compare .*)$", page, re.MULTILINE)
+    own_module("")
+    Path("fedmemory.py").write_text(method)
+    assert cli.call(shlex.split(command.replace("--rounds 20", "--rounds 2"))) == 0
+    names: dict[str, Any] = {}
+    exec(method + use.replace("rounds=20", "rounds=2"), names)
+    one, two = (next(Path(out).glob("*fedmemory*/seed-0")) for out in ("memory", "memory-too"))
+    assert_same(one, two)
+    assert re.fullmatch(r"fedmemory_[0-9a-f]{8}", said(two)["label"])
+    sys.modules.pop("fedmemory")
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

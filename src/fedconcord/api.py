@@ -7,6 +7,7 @@
     print(table.report)
 
 Arguments that are left out take the value of the settings file, else the default that `fedconcord list settings` shows.
+Methods, models, data, partitions, losses and metrics may be objects in place of names: docs/own-method.md.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ def run(
     """Train one method and return what came of it; everything is in `.folder`.
 
     Args:
+        method: a name with its parameters, "fedprox(mu=0.1)" or "package.module:factory"; or an `Algorithm`, or a
+            function that makes one.
         config: a TOML file of settings.
         settings: any other key, dotted: {"algorithm.rho": 0.1, "local.weight_decay": 1e-4}.
-        resume: a folder to continue to the same result bit for bit; its settings are kept.
+        resume: a folder to continue to the same result bit for bit; its settings are kept, and what it was given as
+            objects is given again.
         callbacks: are told of the start, of every round and of the end, as `fedconcord.TensorBoard()` is.
         options: settings with a short name, described in `RunOptions`.
 
@@ -81,11 +85,11 @@ def compare(
 
     Args:
         methods: "fedprox(mu=0.1)" sets a parameter; "fedavg(local.lr=0.05, server=momentum(0.9))" a local setting or
-            a part for this method alone.
+            a part for this method alone; an `Algorithm` or a function that makes one serves as well.
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
-        jobs: runs at once, each in a process of its own; 1 if not given.
+        jobs: runs at once, each in a process of its own, which objects are sent to; 1 if not given.
         callbacks: are told of every run: its start, every round and its end, in this process.
         options: settings with a short name, described in `CompareOptions`.
 
