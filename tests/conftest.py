@@ -41,3 +41,9 @@ def data_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         except OSError:  # a parallel session was first
             shutil.rmtree(part)
     return folder
+
+
+@pytest.fixture
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figures: they take seconds, and other tests draw them."""
+    monkeypatch.setattr("fedconcord.report.write_report", lambda paths, out: out / "report.html")

@@ -25,6 +25,7 @@ from fedconcord.jobs import Row
 from fedconcord.runs import execution, outcome, plan, pool
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned
+from watching import Rows
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
 JOB = (
@@ -180,12 +181,6 @@ def test_a_comparison_that_is_stopped_goes_on_to_the_same_bytes(whole: Path, tmp
         assert_same(whole / folder, out / folder)
 
 
-@pytest.fixture
-def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figures: they take seconds, and other tests draw them."""
-    monkeypatch.setattr(fedconcord.report, "write_report", lambda paths, out: out / "report.html")
-
-
 @pytest.mark.usefixtures("quick_report")
 def test_the_axes_compose(tmp_path: Path) -> None:
     methods = {
@@ -234,7 +229,7 @@ QUICK: dict[str, Any] = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 3,
 def test_run_from_python(tmp_path: Path) -> None:
     seen: list[Row] = []
     result = api.run(
-        "fedprox(mu=0.5)", **QUICK, out=tmp_path / "r", settings={"local.momentum": 0.5}, on_row=seen.append
+        "fedprox(mu=0.5)", **QUICK, out=tmp_path / "r", settings={"local.momentum": 0.5}, callbacks=[Rows(seen.append)]
     )
     assert (result.label, result.status, result.rounds) == ("fedprox(mu=0.5)", "complete", 4)
     assert result.metrics["loss"] == pytest.approx(seen[-1].metrics["loss"])  # type: ignore[index]
@@ -260,17 +255,17 @@ def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path: Path) -> None:
     busy: set[int] = set()
     killed: list[int] = []
 
-    def progress(number: int, event: Row | Finished | None) -> None:
-        if isinstance(event, Row):
-            busy.add(number)
-        if len(busy) == 2 and not killed:
-            workers = [pid for pid in children(os.getpid()) if b"pool import worker" in cmdline(pid)]
-            os.kill(workers[0], signal.SIGKILL)
-            killed.append(workers[0])
+    class Killer(fedconcord.Callback):
+        def start(self, run: fedconcord.Run) -> None:
+            busy.add(run.number)
+            if len(busy) == 2 and not killed:
+                workers = [pid for pid in children(os.getpid()) if b"pool import worker" in cmdline(pid)]
+                os.kill(workers[0], signal.SIGKILL)
+                killed.append(workers[0])
 
     found = api.compare(
-        ["fedavg", "fedprox", "scaffold"], **{**QUICK, "rounds": 2000}, out=tmp_path / "c", jobs=2, progress=progress,
-        settings={"eval.every": 10},
+        ["fedavg", "fedprox", "scaffold"], **{**QUICK, "rounds": 2000}, out=tmp_path / "c", jobs=2,
+        settings={"eval.every": 10}, callbacks=[Killer()],
     )  # fmt: skip
     states = [result.status for result in found.runs]
     assert sorted(states) == ["complete", "complete", "failed"]
@@ -314,11 +309,12 @@ def test_default_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("quick_report")
 def test_ctrl_c_between_runs_leaves_the_others_undone(tmp_path: Path) -> None:
-    def progress(number: int, event: Row | Finished | None) -> None:
-        if number == 0 and isinstance(event, Row) and event.round == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+    class Stop(fedconcord.Callback):
+        def row(self, run: fedconcord.Run, row: Row) -> None:
+            if run.number == 0 and row.round == 2:
+                os.kill(os.getpid(), signal.SIGINT)
 
-    found = api.compare(["fedavg", "fedprox"], **QUICK, out=tmp_path / "c", progress=progress)
+    found = api.compare(["fedavg", "fedprox"], **QUICK, out=tmp_path / "c", callbacks=[Stop()])
     assert [(r.status, r.rounds) for r in found.runs] == [("interrupted", 2), ("interrupted", 0)]
     assert found.report is None
     again = api.compare(resume=tmp_path / "c")

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from fedconcord.runs.folder import read_description
 from fedconcord.runs.stopping import Patience
 from fedconcord.settings import from_nested, resolve_run
 from table import batches_of
+from watching import Rows
 
 JOB = {
     "data": "digits",
@@ -152,8 +154,8 @@ STOP = {"rounds": 60, "local.lr": 2.0, "eval.patience": 4, "eval.clients_every":
 STOP |= {"eval.personalise": "finetune(steps=3, lr=0.1)"}
 
 
-def run(folder: Path, on_row: object = None, **more: object) -> dict[str, object]:
-    fedconcord.run("fedavg", out=folder, settings={**JOB, **STOP, **more}, on_row=on_row)  # type: ignore[arg-type]
+def run(folder: Path, on_row: Callable[[Row], None] = lambda row: None, **more: object) -> dict[str, object]:
+    fedconcord.run("fedavg", out=folder, settings={**JOB, **STOP, **more}, callbacks=[Rows(on_row)])
     return json.loads((folder / "run.json").read_text())
 
 

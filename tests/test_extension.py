@@ -12,6 +12,7 @@ import fedconcord
 from fedconcord import api
 from fedconcord.jobs import Row
 from fedconcord.settings import from_nested
+from watching import Rows
 
 JOB: dict[str, Any] = {
     "data": "digits", "model": "logreg", "clients": 12, "cohort": 3, "eval.every": 4, "validation": 0.2,
@@ -25,7 +26,7 @@ def run(folder: Path, rounds: int, stop: int | None = None, **more: object) -> a
         if row.round == stop:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return fedconcord.run("scaffold", out=folder, rounds=rounds, settings={**JOB, **more}, on_row=on_row)
+    return fedconcord.run("scaffold", out=folder, rounds=rounds, settings={**JOB, **more}, callbacks=[Rows(on_row)])
 
 
 def assert_same(whole: Path, parts: Path) -> None:

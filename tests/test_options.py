@@ -89,7 +89,7 @@ def test_types_are_those_of_the_schema() -> None:
     assert types["lr"] == "float | None"
     assert types["epochs"] == "int | str | None"
     assert types["batch_size"] == 'int | Literal["full"] | None'
-    assert types["data"] == "str | Path | None"
+    assert types["data"] == "str | Path | object | None"
     assert types["seeds"] == "int | Sequence[int] | None"
     assert types["label_column"] == "str | Sequence[str] | None"
     metavars = {option.name: (option.metavar, option.literal) for option in OPTIONS}

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from fedconcord.local.solver import Solver
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
+    from fedconcord.runs.callbacks import Callback, Run
     from fedconcord.runs.outcome import Compared, Finished
+    from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
     from fedconcord.trained.program import export
     from fedconcord.transforms.server import OPTIMIZERS, with_server
@@ -70,6 +72,7 @@ __all__ = [
     "SAMPLERS",
     "WORK",
     "Algorithm",
+    "Callback",
     "Client",
     "Cohort",
     "Compared",
@@ -79,12 +82,14 @@ __all__ = [
     "Finished",
     "Job",
     "Local",
+    "MLflow",
     "Oracle",
     "Plan",
     "Population",
     "Problem",
     "Quadratic",
     "Row",
+    "Run",
     "Schedule",
     "Sender",
     "Serial",
@@ -93,7 +98,9 @@ __all__ = [
     "Stacked",
     "State",
     "Supervised",
+    "TensorBoard",
     "UserError",
+    "WandB",
     "Wire",
     "__version__",
     "advance",
@@ -125,7 +132,9 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.models": "MODELS",
     "fedconcord.local.gradients": "ORACLES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
+    "fedconcord.runs.callbacks": "Callback Run",
     "fedconcord.runs.outcome": "Compared Finished",
+    "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",

@@ -7,6 +7,7 @@
     print(table.report)
 
 Arguments that are left out take the value of the settings file, else the default that `fedconcord list settings` shows.
+Methods, models, data, partitions, losses and metrics may be objects in place of names: docs/own-method.md.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from typing import Any, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError, closest
+from fedconcord.core import Algorithm
 from fedconcord.engines import distributed
-from fedconcord.jobs import Row
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
+from fedconcord.runs.callbacks import Callback, followed, telling
 from fedconcord.runs.execution import execute
-from fedconcord.runs.outcome import Compared, Finished, Progress
+from fedconcord.runs.outcome import Compared, Finished
 from fedconcord.runs.plan import plan_comparison, plan_resumed_comparison, plan_resumed_run, plan_run, writing
 from fedconcord.runs.pool import execute_all
 from fedconcord.settings import Source
+from fedconcord.tracking import check, trackers
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 
@@ -35,40 +38,45 @@ KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that a
 
 @listed(RunOptions)
 def run(
-    method: str | None = None,
+    method: str | Algorithm | Callable[..., Algorithm] | None = None,
     *,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
-    on_row: Callable[[Row], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Finished:
     """Train one method and return what came of it; everything is in `.folder`.
 
     Args:
+        method: a name with its parameters, "fedprox(mu=0.1)" or "package.module:factory"; or an `Algorithm`, or a
+            function that makes one.
         config: a TOML file of settings.
         settings: any other key, dotted: {"algorithm.rho": 0.1, "local.weight_decay": 1e-4}.
-        resume: a folder to continue to the same result bit for bit; its settings are kept.
-        on_row: sees every round as it ends.
+        resume: a folder to continue to the same result bit for bit; its settings are kept, and what it was given as
+            objects is given again.
+        callbacks: are told of the start, of every round and of the end, as `fedconcord.TensorBoard()` is.
         options: settings with a short name, described in `RunOptions`.
 
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
     sources = [*_file(config), _source(run, {"method": method, **options}, settings)]
+    check(sources)
     planned = plan_resumed_run(Path(resume), *sources) if resume else plan_run(*sources)
-    return execute(planned, on_row)
+    tell = telling([planned], planned.folder, [*callbacks, *trackers(planned.config.track)])
+    return followed(planned, tell, lambda: execute(planned, lambda row: tell(0, row)))
 
 
 @listed(CompareOptions)
 def compare(
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Algorithm | Callable[..., Algorithm]] | None = None,
     *,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[CompareOptions],
 ) -> Compared:
     """Train several methods with several seeds, side by side on the same clients, batches and start; write the report.
@@ -77,24 +85,26 @@ def compare(
 
     Args:
         methods: "fedprox(mu=0.1)" sets a parameter; "fedavg(local.lr=0.05, server=momentum(0.9))" a local setting or
-            a part for this method alone.
+            a part for this method alone; an `Algorithm` or a function that makes one serves as well.
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
-        jobs: runs at once, each in a process of its own; 1 if not given.
-        progress: sees every run begin, every round and every end.
+        jobs: runs at once, each in a process of its own, which objects are sent to; 1 if not given.
+        callbacks: are told of every run: its start, every round and its end, in this process.
         options: settings with a short name, described in `CompareOptions`.
 
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
     sources = [*_file(config), _source(compare, {"methods": methods, **options}, settings)]
+    check(sources)
     if resume:
         folder, planned, jobs = plan_resumed_comparison(Path(resume), jobs, *sources)
     else:
         folder, planned, jobs = plan_comparison(jobs, *sources)
+    tell = telling(planned, folder, [*callbacks, *trackers(planned[0].config.track)])
     with writing(folder, planned):
-        return finish_comparison(folder, execute_all(planned, jobs, progress))
+        return finish_comparison(folder, execute_all(planned, jobs, tell))
 
 
 def _file(config: str | Path | None) -> list[Source]:
@@ -108,7 +118,9 @@ def _source(call: Callable[..., object], given: Mapping[str, object], settings: 
         {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in named.items()}
     )
     more = settings_module.from_nested(settings or {}, "settings")
-    return Source({**source.values, **more.values}, {**source.origin, **more.origin})
+    texts = {key: settings_module.named(key, value) for key, value in {**source.values, **more.values}.items()}
+    held = tuple(one for _, objects in texts.values() for one in objects)
+    return Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, held)
 
 
 def _key(call: Callable[..., object], name: str) -> str:

@@ -1,13 +1,16 @@
-"""Methods of other packages: entry points of the group `fedconcord.methods`, name = "module:factory"."""
+"""Methods of others: entry points of the group `fedconcord.methods`, name = "module:factory", and import paths."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.imports import Open, with_options
 from fedconcord.core import Algorithm
 
 GROUP = "fedconcord.methods"
@@ -40,8 +43,8 @@ class Methods(Mapping[str, Callable[..., Algorithm]]):
 
 
 @cache
-def available() -> Methods:
-    """Every method that this installation has; found once a process.
+def available() -> Mapping[str, Callable[..., Algorithm]]:
+    """Every method that this installation has, found once a process, and factories by import path.
 
     Raises:
         UserError: a plug-in takes a name that is ours or another plug-in's, or one that cannot be written in a setting.
@@ -61,7 +64,27 @@ def available() -> Methods:
                 f"uninstall one of them, or its author should rename the entry point in {GROUP}"
             )
         found[entry.name] = entry
-    return Methods(found)
+    return Open(Methods(found), "method", _own)
+
+
+def _own(function: Callable[..., Any], path: str) -> Callable[..., Algorithm]:
+    """A factory of the user's, whose product is checked."""
+    called = with_options(function, path, "method", ())
+
+    def make(**options: Any) -> Algorithm:
+        try:
+            made = called(**options)
+        except UserError:
+            raise
+        except Exception as error:  # whatever somebody else's factory raises
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"method {path} failed when it was made: {why}") from error
+        if not isinstance(made, Algorithm):
+            raise UserError(f"method {path} returned {type(made).__name__}; return a fedconcord.Algorithm")
+        return made
+
+    make.__signature__, make.__doc__ = inspect.signature(called), function.__doc__  # type: ignore[attr-defined]
+    return make
 
 
 def _load(entry: EntryPoint) -> Callable[..., Algorithm]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.grammar import Spec, Value, parse, plain, shown, text
@@ -54,6 +55,15 @@ class Option:
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
+
+
+def expressible(annotation: Any) -> bool:
+    """Whether values of a type can be written in settings."""
+    try:
+        _adapter(annotation).json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
+        return False
+    return True
 
 
 def options(factory: Callable[..., Any]) -> list[Option]:

@@ -1,4 +1,5 @@
-"""Things of the user's by import path, `package.module:name`: a model, a data set, a loss or a metric of your own."""
+"""Things of the user's by import path, `package.module:name`: a method, a model, a data set, a partition, a loss or a
+metric of your own."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from fedconcord.basis import factories, objects
 from fedconcord.basis.errors import UserError, closest
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -23,13 +25,17 @@ def is_path(text: str) -> bool:
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
-    """What `package.module:name` stands for; modules of the current directory are found, after installed ones.
+    """What `package.module:name` stands for, or an object given from Python by its text (`basis.objects`).
+
+    Modules of the current directory are found, after installed ones.
 
     Raises:
         UserError: it cannot be imported, is not there or cannot be called.
     """
     if not is_path(path):
         raise UserError(f"the {what} {path!r} is no import path; write it as package.module:name")
+    if objects.is_object(path):
+        return objects.held(path, what).thing  # type: ignore[no-any-return]
     if os.getcwd() not in sys.path:  # last: a file here must not stand in for an installed module
         sys.path.append(os.getcwd())
     module, _, names = path.partition(":")
@@ -52,10 +58,10 @@ def load(path: str, what: str) -> Callable[..., Any]:
 
 def with_options(function: Callable[..., Any], path: str, what: str, leading: tuple[str, ...]) -> Callable[..., Any]:
     """The function with a signature as our factories have it: what the program gives is positional-only, the rest are
-    the user's options, of any type where they have no annotation.
+    the user's options, of any type where they have no annotation. What no setting can say keeps its default.
 
     Raises:
-        UserError: it does not take as many leading values.
+        UserError: it does not take as many leading values, or needs one that no setting can say.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -71,6 +77,12 @@ def with_options(function: Callable[..., Any], path: str, what: str, leading: tu
             continue
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+            if not factories.expressible(annotation):
+                if parameter.default is parameter.empty:
+                    raise UserError(
+                        f"{what} {path} needs {parameter.name}, of a type that settings cannot say; give it a default"
+                    )
+                continue
             parameters.append(parameter.replace(annotation=annotation))
     made = functools.partial(function)
     made.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -103,3 +115,15 @@ def open_factories(
 ) -> Open[Callable[..., Any]]:
     """A registry of factories that takes import paths: their factories are called as its own."""
     return Open(registry, what, lambda function, path: with_options(function, path, what, leading))
+
+
+def path_of(thing: Any) -> str | None:
+    """The import path of a function or class, if it is one that other processes find; the inverse of `load`."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    path = f"{module}:{name}"
+    if module in (None, "__main__") or not is_path(path):
+        return None
+    found: Any = sys.modules.get(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return path if found is thing else None

@@ -22,7 +22,7 @@ from fedconcord.cli.base import app, console, say
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
     *("availability", "dropout", "devices", "oracles", "server", "upload"),
-    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "recipes", "settings"),
+    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "trackers", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -97,6 +97,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.problems.losses import LOSSES, MEANING, METRICS
     from fedconcord.problems.regularisers import REGULARISERS
     from fedconcord.recipes import RECIPES
+    from fedconcord.tracking import TRACKERS
     from fedconcord.transforms.server import OPTIMIZERS
     from fedconcord.transforms.uploads import COMPRESSORS
 
@@ -119,6 +120,7 @@ def _make_listing() -> dict[str, Any]:
         "labels": LABELS,
         "personalise": PERSONALISE,
         "losses": LOSSES,
+        "trackers": TRACKERS,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]

@@ -15,6 +15,7 @@ from fedconcord.cli.progress import Show, interrupted, say_summary
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.jobs import Row
+    from fedconcord.runs.outcome import Finished
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
@@ -22,25 +23,29 @@ if TYPE_CHECKING:  # torch takes seconds to import
 def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
     with importing():
-        from fedconcord.runs import clock, execution, outcome, plan
+        from fedconcord.runs import callbacks, clock, execution, outcome, plan
+        from fedconcord.tracking import check, trackers
 
     sources = sources_of(given)
+    check(sources)
     spent = clock.of_process()
     spent.lap("start")
     planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
     for sentence in plan.notes([planned]):
         say(sentence)
     again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
+    tell = callbacks.telling([planned], planned.folder, trackers(planned.config.track))
     with Show([planned]) as show:
 
         def see(row: Row) -> None:
             if row.round == 0 and (why := outcome.why_evaluated(planned.folder)) is not None:
                 say(why)
             show(0, row)
+            tell(0, row)
 
         show(0, None)
         try:
-            result = execution.execute(planned, see, spent)
+            result = callbacks.followed(planned, tell, lambda: execution.execute(planned, see, spent))
         except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
             raise interrupted(planned.folder, again) from None
         show(0, result)
@@ -64,9 +69,11 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     """Compare methods on the same clients; write the report."""
     with importing():
         from fedconcord.api import finish_comparison
-        from fedconcord.runs import plan, pool
+        from fedconcord.runs import callbacks, plan, pool
+        from fedconcord.tracking import check, trackers
 
     sources = sources_of(given)
+    check(sources)
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
         folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)
@@ -75,12 +82,18 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     for sentence in plan.notes(planned):
         say(sentence)
     again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
+    tell = callbacks.telling(planned, folder, trackers(planned[0].config.track))
     with plan.writing(folder, planned):
         if RANK == "0" and (judged := plan.why_evaluated(folder)) is not None:  # which the first process wrote
             say(judged)
         with Show(planned) as show:
+
+            def both(number: int, event: Row | Finished | None) -> None:
+                show(number, event)
+                tell(number, event)
+
             try:
-                results = pool.execute_all(planned, at_once, show)
+                results = pool.execute_all(planned, at_once, both)
             except KeyboardInterrupt:
                 raise interrupted(folder, again) from None
         if any(result.status == "interrupted" for result in results):

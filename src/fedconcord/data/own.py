@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.objects import name_of
 from fedconcord.data.arrays import from_arrays, read_npz
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.images import has_images, read_folder, read_image_table
@@ -55,7 +56,7 @@ def made(found: Any, given: Input, where: str) -> Dataset:
         UserError: it is neither, or its arrays do not fit together.
     """
     if isinstance(found, Mapping):
-        return from_arrays(where.rpartition(":")[2], found, given, where)
+        return from_arrays(name_of(where), found, given, where)
     if not isinstance(found, Dataset):
         raise UserError(
             f"data {where} returned {type(found).__name__}; return a fedconcord.Dataset or a dict of arrays"

@@ -15,12 +15,14 @@ from typing import Literal, TypedDict
 from fedconcord.options.option import Option
 
 OPTIONS = (
-    Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1)"),
+    Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own"),
     Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload="),
     Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
     Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),
-    Option("partition", "partition", "data", "NAME", True, "partition such as shards(2)", "dirichlet(0.1)", "which client holds which samples"),
+    Option("partition", "partition", "data", "NAME", True, "partition such as shards(2)", "dirichlet(0.1)", "which client holds which samples, or package.module:function for your own"),
     Option("model", "model", "job", "NAME", True, "", "2nn", "the model, or package.module:factory for your own"),
+    Option("loss", "loss", "job", "NAME", True, "loss such as huber(1.0)", "none", "the loss of a sample, or package.module:function; the usual one of the target if none"),
+    Option("metrics", "metrics", "job", "LIST", True, "list of metrics such as rmse,mae", "none", "what is measured on the test set, by name or package.module:function; the first ranks; the usual ones of the target if empty"),
     Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "clients in all, N"),
     Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "clients that take part in a round; 10, or all if fewer"),
     Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "communication rounds"),
@@ -30,6 +32,7 @@ OPTIONS = (
     Option("seed", "seed", "data", "N", False, "integer >= 0", "0", "the seed of a run, of all its randomness"),
     Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison; all methods of a seed meet the same clients and batches"),
     Option("out", "out", "run", "DIR", True, "", "none", "folder of the results; a new one below runs/ if none"),
+    Option("track", "track", "run", "LIST", True, "list of trackers such as tensorboard,mlflow", "none", "who else is told of every round: tensorboard, mlflow or wandb, below the results"),
     Option("epochs", "local.epochs", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "1", "passes of a client over its samples in a round"),
     Option("steps", "local.steps", "job", "WORK", False, "integer >= 1 or a draw such as uniform(1,5)", "none", "local steps, instead of epochs"),
     Option("batch_size", "local.batch_size", "job", "N", False, "integer >= 1 or full", "10", "samples a local step, or full"),
@@ -54,17 +57,23 @@ OPTIONS = (
 class Shared(TypedDict, total=False):
     """Arguments of both functions; one that is None is not given."""
 
-    data: str | Path | None
+    data: str | Path | object | None
     "Data set or problem (`list data`), or your own: a file, a folder, package.module:factory. [digits]"
 
     data_dir: str | Path | None
     "Folder of data files; else $FEDCONCORD_DATA, else a cache. [none]"
 
-    partition: str | None
-    "Which client holds which samples (partition such as shards(2)). [dirichlet(0.1)]"
+    partition: str | object | None
+    "Which client holds which samples, or package.module:function for your own (partition such as shards(2)). [dirichlet(0.1)]"
 
-    model: str | None
+    model: str | object | None
     "The model, or package.module:factory for your own. [2nn]"
+
+    loss: str | object | None
+    "The loss of a sample, or package.module:function; the usual one of the target if none (loss such as huber(1.0)). [none]"
+
+    metrics: str | Sequence[str] | object | None
+    "What is measured on the test set, by name or package.module:function; the first ranks; the usual ones of the target if empty (list of metrics such as rmse,mae). [none]"
 
     clients: int | None
     "Clients in all, N (integer >= 1). [50]"
@@ -86,6 +95,9 @@ class Shared(TypedDict, total=False):
 
     out: str | Path | None
     "Folder of the results; a new one below runs/ if none. [none]"
+
+    track: str | Sequence[str] | None
+    "Who else is told of every round: tensorboard, mlflow or wandb, below the results (list of trackers such as tensorboard,mlflow). [none]"
 
     epochs: int | str | None
     "Passes of a client over its samples in a round (integer >= 1 or a draw such as uniform(1,5)). [1]"

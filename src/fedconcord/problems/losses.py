@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
+from fedconcord.basis.objects import name_of
 from fedconcord.core import LossForm
 from fedconcord.problems import dense
 
@@ -208,7 +209,7 @@ def _own_loss(function: Callable[..., Any], path: str) -> Callable[..., Loss]:
 
     def make(*args: Any, **options: Any) -> Loss:
         each = functools.partial(called, *args, **options)
-        return Loss(path.rpartition(":")[2], KINDS, each)
+        return Loss(name_of(path), KINDS, each)
 
     make.__signature__ = inspect.signature(called)  # type: ignore[attr-defined]
     return make
@@ -226,7 +227,7 @@ def _own_metric(function: Callable[..., Any], path: str) -> Metric:
             shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
             raise UserError(f"metric {path} failed on {shapes}: {why}; it must return one number") from error
 
-    return Metric(path.rpartition(":")[2], KINDS, value, bool(getattr(function, "higher_is_better", True)))
+    return Metric(name_of(path), KINDS, value, bool(getattr(function, "higher_is_better", True)))
 
 
 def losses() -> Mapping[str, Callable[..., Loss]]:

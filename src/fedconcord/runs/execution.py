@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from fedconcord import settings as settings_module
 from fedconcord.analysis.fairness import supervised
@@ -36,7 +37,7 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
         config, why = settings_module.judged(planned.config)
         start = prepared(config, folder)
         problem, team = start.job.problem, start.job.engine.team
-        info = {
+        info: dict[str, Any] = {
             "method": config.method,
             "label": config.label,
             "seed": config.seed,
@@ -51,6 +52,8 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
             "config": planned.config.as_dict(),
             "evaluation": settings_module.evaluation(config, problem, why),
         }
+        if said := settings_module.words(info["config"]):
+            info["objects"] = said
         resume = planned.resume and (folder / "run.json").exists()
         clock.lap("load")
         course = Course(config.rounds, config.eval.every or 1, config.checkpoint.every, resume)

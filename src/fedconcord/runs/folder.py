@@ -9,6 +9,7 @@ checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
 rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it; of several processes
                    each has its own: rows-0-of-2.bin
+tensorboard/       what trackers write (`tracking`); mlflow.json and wandb.json say which of their runs this is
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ CHECKPOINT = "checkpoint.safetensors"
 WRITTEN = (
     *(CHECKPOINT, "model.safetensors", "model.json", "run.json"),
     *("metrics.csv", "timing.csv", "partition.csv", "clients.csv", "fairness.csv", "seconds.json"),
+    *("mlflow.json", "wandb.json"),
 )
 
 

@@ -16,11 +16,12 @@ from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock
 from fedconcord.runs.begun import Begun, begun
 from fedconcord.runs.folder import read_description, refuse_taken
+from fedconcord.runs.sending import packed
 from fedconcord.settings import Config, Source
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
-        *("rounds", "checkpoint.every", "eval.target"),
+        *("rounds", "checkpoint.every", "eval.target", "track"),
         *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
     )
 )
@@ -54,6 +55,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     if not (folder / "run.json").exists() and (folder / "compare.json").exists():
         raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
     saved = read_description(folder)
+    changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
     _allowed(changes, folder)
     config = settings_module.resolve_run(settings_module.from_nested(saved.get("config", {}), "run.json"), *changes)
     _longer(config, folder, saved)
@@ -98,6 +100,7 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
+    changes = tuple(settings_module.unchanged(source, nested, folder) for source in changes)
     _allowed(changes, folder)
     config = settings_module.resolve_compare(settings_module.from_nested(nested, "compare.json"), *changes)
     jobs = _jobs(before if jobs is None else jobs, config)
@@ -176,6 +179,8 @@ def _jobs(jobs: int, config: Config) -> int:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
     if jobs > 1 and config.engine.name == "distributed":
         raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
+    if jobs > 1:
+        packed([config])
     return min(jobs, len(config.methods or [1]) * len(config.seeds or [1]))
 
 

@@ -11,18 +11,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.objects import Held
 from fedconcord.jobs import Row
 from fedconcord.runs.execution import attempt
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.outcome import Finished, Progress, finished, not_done
 from fedconcord.runs.plan import Planned
+from fedconcord.runs.sending import packed, unpacked
 
 WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
 
@@ -75,7 +77,9 @@ def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress,
 
 
 class _Worker:
-    def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
+    def __init__(
+        self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]], objects: Sequence[Mapping[str, str]]
+    ) -> None:
         self.number: int | None = None  # the run it does
         self.ready = False  # whether it has ever been
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
@@ -90,6 +94,8 @@ class _Worker:
         self.last_words = ""
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.listener.start()
+        if objects:
+            self.send({"objects": objects})
 
     def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
@@ -130,13 +136,14 @@ class _Pool:
         self.events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.todo: list[int] = []
+        self.objects = packed(entry.config for entry in planned)
 
     def work(self, todo: Sequence[int], jobs: int) -> None:
         self.todo = list(todo)
         told = 0
         with _counted_interrupts() as interrupts:
             try:
-                self.workers = [_Worker(self.events) for _ in range(jobs)]
+                self.workers = [_Worker(self.events, self.objects) for _ in range(jobs)]
                 while self.workers:
                     if interrupts[0] > told:
                         told = interrupts[0]
@@ -202,7 +209,7 @@ class _Pool:
         if stopping:
             return
         if self.todo and worker.ready:
-            self.workers.append(_Worker(self.events))
+            self.workers.append(_Worker(self.events, self.objects))
         elif self.todo and not self.workers:  # none can even start
             raise UserError(f"no worker process could start, the last because {words or why}; use --jobs 1")
 
@@ -250,6 +257,8 @@ def worker() -> None:
                 tasks.put(message)
         os._exit(0)  # the parent is done or dead; the folder is usable as it is
 
+    known: list[Held] = []  # kept until the process ends
+
     def send(**event: Any) -> None:
         out.write(json.dumps(event) + "\n")
         out.flush()
@@ -259,6 +268,9 @@ def worker() -> None:
         send(ready=True)
         while True:
             task = tasks.get()
+            if "objects" in task:
+                known += unpacked(task["objects"])
+                continue
             told = 0
             source = settings_module.from_nested(task["config"], "settings")
             entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"])

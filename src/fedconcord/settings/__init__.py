@@ -16,6 +16,7 @@ from fedconcord.settings.build import (
 )
 from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
+from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.resolve import resolve_compare, resolve_run
@@ -51,7 +52,9 @@ __all__ = [
     "kind_of",
     "local_for",
     "looks",
+    "named",
     "notes",
+    "objects_of",
     "part",
     "problem_of",
     "read_method",
@@ -62,6 +65,8 @@ __all__ = [
     "single",
     "team_of",
     "toml_value",
+    "unchanged",
     "values_text",
+    "words",
     "work_of",
 ]

@@ -21,7 +21,7 @@ from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.federation.features import FEATURES, skewed
 from fedconcord.federation.labels import LABELS
-from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.partitions import partitions
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
 from fedconcord.jobs import Job
@@ -198,7 +198,7 @@ def _divided(
         )
     if partition != NATURAL:
         draw = rng.generator(seed, rng.Purpose.PARTITION)
-        parts: list[np.ndarray] = factories.build(PARTITIONS, "partition", partition, dataset.train_y, clients, draw)
+        parts: list[np.ndarray] = factories.build(partitions(), "partition", partition, dataset.train_y, clients, draw)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")

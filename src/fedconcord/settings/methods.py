@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import factories, grammar
+from fedconcord.basis import factories, grammar, objects
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
@@ -77,7 +77,7 @@ def single(config: Config, method: str, seed: int) -> Config:
             "method": call.name,
             "methods": None,
             "algorithm": call.resolved(),
-            "label": config.label or label_of(config, call, overrides),
+            "label": config.label or label_of(config, call, overrides).removeprefix(objects.PREFIX),
             "seed": seed,
             "seeds": None,
             "local": local_for(config.local, call.name, overrides),

@@ -18,6 +18,7 @@ from fedconcord.settings.settings import Config
 
 TABLE = Path(__file__).parents[1] / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
+OBJECTS = ("data", "partition", "model", "loss", "metrics")  # options that take objects of Python beside names
 FIRST = ("method", "methods")  # which the functions take by position
 OWN = (("RunOptions", "run", "seed"), ("CompareOptions", "compare", "seeds"))  # which one of them takes alone
 HEAD = '''\
@@ -72,7 +73,8 @@ def _option(key: str, field: FieldInfo, short: Short) -> tuple[Option, str]:
         default_text(schema) or "none",
         schema["description"],
     )
-    return option, " | ".join([*types, *(["Path"] if metavar in PLACES else []), "None"])
+    others = ["Path"] * (metavar in PLACES) + ["object"] * (key in OBJECTS)
+    return option, " | ".join([*types, *others, "None"])
 
 
 def _types(annotation: Any) -> list[str]:

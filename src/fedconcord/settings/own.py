@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedconcord.basis import factories, folders, grammar, imports
+from fedconcord.basis import factories, folders, grammar, imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.inputs import Input, is_file
@@ -20,7 +20,7 @@ LEADING = ("folder", "seed")  # what the program gives to a factory of data
 
 
 def kind_of(data: str) -> str:
-    """`named`, `file` or `import`: what the setting `data` says."""
+    """`named`, `file` or `import`, an object of Python included: what the setting `data` says."""
     name = data.partition("(")[0].strip()
     if name in DATASETS or name in PROBLEMS:
         return "named"
@@ -34,7 +34,7 @@ def folder_name(data: str) -> str:
     kind = kind_of(data)
     if kind == "file":
         return folders.folder_name(Path(data).stem)
-    return folders.folder_name(grammar.parse(data, "data set").name.rpartition(":")[2])
+    return folders.folder_name(objects.name_of(grammar.parse(data, "data set").name))
 
 
 def absolute(config: Config) -> Config:
@@ -75,8 +75,15 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
         return _read(data, settings, stamp(data, given))
     from fedconcord.data.own import made  # pyarrow, which other data do not need
 
-    registry = imports.open_factories(DATASETS, "data set", LEADING)
-    return made(factories.build(registry, "data set", data, data_folder(data_dir), seed), settings, data)
+    call = factories.check(imports.open_factories(DATASETS, "data set", LEADING), "data set", data)
+    try:
+        brought = call(data_folder(data_dir), seed)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # whatever somebody else's function raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"data {data} failed when they were made: {why}") from error
+    return made(brought, settings, data)
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import factories, folders, grammar
+from fedconcord.basis import factories, folders, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
-from fedconcord.federation.partitions import LABEL_FREE, PARTITIONS
+from fedconcord.federation.partitions import LABEL_FREE, partitions
 from fedconcord.federation.sampling import SAMPLERS
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
@@ -196,12 +196,24 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
         if dataset.natural is None:
             raise UserError(f"data {config.data} does not come in clients; give another partition than {NATURAL}")
         update["clients"] = _natural_clients(config, given, len(dataset.natural))
-    return _check_task(config, update, "class")
+    return _check_task(config, update, "class", given)
 
 
 def _natural_clients(config: Config, given: Collection[str], there: int) -> int:
     if "clients" in given and config.clients != there:
         raise UserError(f"data {config.data} have {there} clients, given clients {config.clients}; leave it out")
+    return there
+
+
+def _partition_clients(config: Config, update: Mapping[str, Any], given: Collection[str]) -> int:
+    """The number of clients: of a partition that lists their samples, its own."""
+    written = update["partition"]
+    there: int | None = getattr(factories.check(partitions(), "partition", written).factory, "clients", None)
+    clients: int = update.get("clients", config.clients)
+    if there is None:
+        return clients
+    if "clients" in given and clients != there:
+        raise UserError(f"partition {written} has {there} clients, given clients {clients}; leave clients out")
     return there
 
 
@@ -217,18 +229,24 @@ def _check_own(config: Config, given: Collection[str]) -> Config:
         if dataset.natural is None:
             raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
         update["clients"] = _natural_clients(config, given, len(dataset.natural))
-    elif dataset.target != "class" and grammar.parse(update["partition"], "partition").name not in LABEL_FREE:
+    elif dataset.target != "class" and not _label_free(update["partition"]):
         raise UserError(
             f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
             f"{' or '.join(LABEL_FREE)}"
         )
-    return _check_task(config, update, dataset.target)
+    return _check_task(config, update, dataset.target, given)
 
 
-def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
+def _label_free(partition: str) -> bool:
+    """Whether it divides targets of any kind; one of the user's own says so itself."""
+    name = grammar.parse(partition, "partition").name
+    return name in LABEL_FREE or imports.is_path(name)
+
+
+def _check_task(config: Config, update: dict[str, Any], target: Target, given: Collection[str]) -> Config:
     """Partition, model, loss, metrics and task, for data with this kind of target."""
     if update["partition"] != NATURAL:
-        factories.check(PARTITIONS, "partition", update["partition"])
+        update["clients"] = _partition_clients(config, update, given)
     if target != "class" and (config.task is not None or config.labels is not None):
         raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
     if config.loss is not None:

@@ -33,7 +33,10 @@ class Config(BaseModel):
     model_config = STRICT
     method: Annotated[
         str | None,
-        Field(description="the method of a run, fedavg or fedprox(mu=0.1)", json_schema_extra={"usual": "fedavg"}),
+        Field(
+            description="the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own",
+            json_schema_extra={"usual": "fedavg"},
+        ),
         Short("method", "job"),
     ] = None
     methods: Annotated[
@@ -60,7 +63,7 @@ class Config(BaseModel):
     partition: Annotated[
         str | None,
         Field(
-            description="which client holds which samples",
+            description="which client holds which samples, or package.module:function for your own",
             json_schema_extra={"usual": DEFAULT_PARTITION, "wanted": "a partition such as shards(2)"},
         ),
         Short("partition", "data"),
@@ -85,6 +88,7 @@ class Config(BaseModel):
             description="the loss of a sample, or package.module:function; the usual one of the target if none",
             json_schema_extra={"wanted": "a loss such as huber(1.0)"},
         ),
+        Short("loss", "job"),
     ] = None
     metrics: Annotated[
         list[str],
@@ -93,6 +97,7 @@ class Config(BaseModel):
             "usual ones of the target if empty",
             json_schema_extra={"wanted": "a list of metrics such as rmse,mae"},
         ),
+        Short("metrics", "job"),
     ] = []
     labels: Annotated[
         str | None,
@@ -196,6 +201,14 @@ class Config(BaseModel):
         Field(description="folder of the results; a new one below runs/ if none"),
         Short("out", "run", "DIR"),
     ] = None
+    track: Annotated[
+        list[str],
+        Field(
+            description="who else is told of every round: tensorboard, mlflow or wandb, below the results",
+            json_schema_extra={"wanted": "a list of trackers such as tensorboard,mlflow"},
+        ),
+        Short("track", "run"),
+    ] = []
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
     wire: WireSettings = WireSettings()

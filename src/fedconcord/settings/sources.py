@@ -12,6 +12,7 @@ from typing import Any
 
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.objects import Held
 from fedconcord.settings.schema import keys
 from fedconcord.settings.sections import SECTIONS
 
@@ -22,6 +23,7 @@ class Source:
 
     values: Mapping[str, Any]
     origin: Mapping[str, str]
+    held: tuple[Held, ...] = ()  # the objects among them, which stay known while this is kept
 
 
 def from_nested(nested: Mapping[str, Any], origin: str) -> Source:

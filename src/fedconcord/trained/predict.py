@@ -28,7 +28,14 @@ class Batch(NamedTuple):
     raw: np.ndarray  # [b, *shape]
 
 
-def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.csv", force: bool = False) -> Path:
+def predict(
+    run: str | Path,
+    input: str | Path,
+    out: str | Path = "predictions.csv",
+    force: bool = False,
+    *,
+    model: object = None,
+) -> Path:
     """Write what a run's model says of raw inputs, a line each, and return the file's path.
 
     A class: its name and probability. Numbers: one column each. Labels that may hold together: those with probability
@@ -37,11 +44,12 @@ def predict(run: str | Path, input: str | Path, out: str | Path = "predictions.c
     Args:
         input: an .npy or .npz array [n, *shape], a .csv or .parquet table, or a folder of images.
         force: predict even with the model of a run that diverged, or with weights that are not finite.
+        model: the model, where the run was given it as an object.
 
     Raises:
         UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
     """
-    trained = load(Path(run), force)
+    trained = load(Path(run), force, model)
     batches = read(trained.card, Path(input))
     first = next(batches, None)
     if first is None:

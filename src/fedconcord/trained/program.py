@@ -25,6 +25,7 @@ from fedconcord.core import tensors
 from fedconcord.models import models
 from fedconcord.problems.card import FORMAT
 from fedconcord.runs.folder import read_description
+from fedconcord.settings import named
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
@@ -75,11 +76,12 @@ class Program(nn.Module):
         return out.float()
 
 
-def load(run: Path, force: bool = False) -> Trained:
+def load(run: Path, force: bool = False, model: object = None) -> Trained:
     """The model of a run's folder; the training data are not needed.
 
     Args:
         force: take it even of a run that diverged, or with weights that are not finite.
+        model: the model, where the run was given it from Python as an object; its weights are those of the run.
 
     Raises:
         UserError: the folder holds no such model, or its files are damaged or do not belong together.
@@ -104,23 +106,34 @@ def load(run: Path, force: bool = False) -> Trained:
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
             "all the same with --force (force=True in Python)"
         )
-    model = factories.build(models(), "model", about["model"], tuple(about["shape"]), about["outputs"])
+    written, _held = named("model", about["model"] if model is None else model)
+    made = factories.build(models(), "model", written, tuple(about["shape"]), about["outputs"])
     try:
-        model.load_state_dict(weights)
+        made.load_state_dict(weights)
     except RuntimeError:
         raise UserError(
-            f"{run}: the weights in model.safetensors are not of the model {about['model']} in model.json; restore them"
+            f"{run}: the weights in model.safetensors are not of the model {written} in model.json; restore them"
+            if model is None
+            else f"{run}: its weights are not those of a model {written}; give the model that the run was begun with"
         ) from None
-    return Trained(about, Program(model.to(getattr(torch, about["dtype"])), about).eval())
+    return Trained(about, Program(made.to(getattr(torch, about["dtype"])), about).eval())
 
 
-def export(run: str | Path, format: Kind = "torch", out: str | Path | None = None, force: bool = False) -> Path:
+def export(
+    run: str | Path,
+    format: Kind = "torch",
+    out: str | Path | None = None,
+    force: bool = False,
+    *,
+    model: object = None,
+) -> Path:
     """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
 
     Args:
         format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime.
         out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
         force: write even the model of a run that diverged, or weights that are not finite.
+        model: the model, where the run was given it as an object.
 
     Returns: the program's path.
 
@@ -131,7 +144,7 @@ def export(run: str | Path, format: Kind = "torch", out: str | Path | None = Non
         raise UserError(f"the format must be torch or onnx, given {format!r}")
     if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
-    trained = load(Path(run), force)
+    trained = load(Path(run), force, model)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")

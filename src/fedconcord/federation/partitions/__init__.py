@@ -4,20 +4,22 @@ A partition takes the labels [n], the number of clients and a generator, which t
 options, each annotated with its range and meaning. It returns one sorted int64 array of sample indices for each client;
 the arrays are disjoint and none is empty. `iid`, `power_law` and `quantity` do not look at the labels and divide
 regression and multi-label data [n, k] as well; the others refuse those. To add one: write the function and list it in
-`PARTITIONS`.
+`PARTITIONS`; one of your own goes by import path, and what it returns is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from fedconcord.basis.imports import Open
 from fedconcord.federation.partitions.base import LABEL_FREE, counts
 from fedconcord.federation.partitions.by_label import groups, shards, sorted_fraction
 from fedconcord.federation.partitions.dirichlet import dirichlet, dirichlet_unbalanced, split_by_proportions
 from fedconcord.federation.partitions.dominant import dominant
 from fedconcord.federation.partitions.flower import flwr_datasets, from_partitioner
+from fedconcord.federation.partitions.own import own
 from fedconcord.federation.partitions.sizes import iid, power_law, quantity
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
@@ -33,6 +35,12 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "flwr_datasets": flwr_datasets,
 }
 
+
+def partitions() -> Mapping[str, Callable[..., list[np.ndarray]]]:
+    """`PARTITIONS`, and functions of your own by import path."""
+    return Open(PARTITIONS, "partition", own)
+
+
 __all__ = [
     "LABEL_FREE",
     "PARTITIONS",
@@ -44,6 +52,7 @@ __all__ = [
     "from_partitioner",
     "groups",
     "iid",
+    "partitions",
     "power_law",
     "quantity",
     "shards",

@@ -1,0 +1,273 @@
+"""Settings given from Python as objects: the text that stands for each, and what run.json says of it.
+
+A function or class that other processes can import stands as `package.module:name`, so that nothing is lost. Anything
+else stands as `object:Name_digest` (`basis.objects`): the digest is of its content, so that a run resumes with the same
+thing and refuses another.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedconcord.algorithms import METHODS
+from fedconcord.basis import grammar, imports, objects
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.identity import UNNAMED
+from fedconcord.basis.objects import Held
+from fedconcord.core import Algorithm
+from fedconcord.data import DATASETS
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.objects import arrays_of
+from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.partitions.own import of_partitioner, of_samples
+from fedconcord.models import MODELS
+from fedconcord.problems.losses import LOSSES, METRICS
+from fedconcord.settings.sources import Source
+
+REGISTRIES: Mapping[str, Mapping[str, Any]] = {
+    "method": METHODS,
+    "model": MODELS,
+    "data": DATASETS,
+    "partition": PARTITIONS,
+    "loss": LOSSES,
+    "metric": METRICS,
+}
+KEYS = ("method", "methods", "model", "data", "partition", "loss", "metrics")  # that take objects
+
+
+def named(key: str, value: Any) -> tuple[Any, list[Held]]:
+    """The value with texts for its objects, and what must be kept for as long as the texts are used.
+
+    Raises:
+        UserError: it is of no kind that the key takes.
+    """
+    if key not in KEYS or value is None or isinstance(value, str):
+        return value, []
+    if key in ("methods", "metrics"):
+        if callable(value) or isinstance(value, Algorithm):
+            value = [value]
+        if not isinstance(value, Sequence):
+            return value, []
+        found = [_named("method" if key == "methods" else "metric", one) for one in value]
+        return [text for text, _ in found], [held for _, held in found if held is not None]
+    text, held = _named(key, value)
+    return text, [] if held is None else [held]
+
+
+def _named(what: str, value: Any) -> tuple[Any, Held | None]:
+    if isinstance(value, str | int | float) or value is None:  # what is no text is refused as such
+        return value, None
+    text = next((name for name, thing in REGISTRIES.get(what, {}).items() if thing is value), imports.path_of(value))
+    if text is not None:
+        return text, None
+    held = HOLD[what](value)
+    return held.text, held
+
+
+def words(texts: Mapping[str, Any]) -> dict[str, str]:
+    """What each object among these settings is, by its key."""
+    found: dict[str, str] = {}
+    for key, text in objects_of(texts):
+        about = objects.held(text, key).words
+        found[key] = f"{found[key]}; {about}" if key in found else about
+    return found
+
+
+def objects_of(texts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Key and text of every object among these settings."""
+    listed = {key: texts[key] if isinstance(texts[key], list) else [texts[key]] for key in KEYS if key in texts}
+    every = [(key, text) for key, given in listed.items() for text in given if objects.is_object(text)]
+    return [(key, grammar.parse(text, key).name) for key, text in every]
+
+
+def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
+    """The settings without the objects that a folder's job was begun with, for a resumed job keeps its settings.
+
+    Args:
+        saved: the settings of the folder.
+
+    Raises:
+        UserError: an object is another one than was.
+    """
+    values = dict(source.values)
+    for key in (key for key in KEYS if key in values):
+        given, was = values[key], saved.get(key)
+        several = isinstance(given, list)
+        if not any(objects.is_object(text) or imports.is_path(str(text)) for text in (given if several else [given])):
+            continue
+        if given == was or (key == "methods" and set(given) <= set(was or ())):
+            del values[key]
+        elif key != "methods" and objects.is_object(given):
+            raise UserError(
+                f"{key} is {given} ({objects.held(given, key).words}), and {folder} was begun with {was}; resume it "
+                "with the same object, or start anew without resume"
+            )
+    return replace(source, values=values)
+
+
+# -- kinds of objects ----------------------------------------------------------------------------------------------
+
+
+def _method(value: Any) -> Held:
+    if not isinstance(value, Algorithm):
+        return _function("method", value, "a fedconcord.Algorithm, or a function that makes one")
+    digest = digest_of(value)
+    if value.identity == UNNAMED:
+        about = f"Algorithm without a name, told from others by the code of its functions; sha256 {digest}"
+    else:
+        about = f"Algorithm {value.identity}; sha256 {digest}"
+    return objects.hold(value.identity.method or "algorithm", digest, partial(_itself, value), about)
+
+
+def _model(value: Any) -> Held:
+    if not isinstance(value, nn.Module):
+        return _function("model", value, "a torch.nn.Module, or a function (shape, classes) -> nn.Module")
+    digest, count = digest_of(value), sum(parameter.numel() for parameter in value.parameters())
+    kept = copy.deepcopy(value)  # as it was when it was given
+    about = f"{_one_line(value)} with {count} parameters, which start as they were given; sha256 {digest}"
+    return objects.hold(type(value).__name__, digest, partial(_copied, kept), about)
+
+
+def _data(value: Any) -> Held:
+    if callable(value):
+        return _function("data", value, "")
+    found = arrays_of(value)
+    digest = digest_of(found)
+    if isinstance(found, Dataset):
+        name, arrays = found.name, {"train_x": found.train_x, "train_y": found.train_y, "test_x": found.test_x}
+    else:
+        name, arrays = "arrays", dict(found)
+    listed = ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())
+    about = f"{type(value).__name__}: {listed}; sha256 {digest}"
+    return objects.hold(name, digest, partial(_itself, found), about)
+
+
+def _partition(value: Any) -> Held:
+    digest = digest_of(value)
+    if hasattr(value, "load_partition"):
+        about = f"{_one_line(value)}; sha256 {digest}"
+        return objects.hold(type(value).__name__, digest, of_partitioner(copy.deepcopy(value)), about)
+    if callable(value):
+        return _function("partition", value, "")
+    if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
+        raise UserError(
+            f"partition is {type(value).__name__}; give a function (labels, n_clients, rng) -> arrays, or the samples "
+            "of each client as a list of arrays"
+        )
+    parts = [np.array(part) for part in value]
+    about = f"the samples of {len(parts)} clients; sha256 {digest}"
+    return objects.hold("samples", digest, of_samples(parts), about)
+
+
+def _loss(value: Any) -> Held:
+    return _function("loss", value, "a function (outputs, targets) -> one number a sample")
+
+
+def _metric(value: Any) -> Held:
+    return _function("metric", value, "a function (outputs, targets) -> number")
+
+
+def _itself(thing: Any, *leading: Any) -> Any:
+    return thing
+
+
+def _copied(model: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+HOLD: Mapping[str, Callable[[Any], Held]] = {
+    "method": _method,
+    "model": _model,
+    "data": _data,
+    "partition": _partition,
+    "loss": _loss,
+    "metric": _metric,
+}
+
+
+def _function(what: str, value: Any, wanted: str) -> Held:
+    if not callable(value):
+        raise UserError(f"{what} is {type(value).__name__}; give {wanted}")
+    name = getattr(value, "__name__", type(value).__name__)
+    digest = digest_of(value)
+    module = getattr(value, "__module__", type(value).__module__)
+    return objects.hold(name, digest, value, f"{name} of {module}; sha256 {digest}")
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(repr(value).split())[:500]
+
+
+# -- content -------------------------------------------------------------------------------------------------------
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of what a thing is: arrays, plain values and containers by content, functions by their code and what they
+    hold of these, modules of torch by class and weights; anything else by its class alone."""
+    found = hashlib.sha256()
+    _feed(found.update, value, ())
+    return found.hexdigest()
+
+
+def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> None:
+    def each(*parts: Any) -> None:
+        for part in parts:
+            _feed(update, part, (*above, id(value)))
+
+    def say(*texts: object) -> None:
+        update(repr(texts).encode())
+
+    if id(value) in above:  # holds itself
+        return
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy() if value.dtype != torch.bfloat16 else value.detach().cpu().float().numpy()
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        say(type(value).__name__, value)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        say("array", value.dtype.str, value.shape)
+        update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    elif isinstance(value, Mapping):
+        say("mapping", len(value))
+        each(*(part for item in value.items() for part in item))
+    elif isinstance(value, list | tuple | np.ndarray):
+        say(type(value).__name__, len(value))
+        each(*value)
+    elif isinstance(value, nn.Module):
+        say("module", type(value).__qualname__, repr(value))
+        each(type(value).forward, dict(value.state_dict()))
+    elif hasattr(value, "__code__"):
+        say("function", value.__qualname__)
+        cells = [_contents(cell) for cell in value.__closure__ or ()]
+        each(value.__code__, cells, value.__defaults__, value.__kwdefaults__)
+    elif hasattr(value, "co_code"):
+        shape = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+        say("code", value.co_code.hex(), value.co_names, value.co_varnames, shape)
+        each(value.co_consts)
+    elif isinstance(value, type):
+        say("class", value.__module__, value.__qualname__)
+        each(*(part for part in vars(value).values() if hasattr(part, "__code__")))
+    elif isinstance(value, Algorithm) or type(value).__module__ == "functools":
+        fields = [getattr(value, name) for name in ("func", "args", "keywords") if hasattr(value, name)]
+        say(type(value).__qualname__)
+        each(*(fields or vars(value).values()))
+    else:
+        say("other", type(value).__module__, type(value).__qualname__)
+        held = vars(value) if hasattr(value, "__dict__") else {}
+        each({name: part for name, part in held.items() if isinstance(part, int | float | str | np.ndarray)})
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
