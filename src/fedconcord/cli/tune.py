@@ -52,6 +52,7 @@ def tune(
         from fedconcord.settings import prepare
         from fedconcord.tuning import output, plan
         from fedconcord.tuning import search as searching
+        from fedconcord.tuning.page import write_all
 
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
     fresh = None if final_seeds is None else prepare("seeds", final_seeds)
@@ -67,10 +68,11 @@ def tune(
             folder, results = searching.final(tuning, found, at_once, watch, crew)
         except (KeyboardInterrupt, searching.InterruptedSearchError):
             raise interrupted(tuning.folder, again) from None
-        output.write(tuning, found)
+        page = write_all(tuning, found)
     say_summary(folder)
     for name in output.places(tuning.folder):
         say(f"settings: {tuning.folder / name}")
+    say(f"report: {page}")
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
 
