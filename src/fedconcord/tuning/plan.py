@@ -63,8 +63,12 @@ class Tuning(NamedTuple):
         """One run of a trial."""
         one = settings_module.single(self.trial, text_of(self.config, space.method, values), seed)
         engine = one.engine.model_copy(update={"kernel": self.kernels[space.method]})
-        place = self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
-        return Planned(one.model_copy(update={"rounds": rounds, "engine": engine}), place, resume=True)
+        one = one.model_copy(update={"rounds": rounds, "engine": engine})
+        return Planned(one, self.place(space, number, seed), resume=True)
+
+    def place(self, space: Space, number: int, seed: int) -> Path:
+        """The folder of such a run."""
+        return self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
 
 
 def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
@@ -74,6 +78,8 @@ def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
         UserError: a setting is wrong or a method cannot run, before anything is written.
     """
     config = settings_module.resolve_compare(*sources)
+    if config.engine.name == "distributed":
+        raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), asked)
     with lock.held(tuning.folder):
         refuse_taken(tuning.folder)
@@ -109,8 +115,6 @@ def save(tuning: Tuning, found: Mapping[str, Any]) -> None:
 
 
 def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
-    if config.engine.name == "distributed":
-        raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     asked = _filled(asked, config)
     trial, objective = _trial(config)
     spaces = _spaces(config, asked)
