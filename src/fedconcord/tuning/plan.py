@@ -213,7 +213,7 @@ def sentences(tuning: Tuning) -> list[str]:
     plural = "s" * (len(tuning.seeds) > 1)
     for rungs in dict.fromkeys(tuning.rungs[space.method] for space in free):
         of = [space.method for space in free if tuning.rungs[space.method] == rungs]
-        who = "each method" if len(of) == len(free) else ", ".join(of)
+        who = "each method" if len(of) == len(free) > 1 else ", ".join(of)
         steps = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in rungs)
         total = len(tuning.seeds) * cost(rungs)
         given = "" if tuning.asked.grid is not None else f" of budget {budget}"
