@@ -293,6 +293,8 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ):
         assert text in page
     assert not list(out.rglob("trials/**/checkpoint.safetensors"))  # nobody goes on from them
+    assert cli.call(["report", str(out)]) == 2
+    assert f"{out} holds a search, whose trials are no comparison; give {out / 'final'}" in capsys.readouterr().err
     study = optuna.load_study(study_name="fedprox", storage=journal(out))
     assert [trial.params for trial in study.trials] == [trial["values"] for trial in method["trials"]]
     assert study.best_trial.number == method["best"]

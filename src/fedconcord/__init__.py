@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
     from fedconcord.api import compare, run, tune, write_report
     from fedconcord.basis.errors import UserError
+    from fedconcord.basis.search import Search
     from fedconcord.core import (
         Algorithm,
         Client,
@@ -87,6 +88,7 @@ __all__ = [
     "Quadratic",
     "Row",
     "Schedule",
+    "Search",
     "Sender",
     "Serial",
     "Settle",
@@ -120,6 +122,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",
+    "fedconcord.basis.search": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
     "fedconcord.federation.sampling": "SAMPLERS",
     "fedconcord.federation.schedule": "Schedule",

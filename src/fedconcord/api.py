@@ -105,9 +105,9 @@ def tune(
     methods: Sequence[str] | None = None,
     *,
     budget: int | None = None,
-    search: Sequence[str] = (),
+    search: str | Sequence[str] = (),
     grid: str | None = None,
-    final_seeds: Sequence[int] | None = None,
+    final_seeds: int | Sequence[int] | None = None,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
@@ -139,7 +139,8 @@ def tune(
     """
     from fedconcord import tuning  # matplotlib and Optuna: nothing else needs both
 
-    asked = tuning.Asked(budget, list(search), grid, None if final_seeds is None else list(final_seeds))
+    ranges = [search] if isinstance(search, str) else list(search)
+    asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
     sources = [*_file(config), _source(tune, {"methods": methods, **options}, settings)]
     planned = (
         tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)

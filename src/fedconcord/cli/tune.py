@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedconcord.basis import process
-from fedconcord.cli.base import CODES, PROGRAM, app, console, importing, say
+from fedconcord.cli.base import CODES, PROGRAM, app, complain, console, importing, say
 from fedconcord.cli.options import Given, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import SAY_EVERY, interrupted, say_summary
 
@@ -52,7 +52,7 @@ def tune(
         from fedconcord.settings import prepare
 
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
-    fresh = None if final_seeds is None else prepare("seeds", final_seeds)
+    fresh = prepare("seeds", final_seeds)
     asked = tuning.Asked(None if budget is None else count("--budget", budget), search or (), grid, fresh)
     sources = sources_of(given)
     if resume:
@@ -67,6 +67,11 @@ def tune(
         except KeyboardInterrupt:
             raise interrupted(planned.folder, f"{PROGRAM} tune --resume {shlex.quote(str(planned.folder))}") from None
     say_summary(done.folder / "final")
+    for method in done.methods:
+        if method.best is None:
+            complain(f"{method.method}: no trial ended well, so it is not in the comparison; search smaller values")
+        for edge in method.edges:
+            say(f"{method.method}: {tuning.extend_words(edge)}")
     say(f"settings: {done.folder / 'best.toml'}, and a file a method beside it")
     say(f"report: {done.report}")
     if any(result.status == "failed" for result in done.runs):

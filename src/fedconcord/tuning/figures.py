@@ -9,10 +9,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, look, panel, y_axis
-from fedconcord.report.format import value
-from fedconcord.tuning.edges import Edge
+from fedconcord.tuning.edges import Edge, extend_words
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.search import Found
+from fedconcord.tuning.search import Found, shown
 
 SIZE = (4.4, 2.5)  # inches, one of two columns of the page
 
@@ -26,7 +25,7 @@ def sensitivity(tuning: Tuning, found: Found, index: int, edges: list[Edge]) -> 
 def _drawing(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Drawing:
     metric = tuning.objective.metric
     best = found.best
-    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {value(metric, best.last.value)}."
+    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning, best.last)}."
     extend = "" if edge is None else f" {extend_words(edge)}"
     return Drawing(
         name=f"{found.space.method}-{key}",
@@ -35,12 +34,6 @@ def _drawing(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | No
         wide=False,
         draw=lambda legend: _plot(tuning, found, index, key, edge),
     )
-
-
-def extend_words(edge: Edge) -> str:
-    """What to do about a best value at the end of its range."""
-    where = f"The best is at the {edge.side} end of {edge.key}, which was searched from {edge.range}"
-    return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}, where it ends."
 
 
 def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Figure:

@@ -122,16 +122,14 @@ def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
     assert asked.budget is not None
     rungs = {s.method: rungs_of(s.trials(asked.budget), config.rounds, trial.eval.every) for s in spaces}
     tuning = Tuning(folder, config, asked, trial, objective, spaces, rungs, {s.method: "auto" for s in spaces})
-    kernels = {space.method: _kernel(tuning, space) for space in spaces}
-    settings_module.forget_problem()  # trials are of other seeds, or the workers'
-    return tuning._replace(kernels=kernels)
+    return tuning._replace(kernels={space.method: _kernel(tuning, space) for space in spaces})
 
 
 def _filled(asked: Asked, config: Config) -> Asked:
     """With defaults, checked."""
     budget = BUDGET if asked.budget is None else asked.budget
-    if budget < 1:
-        raise UserError(f"budget must be an integer >= 1, given {budget}: the trials of each method")
+    if not isinstance(budget, int) or budget < 1:
+        raise UserError(f"budget must be an integer >= 1, given {budget!r}: the trials of each method")
     seeds = config.seeds or [0]
     fresh = list(asked.final_seeds or range(max(seeds) + 1, max(seeds) + 1 + FRESH))
     for seed in fresh:
@@ -198,10 +196,10 @@ def _kernel(tuning: Tuning, space: Space) -> str:
 
 
 def sentences(tuning: Tuning) -> list[str]:
-    """What will be done, for a person who waits for it."""
+    """What was found in data of the user's own, and what will be done: for a person who waits for it."""
     budget = tuning.asked.budget
     free = [space for space in tuning.spaces if space.places]
-    said = []
+    said = settings_module.notes(tuning.config)
     for space in tuning.spaces:
         if not space.places:
             said.append(f"{space.method}: nothing to tune, so it is only in the final comparison")

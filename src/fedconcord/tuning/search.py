@@ -106,6 +106,8 @@ def search(tuning: Tuning, jobs: int, watch: Watch, crew: Crew) -> list[Found]:
         InterruptedSearchError: by Ctrl-C.
         UserError: no trial of any method could run.
     """
+    if jobs > 1:  # the workers have their own
+        settings_module.forget_problem()
     path, higher = tuning.folder / JOURNAL, tuning.objective.metric.higher
     courses = [
         _Course(space, tuning.rungs[space.method], Journal(path, space, higher))
