@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, folders
+from fedconcord.basis import files, folders, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.search import Search
 from fedconcord.engines import Stacked
@@ -131,13 +131,16 @@ def _filled(asked: Asked, config: Config) -> Asked:
     if not isinstance(budget, int) or budget < 1:
         raise UserError(f"budget must be an integer >= 1, given {budget!r}: the trials of each method")
     seeds = config.seeds or [0]
-    fresh = list(asked.final_seeds or range(max(seeds) + 1, max(seeds) + 1 + FRESH))
-    for seed in fresh:
-        if not isinstance(seed, int) or seed in seeds or fresh.count(seed) > 1 or seed < 0:
-            raise UserError(
-                f"final seeds must be integers >= 0, each once, that tuning does not use, given {seed} with seeds "
-                f"{', '.join(map(str, seeds))}; give others, as in --final-seeds {max(seeds) + 1}"
-            )
+    fresh: Any = asked.final_seeds
+    if fresh is None:
+        fresh = list(range(max(seeds) + 1, max(seeds) + 1 + FRESH))
+    usable = isinstance(fresh, list) and all(isinstance(one, int) and 0 <= one not in seeds for one in fresh)
+    if not usable or not fresh or len(set(fresh)) < len(fresh):
+        raise UserError(
+            "final seeds must be integers >= 0, each once, that tuning does not use, given "
+            f"{grammar.shown(fresh)} with seeds {', '.join(map(str, seeds))}; give others, as in --final-seeds "
+            f"{max(seeds) + 1}"
+        )
     if asked.search and asked.grid is not None:
         raise UserError("--search gives ranges and --grid gives points; give one of them")
     return Asked(budget, list(asked.search), asked.grid, fresh)
