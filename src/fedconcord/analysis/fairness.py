@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedconcord.basis import files
 from fedconcord.core import Problem
-from fedconcord.problems import Regularised, Supervised
+from fedconcord.problems.judging import supervised
 from fedconcord.problems.per_client import Scores
 
 
@@ -31,12 +31,6 @@ class Spread(NamedTuple):
     best_decile: float
     gap: float  # best minus worst decile, in absolute value
     worst: float
-
-
-def supervised(problem: Problem) -> Supervised | None:
-    """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
-    inner = problem.smooth if isinstance(problem, Regularised) else problem
-    return inner if isinstance(inner, Supervised) else None
 
 
 def higher_is_better(metric: str) -> bool:

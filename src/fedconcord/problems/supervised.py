@@ -322,7 +322,7 @@ class Supervised:
         """
         tested = (lambda a, b: self.test_x[a:b]), self.test_y
         trained = (lambda a, b: self.x[self.probe[a:b]]), self.y[self.probe]
-        (test, outputs), (train, _) = self._answers(x, tested, trained)
+        (test, outputs), (train, _) = self.answers(x, tested, trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
         found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
@@ -348,7 +348,7 @@ class Supervised:
 
     def scores(self, x: Tensor, inputs: Resident | Tensor, targets: Tensor) -> dict[str, Tensor]:
         """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
-        [(loss, outputs)] = self._answers(x, (lambda a, b: inputs[a:b], targets))
+        [(loss, outputs)] = self.answers(x, (lambda a, b: inputs[a:b], targets))
         score = SCORES[self.target]
         return {"loss": loss, score.name: score.per_sample(self.in_units(outputs), self.in_units(targets))}
 
@@ -365,7 +365,7 @@ class Supervised:
         return Forward(self.model, self.layout, self.x[:2])
 
     @torch.no_grad()
-    def _answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
         found = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(found, sets, strict=True)]

@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedconcord.basis.errors import UserError
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import value, wrap
@@ -22,6 +20,7 @@ from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Metric, Summary, metric_of
 from fedconcord.report.tables import metric_cell
+from fedconcord.report.worth import columns
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
 HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")
@@ -79,7 +78,7 @@ def section(s: Summary) -> Section | None:
 
 
 def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judged:
-    tables = [_columns(r.folder / "clients.csv") for r in runs]
+    tables = [columns(r.folder / "clients.csv") for r in runs]
     before = np.concatenate([_column(t, metric.column) for t in tables])
     own = f"{metric.column}_personalised"
     after = np.concatenate([_column(t, own) for t in tables]) if all(own in t for t in tables) else None
@@ -90,15 +89,6 @@ def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judge
         _worst_first(before, metric),
         None if after is None else _worst_first(after, metric),
     )
-
-
-def _columns(path: Path) -> dict[str, list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as broken:
-        raise UserError(f"{path}: cannot be read as CSV ({broken}); restore it or run again") from None
-    return {name: [row[name] or "" for row in rows] for name in rows[0]} if rows else {}
 
 
 def _column(table: dict[str, list[str]], name: str) -> Array:
@@ -152,7 +142,7 @@ def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawi
 
 def _looks(runs: Sequence[Run]) -> dict[int, float]:
     """Round -> worst decile, the mean over the runs, at the rounds that all of them looked at."""
-    tables = [_columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
+    tables = [columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
     seen = [dict(zip(map(int, t["round"]), map(float, t["worst_decile"]), strict=True)) for t in tables if t]
     shared = set.intersection(*map(set, seen)) if len(seen) == len(runs) and seen else set()
     return {round: float(np.mean([one[round] for one in seen])) for round in sorted(shared)}

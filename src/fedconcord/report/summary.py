@@ -143,7 +143,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Summary:
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # of methods
+    baselines: tuple[Run, ...]  # what methods are judged against
     methods: tuple[Method, ...]
     primary: Metric
     loss: Metric | None
@@ -308,7 +309,13 @@ def _mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def summarise(runs: Sequence[Run]) -> Summary:
-    """The whole content of the report. Raises UserError if the runs share no metric that can rank them."""
+    """The whole content of the report. Raises UserError if the runs share no metric that can rank them.
+
+    Baselines stand aside, unless there is nothing else.
+    """
+    beside = [r for r in runs if r.head.baseline is not None]
+    runs = [r for r in runs if r.head.baseline is None] or list(runs)
+    beside = [] if beside == runs else beside
     usable = [r for r in runs if r.round.size]
     if not usable:
         raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
@@ -363,6 +370,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     mixed = _mixed(usable)
     return Summary(
         runs=tuple(runs),
+        baselines=tuple(beside),
         methods=methods,
         primary=primary,
         loss=loss,
@@ -372,6 +380,6 @@ def summarise(runs: Sequence[Run]) -> Summary:
         rows=tuple(table),
         second=tuple(second),
         verdict=_verdict(methods, primary, horizon, bool(mixed)),
-        warnings=tuple(_warnings(runs, methods, horizon, mixed)),
+        warnings=tuple(_warnings([*runs, *beside], methods, horizon, mixed)),
         every=int(max((np.diff(r.round).max() for r in usable if r.round.size > 1), default=1)),
     )

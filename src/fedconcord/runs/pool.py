@@ -175,7 +175,14 @@ class _Pool:
             worker.number = self.todo.pop(0)
             entry = self.planned[worker.number]
             self.tell(worker.number, None)
-            worker.send({"config": entry.config.as_dict(), "folder": str(entry.folder), "resume": entry.resume})
+            worker.send(
+                {
+                    "config": entry.config.as_dict(),
+                    "folder": str(entry.folder),
+                    "resume": entry.resume,
+                    "held": entry.held,
+                }
+            )
         else:
             self._drop(worker)
 
@@ -261,7 +268,7 @@ def worker() -> None:
             task = tasks.get()
             told = 0
             source = settings_module.from_nested(task["config"], "settings")
-            entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"])
+            entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"], task["held"])
             result = attempt(entry, lambda row: send(row=list(row)))
             send(finished=[str(result.folder), *result[1:]])
     except KeyboardInterrupt:
