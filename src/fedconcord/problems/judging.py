@@ -49,20 +49,14 @@ def pooled(problem: Problem) -> Problem:
 def client_figures(problem: Supervised, x: Tensor) -> Scores:
     """`Supervised.client_scores`, and each of the other metrics by client: NaN where it is not defined."""
     scores = problem.client_scores(x)
-    others = _others(problem)
-    if not others:
+    if not problem.others:
         return scores
     _, inputs, targets, offsets = problem.judged
     [(_, outputs)] = problem.answers(x, (lambda a, b: inputs[a:b], targets))
     outputs, targets = problem.in_units(outputs), problem.in_units(targets)
     pieces = [slice(a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    more = {m.name: np.array([_value(m, outputs[one], targets[one]) for one in pieces]) for m in others}
+    more = {m.name: np.array([_value(m, outputs[one], targets[one]) for one in pieces]) for m in problem.others}
     return scores._replace(values=scores.values | more)
-
-
-def _others(problem: Supervised) -> list[Metric]:
-    """The metrics that are no mean over samples."""
-    return [m for m in problem.metrics if m.name != SCORES[problem.target].name]
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
@@ -90,7 +84,7 @@ def own_figures(problem: Supervised, models: Models) -> Scores:
 
 def figure_names(problem: Supervised) -> list[str]:
     """What `figures` are: loss, score and the other metrics."""
-    return ["loss", SCORES[problem.target].name, *(m.name for m in _others(problem))]
+    return ["loss", SCORES[problem.target].name, *(m.name for m in problem.others)]
 
 
 def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
@@ -100,7 +94,7 @@ def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
     [(loss, outputs)] = problem.answers(x, (lambda a, b: own[a:b], wanted))
     outputs, wanted = problem.in_units(outputs), problem.in_units(wanted)
     each = loss, SCORES[problem.target].per_sample(outputs, wanted)
-    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in _others(problem))]
+    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in problem.others)]
 
 
 def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,9 +20,9 @@ from fedconcord.settings.settings import Config
 ORACLES = ("minibatch", "full", "sam")  # gradients that know no server's model and keep nothing between rounds
 
 
-def runnable() -> Mapping[str, Callable[..., Algorithm]]:
-    """The methods, and the baselines beside them."""
-    return ChainMap(BASELINES, plugins.available())  # type: ignore[arg-type]  # which is only read
+def registry_of(name: str) -> Mapping[str, Callable[..., Algorithm]]:
+    """Where what a run trains by is looked up: the baselines, or the methods."""
+    return BASELINES if name in BASELINES else plugins.available()
 
 
 def check(baselines: Sequence[str], methods: Sequence[str], config: Config) -> None:

@@ -35,7 +35,7 @@ from fedconcord.problems.precision import Precision
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
-from fedconcord.settings.baselines import baseline, runnable
+from fedconcord.settings.baselines import baseline, registry_of
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
@@ -296,7 +296,7 @@ def build(config: Config) -> Job:
         choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
         engine = Stacked(*choices, graphs_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
-    algorithm: Algorithm = factories.build(runnable(), "method", called)
+    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()

@@ -8,7 +8,7 @@ from typing import Any
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
-from fedconcord.settings.baselines import runnable, settings_for
+from fedconcord.settings.baselines import registry_of, settings_for
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import LocalSettings
@@ -19,7 +19,8 @@ from fedconcord.settings.sources import prepare
 def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
     `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
-    methods, parsed = runnable(), grammar.parse(written, "method")
+    parsed = grammar.parse(written, "method")
+    methods = registry_of(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
