@@ -22,7 +22,7 @@ from fedconcord.cli.base import app, console, say
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
     *("availability", "dropout", "devices", "oracles", "server", "upload"),
-    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "recipes", "settings"),
+    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "baselines", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -80,6 +80,7 @@ def _fingerprint() -> str:
 def _make_listing() -> dict[str, Any]:
     from fedconcord import settings as config
     from fedconcord.algorithms import plugins
+    from fedconcord.algorithms.alone import BASELINES
     from fedconcord.analysis import catalogue
     from fedconcord.analysis.personalisation import PERSONALISE
     from fedconcord.data import DATASETS
@@ -119,6 +120,7 @@ def _make_listing() -> dict[str, Any]:
         "labels": LABELS,
         "personalise": PERSONALISE,
         "losses": LOSSES,
+        "baselines": BASELINES,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]

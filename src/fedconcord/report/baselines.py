@@ -15,10 +15,9 @@ from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
 from fedconcord.report.format import value, wrap
 from fedconcord.report.load import Array
-from fedconcord.report.stats import Interval
 from fedconcord.report.summary import Metric, Summary
 from fedconcord.report.tables import NONE
-from fedconcord.report.worth import Gain, Model, Worth, mean_of, worth
+from fedconcord.report.worth import Model, Worth, by_name, lead, sentences, worth
 
 TITLE = "Is federation worth it?"
 LISTED = 40  # clients that are listed by name
@@ -59,50 +58,6 @@ def section(s: Summary) -> Section | None:
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
-def sentences(w: Worth) -> tuple[str, ...]:
-    """The verdict, for the method whose models serve the clients best on average."""
-    m = w.methods[w.best()]
-    levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
-    said = ", ".join(f"{what} {value(w.metric, one.mean)}" for what, one in levels if one is not None)
-    if w.alone is None:
-        return (f"Mean {w.metric.title} over clients: {said}.",)
-    g = w.gains[w.best()]
-    found = [f"{_verdict(g)} Mean {w.metric.title} over clients: {said}.", _gains(w, m, g)]
-    sign = 1 if w.metric.higher else -1
-    if w.pooled is not None and (room := sign * (w.pooled.mean - w.alone.mean)) > 0:
-        share = sign * (m.mean - w.alone.mean) / room
-        found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
-    return tuple(found)
-
-
-def _verdict(g: Gain) -> str:
-    if not math.isfinite(g.mean.low):
-        return f"There are too few clients for an interval ({g.units})."
-    if g.mean.low > 0:
-        return "Federation is worth it here."
-    return "Federation is not worth it here." if g.mean.high < 0 else "Whether federation is worth it is open."
-
-
-def _gains(w: Worth, m: Model, g: Gain) -> str:
-    same = f", {g.same} {'are' if g.same != 1 else 'is'} as well off" if g.same else ""
-    clients = "clients" if len(w.seeds) == 1 else f"clients of {len(w.seeds)} seeds"
-    return (
-        f"{g.more} of {g.units} {clients} ({_share(g.share)}) fare better under {m.name} than alone{same}, {g.less} "
-        f"{'fare' if g.less != 1 else 'fares'} worse; the mean gain is {_lead(w.metric, g.mean)}."
-    )
-
-
-def _share(i: Interval) -> str:
-    known = f", {100 * i.low:.0f} to {100 * i.high:.0f} %" if math.isfinite(i.low) else ""
-    return f"{100 * i.mean:.0f} %{known}"
-
-
-def _lead(metric: Metric, i: Interval) -> str:
-    scale, unit = (100.0, " points") if metric.percent else (1.0, "")
-    known = f" ({scale * i.low:.3g} to {scale * i.high:.3g})" if math.isfinite(i.low) else ""
-    return f"{scale * i.mean:.3g}{unit}{known}"
-
-
 def _caption(s: Summary, w: Worth) -> str:
     on = (
         "the samples that each client set apart, which no model was trained on"
@@ -133,24 +88,18 @@ def _row(s: Summary, w: Worth, m: Model) -> tuple[str, ...]:
     if m not in w.methods or w.alone is None:
         return (*cells, NONE, NONE)
     g = w.gains[w.methods.index(m)]
-    return (*cells, f"{g.more} / {g.same} / {g.less}", _lead(w.metric, g.mean).replace(" points", ""))
+    return (*cells, f"{g.more} / {g.same} / {g.less}", lead(w.metric, g.mean).replace(" points", ""))
 
 
 def _clients(w: Worth) -> tuple[tuple[str, ...], ...]:
-    """A row a client that has a name, over its seeds: those that gain most first."""
-    if not any(w.names):
-        return ()
-    means = [np.array([mean_of(one) for one in np.stack([*m.by_seed.values()], 1)]) for m in w.models]
-    first = means[w.models.index(w.methods[w.best()])]
-    gain = first - means[0] if w.alone is not None else first
-    order = np.argsort(-gain if w.metric.higher else gain, kind="stable")
-    if len(order) > LISTED:
-        order = np.concatenate([order[:ENDS], order[-ENDS:]])
-    samples = np.mean([*w.samples.values()], 0)
-    return tuple(
-        (w.names[i], f"{samples[i]:g}", *(value(w.metric, v[i]) if math.isfinite(v[i]) else NONE for v in means))
-        for i in order.tolist()
-    )
+    found = by_name(w)
+    if len(found) > LISTED:
+        found = (*found[:ENDS], *found[-ENDS:])
+
+    def cell(v: float) -> str:
+        return value(w.metric, v) if math.isfinite(v) else NONE
+
+    return tuple((c.name, f"{c.samples:g}", *map(cell, c.figures)) for c in found)
 
 
 def _csv(w: Worth) -> str:

@@ -100,6 +100,9 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
         drawn["clients"] = list(judged.drawings)
         every["tables/clients.csv"] = judged.csv
         table = f'{elements.pairs(judged.rows, judged.header)}<p class="note">{esc(judged.caption)}</p>'
+        if judged.others:
+            table += elements.pairs(judged.others, clients.OTHERS_HEADER)
+            table += f'<p class="note">{esc(clients.OTHERS_CAPTION)}</p>'
         parts.append(f"<h2>{TITLES['clients'][0]}</h2>{elements.legend(s)}{section('clients')}{table}")
     if s.second:
         second = tables.table(s, s.second, models=True)

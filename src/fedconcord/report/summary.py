@@ -54,6 +54,10 @@ KNOWN = (  # the first that every run has ranks the methods
     Metric("test_exact", "test samples all right", higher=True, percent=True),
     Metric("test_micro_f1", "test micro F1", higher=True),
     Metric("test_macro_f1", "test macro F1", higher=True),
+    Metric("test_auroc", "test AUROC", higher=True),
+    Metric("test_average_precision", "test average precision", higher=True),
+    Metric("test_brier", "test Brier score", higher=False),
+    Metric("test_ece", "test calibration error", higher=False),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
     Metric("train_loss", "train loss", higher=False),
@@ -62,10 +66,14 @@ LOSSES = ("train_loss", "loss", "test_loss")  # the first that every run has is 
 
 
 def metric_of(column: str) -> Metric:
-    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so."""
+    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so. What is known
+    of the test set is so of validation and of clients too."""
     for m in KNOWN:
         if m.column == column:
             return m
+        if m.column.startswith("test_") and column.removeprefix("validation_") == m.column.removeprefix("test_"):
+            own = "validation" if column.startswith("validation_") else ""
+            return replace(m, column=column, title=f"{own} {m.title.removeprefix('test ')}".strip())
     accuracy = column.endswith("accuracy")
     return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
+from fedconcord.report.format import value
 from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import LEVEL, Interval
 from fedconcord.report.summary import Metric, Summary, metric_of
@@ -49,6 +50,14 @@ class Gain(NamedTuple):
     @property
     def units(self) -> int:
         return self.more + self.same + self.less
+
+
+class Named(NamedTuple):
+    """A client that has a name, over all seeds."""
+
+    name: str
+    samples: float  # that it is judged on
+    figures: tuple[float, ...]  # of `Worth.models`
 
 
 class Worth(NamedTuple):
@@ -193,3 +202,79 @@ def _resampled(draw: np.random.Generator, values: Array, times: int) -> Array:
     if n > MANY:
         return draw.normal(values.mean(), values.std() / math.sqrt(n), times)
     return np.asarray(values[draw.integers(n, size=(times, n))].mean(1))
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def sentences(w: Worth) -> tuple[str, ...]:
+    """The verdict, for the method whose models serve the clients best on average."""
+    m = w.methods[w.best()]
+    levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
+    said, whole = (
+        ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
+        for figure in ("mean", "samples")
+    )
+    if w.alone is None:
+        return (f"Mean {w.metric.title} over clients: {said}; over all their samples: {whole}.",)
+    g = w.gains[w.best()]
+    found = [
+        f"{_verdict(g)} Mean {w.metric.title} over clients: {said}; over all their samples: {whole}.",
+        _gains(w, m, g),
+    ]
+    sign = 1 if w.metric.higher else -1
+    if w.pooled is not None and (room := sign * (w.pooled.mean - w.alone.mean)) > 0:
+        share = sign * (m.mean - w.alone.mean) / room
+        found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
+    return tuple(found)
+
+
+def _verdict(g: Gain) -> str:
+    if not math.isfinite(g.mean.low):
+        return f"There are too few clients for an interval ({g.units})."
+    if g.mean.low > 0:
+        return "Federation is worth it here."
+    return "Federation is not worth it here." if g.mean.high < 0 else "Whether federation is worth it is open."
+
+
+def _gains(w: Worth, m: Model, g: Gain) -> str:
+    same = f", {g.same} {'are' if g.same != 1 else 'is'} as well off" if g.same else ""
+    clients = "clients" if len(w.seeds) == 1 else f"clients of {len(w.seeds)} seeds"
+    return (
+        f"{g.more} of {g.units} {clients} ({_share(g.share)}) fare better under {m.name} than alone{same}, {g.less} "
+        f"{'fare' if g.less != 1 else 'fares'} worse; the mean gain is {lead(w.metric, g.mean)}."
+    )
+
+
+def _share(i: Interval) -> str:
+    known = f", {100 * i.low:.0f} to {100 * i.high:.0f} %" if math.isfinite(i.low) else ""
+    return f"{100 * i.mean:.0f} %{known}"
+
+
+def lead(metric: Metric, i: Interval) -> str:
+    scale, unit = (100.0, " points") if metric.percent else (1.0, "")
+    known = f" ({scale * i.low:.3g} to {scale * i.high:.3g})" if math.isfinite(i.low) else ""
+    return f"{scale * i.mean:.3g}{unit}{known}"
+
+
+def by_name(w: Worth) -> tuple[Named, ...]:
+    """The clients that have names, those that gain most first; none where they have none."""
+    if not any(w.names):
+        return ()
+    means = [np.array([mean_of(one) for one in np.stack([*m.by_seed.values()], 1)]) for m in w.models]
+    sign = 1 if w.metric.higher else -1
+    best = means[w.models.index(w.methods[w.best()])]
+    gain = sign * (best - (means[0] if w.alone is not None else 0))
+    samples = np.mean([*w.samples.values()], 0)
+    order = np.argsort(-gain, kind="stable").tolist()
+    return tuple(Named(w.names[i], float(samples[i]), tuple(float(v[i]) for v in means)) for i in order)
+
+
+def client_sentences(w: Worth) -> tuple[str, ...]:
+    """One a client that has a name: alone, under the best method, pooled."""
+    models, best = w.models, w.methods[w.best()]
+    words = {id(w.alone): "alone", id(best): f"under {best.name}", id(w.pooled): "pooled"}
+    chosen = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
+    return tuple(
+        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in chosen)}" for c in by_name(w)
+    )

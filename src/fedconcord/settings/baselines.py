@@ -89,15 +89,14 @@ def baseline(job: Job, name: str) -> Job:
     schedule, solver = job.schedule, job.solver
     assert isinstance(schedule, Schedule)
     if supervised(job.problem) is None:
-        raise UserError("a baseline is judged on labelled samples in memory, and these data have none; leave it out")
+        raise UserError(f"{name} is judged on labelled samples in memory, and these data have none; leave it out")
     if schedule.sampler.by_loss:
         raise UserError(
-            "the sampling goes by the losses of a federated model, which a baseline does not have; leave baselines "
-            "out, or use another sampling"
+            f"{name} has no federated model whose losses the sampling goes by; leave it out, or use another sampling"
         )
     if solver.oracle.kind not in ORACLES or (job.algorithm.blocks is not None):
         raise UserError(
-            f"a baseline takes local.oracle {', '.join(ORACLES)}, and the job's keeps more between rounds; write "
+            f"{name} takes local.oracle {', '.join(ORACLES)}, and the job's needs a server or a table; write "
             f"{name}(local.oracle=minibatch)"
         )
     if name == "local":
