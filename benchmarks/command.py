@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 JOBS = {
-    "A": "--data mnist --clients 100 --cohort 10 --model 2nn --partition iid --batch-size 10",
-    "B": "--data mnist --clients 100 --cohort 10 --model cnn1 --partition iid --batch-size 50",
-    "cnn2": "--data cifar10 --clients 100 --cohort 10 --model cnn2 --partition iid --batch-size 50",
+    "A": "--data mnist --clients 100 --cohort 10 --model 2nn --partition iid --batch-size 10 --set validation=none",
+    "B": "--data mnist --clients 100 --cohort 10 --model cnn1 --partition iid --batch-size 50 --set validation=none",
+    "cnn2": "--data cifar10 --clients 100 --cohort 10 --model cnn2 --partition iid --batch-size 50 --set validation=none",
     "digits": "--data digits",
 }
 PARTS = ("start", "load", "compile", "train", "evaluate", "write", "end")
