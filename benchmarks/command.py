@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 JOBS = {
-    "A": "--data mnist --clients 100 --cohort 10 --model 2nn --partition iid --batch-size 10 --set validation=none",
-    "B": "--data mnist --clients 100 --cohort 10 --model cnn1 --partition iid --batch-size 50 --set validation=none",
-    "cnn2": "--data cifar10 --clients 100 --cohort 10 --model cnn2 --partition iid --batch-size 50 --set validation=none",
+    "A": "--data mnist --clients 100 --cohort 10 --model 2nn --partition iid --batch-size 10",
+    "B": "--data mnist --clients 100 --cohort 10 --model cnn1 --partition iid --batch-size 50",
+    "cnn2": "--data cifar10 --clients 100 --cohort 10 --model cnn2 --partition iid --batch-size 50",
     "digits": "--data digits",
 }
 PARTS = ("start", "load", "compile", "train", "evaluate", "write", "end")
@@ -34,6 +34,7 @@ def measured(job: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "fedconcord", "run", "--method", "fedavg", *JOBS[job].split()]
+        command += ["--set", "validation=none"]
         command += ["--rounds", str(args.rounds), "--out", str(out), *args.options.split()]
         before, began = os.times(), time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -20,7 +20,7 @@ from fedconcord.problems.supervised import Supervised
 Models = Callable[[int], Tensor | None]
 """client -> its own model [d]; None where it never trained one."""
 
-TESTING = 2**37  # multiplications of all clients' own models on the test set
+TESTING = 2**35  # multiplications of all clients' own models on the test set
 FEWEST = 200  # test samples
 
 

@@ -211,21 +211,23 @@ def sentences(w: Worth) -> tuple[str, ...]:
     """The verdict, for the method whose models serve the clients best on average."""
     m = w.methods[w.best()]
     levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
-    said, whole = (
-        ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
-        for figure in ("mean", "samples")
-    )
+
+    def said(figure: str) -> str:
+        return ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
+
+    samples = "" if said("samples") == said("mean") else f"; over all their samples: {said('samples')}"
+    means = f"Mean {w.metric.title} over clients: {said('mean')}{samples}."
     if w.alone is None:
-        return (f"Mean {w.metric.title} over clients: {said}; over all their samples: {whole}.",)
+        return (means,)
     g = w.gains[w.best()]
-    found = [
-        f"{_verdict(g)} Mean {w.metric.title} over clients: {said}; over all their samples: {whole}.",
-        _gains(w, m, g),
-    ]
-    sign = 1 if w.metric.higher else -1
-    if w.pooled is not None and (room := sign * (w.pooled.mean - w.alone.mean)) > 0:
-        share = sign * (m.mean - w.alone.mean) / room
-        found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
+    found = [f"{_verdict(g)} {means}", _gains(w, m, g)]
+    if w.pooled is not None and g.mean.low > 0:
+        sign = 1 if w.metric.higher else -1
+        share = sign * (m.mean - w.alone.mean) / (sign * (w.pooled.mean - w.alone.mean) or math.inf)
+        if 0 < share < 1:
+            found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
+        else:
+            found.append(f"One model on all samples in one place serves the clients no better than {m.name}.")
     return tuple(found)
 
 
