@@ -274,6 +274,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"baselines": ["local", "local"]}, "the baseline local is given twice"),
     ({"methods": ["fedavg", "local"]}, "write --baselines local"),
     ({"eval.clients": False}, "baselines are judged client by client, given eval.clients false; leave it out"),
+    ({"engine.name": "distributed"}, "baselines take one process, given engine distributed"),
     ({"data": "quadratics", "model": "none"}, "judged on labelled samples, and data quadratics has none of its own"),
     ({"task": "semi", "labels": "labelled(0.5)"}, "judged on labelled samples, and task semi"),
     ({"sampling": "power_of_choice(5)"}, "local has no federated model whose losses the sampling goes by"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
@@ -117,42 +117,43 @@ def _csv(w: Worth) -> str:
 
 
 def _figure(s: Summary, w: Worth) -> Drawing:
-    m = w.methods[w.best()]
-    assert w.alone is not None
-    alone, under, pooled = (None if one is None else _units(one) for one in (w.alone, m, w.pooled))
-    assert alone is not None
-    assert under is not None
+    """Every client of every seed, or those that have names, once."""
+    m, g, found = w.methods[w.best()], w.gains[w.best()], by_name(w)
+    named = 0 < len(found) <= LISTED
+    figures = np.array([c.figures for c in found]).T if named else np.array([_units(one) for one in w.models])
+    alone, under = figures[0], figures[w.models.index(m)]
+    pooled = None if w.pooled is None else figures[-1]
     known = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
-    order = known[np.argsort(alone[known], kind="stable")]
-    if not w.metric.higher:
-        order = order[::-1]
-    keep = np.unique(np.linspace(0, len(order) - 1, min(len(order), POINTS)).round().astype(int))
-    shown = order[keep] if len(order) else order
+    order = known[np.argsort(alone[known] if w.metric.higher else -alone[known], kind="stable")]
+    place = np.unique(np.linspace(1, len(order), min(len(order), POINTS)).round().astype(int))
+    shown = order[place - 1]
 
     def draw(legend: bool) -> Figure:
         del legend  # it is the figure's own
         fig, ax = panel(WIDE, 3.0)
-        place = keep[: len(shown)] + 1
         colour = look(s.method(m.name).index).colour
         ax.vlines(place, alone[shown], under[shown], color=colour, linewidth=0.8, alpha=0.45)
         ax.plot(place, alone[shown], color=INK, linewidth=1.4, drawstyle="steps-mid", label="alone")
-        ax.plot(place, under[shown], "o", color=colour, markersize=3, label=wrap(m.name, 40))
+        ax.plot(place, under[shown], "o", color=colour, markersize=3.5, label=wrap(m.name, 40))
         if pooled is not None:
-            ax.plot(place, pooled[shown], "_", color=MUTED, markersize=4, label="pooled")
+            ax.plot(place, pooled[shown], "_", color=MUTED, markersize=7, label="pooled")
         ax.set_xlabel("clients, from the worst off alone")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if named:
+            ax.set_xticks(place, [wrap(found[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
         ax.set_ylabel(f"a client's {w.metric.title}" + (" (%)" if w.metric.percent else ""))
         if w.metric.percent:
             ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
         ax.legend(fontsize=6.5)
         return fig
 
-    g = w.gains[w.best()]
+    each = "A client a place, its mean over seeds" if named else "A client of each seed a place"
     return Drawing(
         "baselines",
         f"Every client's {w.metric.title} alone and under {m.name}: {g.more} gain, {g.same} are as well off and "
         f"{g.less} lose.",
-        f"A client a place{' (of every seed)' if len(w.seeds) > 1 else ''}, sorted by how it fares alone; a point "
-        "above the step gains, one below it loses.",
+        f"{each if len(w.seeds) > 1 else 'A client a place'}, sorted by how it fares alone; a point above the step "
+        f"{'gains' if w.metric.higher else 'loses'}, one below it {'loses' if w.metric.higher else 'gains'}.",
         True,
         draw,
     )

@@ -43,6 +43,8 @@ def check(baselines: Sequence[str], methods: Sequence[str], config: Config) -> N
             )
     if baselines and config.eval.clients is False:
         raise UserError("baselines are judged client by client, given eval.clients false; leave it out")
+    if baselines and config.engine.name == "distributed":
+        raise UserError("baselines take one process, given engine distributed; leave them out, or use stacked")
     if baselines and (config.partition is None or config.task is not None):
         what = f"data {config.data}" if config.partition is None else f"task {config.task}"
         raise UserError(f"baselines are judged on labelled samples, and {what} has none of its own; leave them out")
