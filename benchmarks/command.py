@@ -34,6 +34,7 @@ def measured(job: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "fedconcord", "run", "--method", "fedavg", *JOBS[job].split()]
+        command += ["--set", "validation=none"]
         command += ["--rounds", str(args.rounds), "--out", str(out), *args.options.split()]
         before, began = os.times(), time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

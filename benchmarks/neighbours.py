@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-MNIST = "--data mnist --partition iid --clients 100"
+MNIST = "--data mnist --partition iid --clients 100 --set validation=none"
 JOBS = {
     "A": f"{MNIST} --cohort 10 --model 2nn --batch-size 10 --rounds 10",
     "B": f"{MNIST} --cohort 4 --model cnn1 --batch-size 50 --rounds 3",  # fewer clients a round

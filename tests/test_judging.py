@@ -16,7 +16,7 @@ from fedconcord.settings import from_nested, judging, problem_of, resolve_run
 from fedconcord.settings.judging import Judged, looks, rule, samples_a_round
 from fedconcord.settings.sections import EvalSettings
 
-JOB = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 3}
+JOB = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 3, "validation": "none"}
 MNIST = Judged(tested=10_000, trained=60_000, multiplications=199_210, everyone=60_000)
 
 

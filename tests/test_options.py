@@ -20,7 +20,7 @@ from fedconcord.options.table import OPTIONS
 from fedconcord.settings import options
 
 SOURCE = Path(fedconcord.__file__).parent
-NOT_RUN, NOT_COMPARE = ("methods", "seeds"), ("method", "seed")
+NOT_RUN, NOT_COMPARE = ("methods", "seeds", "baselines"), ("method", "seed")
 
 
 def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -9,10 +9,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fedconcord.algorithms import METHODS
+from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.imports import Open, with_options
 from fedconcord.core import Algorithm
 
+OURS = {**METHODS, **BASELINES}
 GROUP = "fedconcord.methods"
 
 
@@ -57,8 +59,8 @@ def available() -> Mapping[str, Callable[..., Algorithm]]:
                 f"package {_package(entry)} registers a method under the name {entry.name!r}, which is no identifier; "
                 f"its author should rename the entry point in {GROUP}"
             )
-        if entry.name in METHODS or entry.name in found:
-            other = "fedconcord itself" if entry.name in METHODS else f"package {_package(found[entry.name])}"
+        if entry.name in OURS or entry.name in found:
+            other = "fedconcord itself" if entry.name in OURS else f"package {_package(found[entry.name])}"
             raise UserError(
                 f"package {_package(entry)} registers a method {entry.name!r}, a name that {other} has already; "
                 f"uninstall one of them, or its author should rename the entry point in {GROUP}"

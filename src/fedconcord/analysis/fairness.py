@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedconcord.basis import files
 from fedconcord.core import Problem
-from fedconcord.problems import Regularised, Supervised
+from fedconcord.problems.judging import supervised
+from fedconcord.problems.losses import METRICS
 from fedconcord.problems.per_client import Scores
 
 
@@ -33,15 +34,9 @@ class Spread(NamedTuple):
     worst: float
 
 
-def supervised(problem: Problem) -> Supervised | None:
-    """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
-    inner = problem.smooth if isinstance(problem, Regularised) else problem
-    return inner if isinstance(inner, Supervised) else None
-
-
 def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better: accuracies; losses, errors and distances are not."""
-    return metric.endswith("accuracy")
+    """Whether more of a metric is better, by its name: of those that are listed, and of accuracies."""
+    return METRICS[metric].higher if metric in METRICS else metric.endswith("accuracy")
 
 
 def spread(values: np.ndarray, higher: bool) -> Spread:
@@ -77,17 +72,32 @@ def row(round: int, scores: Scores) -> dict[str, Any]:
 def description(round: int, scores: Scores, after: Scores | None) -> dict[str, Any]:
     """What run.json says of the clients; `after` is the same model fine-tuned at each."""
     metric = main_metric(scores)
+    known, has = ~np.isnan(scores.values[metric]), scores.samples > 0
     found: dict[str, Any] = {
         "round": round,
         "split": scores.split,
-        "judged": int((scores.samples > 0).sum()),
-        "without_samples": int((scores.samples == 0).sum()),
+        "judged": int(known.sum()),
+        "without_samples": int((~has).sum()),
+        **({"never_trained": int((has & ~known).sum())} if (has & ~known).any() else {}),
         "metric": metric,
         **spread(scores.values[metric], higher_is_better(metric))._asdict(),
     }
+    others = {name: values for name, values in scores.values.items() if name not in ("loss", metric)}
+    if others:
+        found["others"] = {name: _other(name, values, scores) for name, values in others.items()}
     if after is not None:
         found["personalised"] = spread(after.values[metric], higher_is_better(metric))._asdict()
     return found
+
+
+def _other(name: str, values: np.ndarray, scores: Scores) -> dict[str, Any]:
+    """Another metric: over all samples, the spread over the clients where it is defined, and how many those are."""
+    overall = {"overall": scores.overall[name]} if name in scores.overall else {}
+    return {
+        **overall,
+        **spread(values, higher_is_better(name))._asdict(),
+        "defined": int((~np.isnan(values)).sum()),
+    }
 
 
 def write(path: Path, scores: Scores, after: Scores | None, names: Sequence[str] | None) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.analysis.fairness import supervised
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Local
 from fedconcord.engines import Serial, Stacked
@@ -23,6 +22,7 @@ from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job
 from fedconcord.local.duty import Duty
 from fedconcord.local.solver import Solver
+from fedconcord.problems.judging import figure_names, figures, supervised
 from fedconcord.problems.per_client import Scores
 from fedconcord.state import MemoryStore
 
@@ -73,7 +73,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
     problem, schedule = supervised(job.problem), job.schedule
     if problem is None or problem.judged.split != "validation" or not isinstance(schedule, Schedule):
         raise UserError("personalisation is judged on samples that clients set apart; set validation, as in 0.1")
-    _, inputs, targets, offsets = problem.judged
+    offsets = problem.judged.offsets
     engine = Stacked(job.engine.chunk) if isinstance(job.engine, Stacked) else Serial()
     n, found = problem.roster.n, []
     group = max(1, ENTRIES // problem.dim)
@@ -92,11 +92,9 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         store = MemoryStore(_Model(x))
         engine.round(job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
-            mine = slice(int(offsets[i]), int(offsets[i + 1]))
-            scores = problem.scores(model, inputs[mine], targets[mine])
-            found.append({name: float(values.double().mean()) for name, values in scores.items()})
-    names = found[0]
-    return Scores("validation", np.diff(offsets), {name: np.array([f[name] for f in found]) for name in names})
+            found.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
+    columns = np.array(found, np.float64).T
+    return Scores("validation", np.diff(offsets), dict(zip(figure_names(problem), columns, strict=True)))
 
 
 def _only(ids: np.ndarray) -> Sampler:

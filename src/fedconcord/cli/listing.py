@@ -23,7 +23,18 @@ from fedconcord.cli.base import app, console, say
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
     *("availability", "dropout", "devices", "oracles", "server", "upload"),
-    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "trackers", "recipes", "settings"),
+    *(
+        "tasks",
+        "labels",
+        "regularisers",
+        "personalise",
+        "losses",
+        "metrics",
+        "baselines",
+        "trackers",
+        "recipes",
+        "settings",
+    ),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -81,6 +92,7 @@ def _fingerprint() -> str:
 def _make_listing() -> dict[str, Any]:
     from fedconcord import settings as config
     from fedconcord.algorithms import plugins
+    from fedconcord.algorithms.alone import BASELINES
     from fedconcord.analysis import catalogue
     from fedconcord.analysis.personalisation import PERSONALISE
     from fedconcord.data import DATASETS
@@ -121,6 +133,7 @@ def _make_listing() -> dict[str, Any]:
         "labels": LABELS,
         "personalise": PERSONALISE,
         "losses": LOSSES,
+        "baselines": BASELINES,
         "trackers": TRACKERS,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}

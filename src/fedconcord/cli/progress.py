@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.runs.plan import Planned
 
 LARGE = 2**30  # bytes of clients' state that are worth a word
+NAMED = 12  # clients that the summary names one by one
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
 
 
@@ -135,6 +136,7 @@ def say_summary(*folders: Path) -> None:
     from fedconcord.report.load import load_runs
     from fedconcord.report.summary import summarise
     from fedconcord.report.tables import metric_cell, reach_cell, seeds_cell, target_words
+    from fedconcord.report.worth import client_sentences, sentences, worth
 
     summary = summarise(load_runs(folders))
     percent = ", %" if summary.primary.percent else ""
@@ -148,3 +150,7 @@ def say_summary(*folders: Path) -> None:
     console.print(table)
     if math.isfinite(summary.target):
         say(target_words(summary))
+    if (found := worth(summary)) is not None:
+        clients = client_sentences(found)
+        for sentence in (*sentences(found), *(clients if len(clients) <= NAMED else ())):
+            say(sentence)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
-@takes_settings("run", hidden=("methods", "seeds"))
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines",))
 def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
     with importing():

@@ -170,6 +170,7 @@ class Algorithm:
     init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
     settle: Settle | None = None
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
+    own: Callable[[Tree], Tensor] | None = None  # row -> the client's own model [d], where that is the answer
     weights: Weights = "uniform"
     regularise: Literal["local", "server"] = "local"  # who takes proximal steps; the server's are in `update`
     oracle: Oracle | None = None  # overrides the local solver's

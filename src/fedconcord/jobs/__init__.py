@@ -1,6 +1,6 @@
 """A job and its rounds, without a file: `train` is the short way, `start` and `advance` are its parts."""
 
-from fedconcord.jobs.job import Job, Planner, Row, State, model_of, population_of, row_bytes, state_bytes
+from fedconcord.jobs.job import Job, Planner, Row, State, model_of, own_models, population_of, row_bytes, state_bytes
 from fedconcord.jobs.loop import Step, advance, asked, blank, evaluate, plan_of, resolved, start, steps, train
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "blank",
     "evaluate",
     "model_of",
+    "own_models",
     "plan_of",
     "population_of",
     "resolved",

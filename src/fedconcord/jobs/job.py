@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from fedconcord.federation.clock import Cost
 from fedconcord.federation.participation import View
 from fedconcord.local.duty import Duty
 from fedconcord.local.solver import Solver
+from fedconcord.problems.judging import Models
 from fedconcord.state import Storage, Store
 from fedconcord.transforms.forms import forms
 
@@ -113,6 +115,18 @@ def population_of(job: Job) -> Population:
 def model_of(job: Job, state: State) -> Tensor:
     """The model that the method answers with [d]: the first of those it offers."""
     return next(iter(job.algorithm.models(state.server).values()))
+
+
+def own_models(job: Job, state: State) -> Models:
+    """Every client's own model, for a method that answers so."""
+    own = job.algorithm.own
+    assert own is not None
+
+    def model(client: int) -> Tensor | None:
+        one = np.array([client])
+        return own(state.store.gather(one))[0] if state.store.known(one)[0] else None
+
+    return model
 
 
 def state_bytes(job: Job, rounds: int) -> int:

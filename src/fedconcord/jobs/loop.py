@@ -14,7 +14,8 @@ from fedconcord.core import Outcome, Plan, tree_bytes
 from fedconcord.engines.base import first_rows, losses
 from fedconcord.federation.participation import View
 from fedconcord.jobs import refusals
-from fedconcord.jobs.job import Job, Row, State, population_of, template
+from fedconcord.jobs.job import Job, Row, State, own_models, population_of, template
+from fedconcord.problems.judging import evaluate_own, supervised
 from fedconcord.state import Storage
 
 
@@ -104,7 +105,12 @@ def advance(job: Job, state: State) -> State:
 
 
 def evaluate(job: Job, state: State) -> dict[str, float]:
-    """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'."""
+    """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'. Where the
+    answer is a model a client, those of `problems.judging.evaluate_own`."""
+    if job.algorithm.own is not None and len(state.store):
+        inner = supervised(job.problem)
+        assert inner is not None
+        return evaluate_own(inner, own_models(job, state))
     found: dict[str, float] = {}
     models: Mapping[str, torch.Tensor] = job.algorithm.models(state.server)
     for k, (name, x) in enumerate(models.items()):

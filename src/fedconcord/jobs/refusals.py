@@ -8,9 +8,11 @@ import torch
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Population
+from fedconcord.engines import Wire
 from fedconcord.federation import sampling, weights
 from fedconcord.jobs.job import Job
 from fedconcord.local import solver
+from fedconcord.problems.judging import supervised
 
 
 def check(job: Job) -> None:
@@ -42,6 +44,11 @@ def reasons(job: Job) -> Iterator[str]:
             f"L-BFGS minimises the loss in full precision, and engine.precision is {objective.precision}; set it to "
             "full, or use local SGD"
         )
+    if algorithm.own is not None:
+        if supervised(job.problem) is None:
+            yield "clients' own models are judged on labelled samples in memory, and these data have none"
+        if job.engine.team.size > 1 or isinstance(job.engine, Wire):
+            yield "clients' own models are judged in one process; use engine stacked or serial"
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
     if algorithm.blocks is not None:

@@ -17,6 +17,7 @@ from fedconcord.options.option import Option
 OPTIONS = (
     Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own"),
     Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload="),
+    Option("baselines", "baselines", "run", "LIST", True, "list of baselines such as local,pooled", "none", "what the methods of a comparison are judged against: local, every client alone; pooled, all samples in one place; local(local.lr=0.05) sets a local key"),
     Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
     Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),
     Option("partition", "partition", "data", "NAME", True, "partition such as shards(2)", "dirichlet(0.1)", "which client holds which samples, or package.module:function for your own"),
@@ -163,6 +164,9 @@ class RunOptions(Shared, total=False):
 
 class CompareOptions(Shared, total=False):
     """Arguments of `compare`."""
+
+    baselines: str | Sequence[str] | None
+    "What the methods of a comparison are judged against: local, every client alone; pooled, all samples in one place; local(local.lr=0.05) sets a local key (list of baselines such as local,pooled). [none]"
 
     seeds: int | Sequence[int] | None
     "The seeds of a comparison; all methods of a seed meet the same clients and batches (list of integers >= 0 such as 0,1,2). [0]"

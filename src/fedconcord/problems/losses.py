@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
 from fedconcord.basis.objects import name_of
 from fedconcord.core import LossForm
-from fedconcord.problems import dense
+from fedconcord.problems import dense, probabilities
 
 Target = Literal["class", "number", "labels"]
 KINDS: tuple[Target, ...] = ("class", "number", "labels")
@@ -42,7 +43,7 @@ class Metric(NamedTuple):
 
     name: str  # its column is test_<name>
     targets: tuple[Target, ...]
-    value: Callable[[Tensor, Tensor], float]  # (outputs [m, C], targets), numbers in the label's own unit
+    value: Callable[[Tensor, Tensor], float]  # (outputs [m, C], targets), numbers in the label's own unit; NaN: none
     higher: bool  # whether more is better
 
 
@@ -168,6 +169,10 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric("rmse", ("number",), _rmse, False),
     "mae": Metric("mae", ("number",), _mae, False),
     "r2": Metric("r2", ("number",), _r2, True),
+    "auroc": Metric("auroc", ("class", "labels"), probabilities.auroc, True),
+    "average_precision": Metric("average_precision", ("class", "labels"), probabilities.average_precision, True),
+    "brier": Metric("brier", ("class", "labels"), probabilities.brier, False),
+    "ece": Metric("ece", ("class",), probabilities.ece, False),
 }
 MEANING: Mapping[str, str] = {
     "accuracy": "share of samples whose class has the largest output",
@@ -178,6 +183,10 @@ MEANING: Mapping[str, str] = {
     "rmse": "root of the mean squared error, in the label's own unit",
     "mae": "mean absolute error, in the label's own unit",
     "r2": "1 - squared error / variance of the test labels, averaged over outputs",
+    "auroc": "area under the ROC curve; of more than two classes or labels the mean, each against the rest",
+    "average_precision": "area under precision against recall; of more than two classes or labels the mean of each",
+    "brier": "mean squared error of the probabilities; of more than two classes summed over them",
+    "ece": "expected calibration error: |accuracy - confidence| in 15 bins of the largest probability",
 }
 DEFAULT_METRICS: Mapping[Target, tuple[str, ...]] = {
     "class": ("accuracy",),
@@ -246,6 +255,14 @@ def metric(name: str) -> Metric:
     return known[name]
 
 
+def defined(metric: Metric, targets: Tensor, outputs: int) -> bool:
+    """Whether a metric has a value on such targets, as it says of outputs that are all 0 [m, outputs]."""
+    try:
+        return not math.isnan(metric.value(targets.new_zeros(len(targets), outputs, dtype=torch.float64), targets))
+    except UserError:  # a metric of the user's own
+        return False
+
+
 def metrics_of(names: Sequence[str], target: Target) -> tuple[Metric, ...]:
     """The metrics of these names; those that are usual for the target if there are none.
 
@@ -260,6 +277,17 @@ def metrics_of(names: Sequence[str], target: Target) -> tuple[Metric, ...]:
         if one.name in [other.name for other in found[:k]]:
             raise UserError(f"metric {one.name} is given twice; give every metric once")
     return found
+
+
+def check_metrics(metrics: Sequence[Metric], targets: Tensor, outputs: int) -> None:
+    """Refuse a metric that has no value on the test samples, if there are any.
+
+    Raises:
+        UserError: the first of them.
+    """
+    for one in metrics if len(targets) else ():
+        if one in METRICS.values() and not defined(one, targets, outputs):
+            raise UserError(f"metric {one.name} needs test samples of two classes or more; leave it out, or give more")
 
 
 def check_loss(loss: Loss, target: Target) -> Loss:

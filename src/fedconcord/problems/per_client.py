@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ class Scores(NamedTuple):
     split: str
     samples: np.ndarray  # [N] int64 it was judged on
     values: dict[str, np.ndarray]  # metric -> [N] float64, NaN for a client without such samples
+    overall: Mapping[str, float] = MappingProxyType({})  # metrics that are no mean over samples, of all samples
 
 
 def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:

@@ -19,7 +19,17 @@ from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.problems import convolution, dense, precision
 from fedconcord.problems.alone import alone
 from fedconcord.problems.evaluation import Forward, Gather
-from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, SCORES, Loss, Metric, check_loss, metrics_of
+from fedconcord.problems.losses import (
+    DEFAULT_LOSS,
+    LOSSES,
+    SCORES,
+    Loss,
+    Metric,
+    check_loss,
+    check_metrics,
+    defined,
+    metrics_of,
+)
 from fedconcord.problems.per_client import Samples, Scores, by_client
 from fedconcord.problems.resident import Resident, resident
 from fedconcord.problems.vectorised import vectorised
@@ -93,6 +103,7 @@ class Supervised:
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         self._check_outputs()
+        check_metrics(self.others, self.in_units(self.test_y), self.classes)
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
@@ -322,7 +333,7 @@ class Supervised:
         """
         tested = (lambda a, b: self.test_x[a:b]), self.test_y
         trained = (lambda a, b: self.x[self.probe[a:b]]), self.y[self.probe]
-        (test, outputs), (train, _) = self._answers(x, tested, trained)
+        (test, outputs), (train, _) = self.answers(x, tested, trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
         found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
@@ -332,6 +343,7 @@ class Supervised:
                 found[f"validation_{name}"] = float(np.nansum(values * scores.samples) / scores.samples.sum())
             score = SCORES[self.target].name
             found[f"validation_client_{score}"] = float(np.nanmean(scores.values[score]))
+            found |= {f"validation_{name}": value for name, value in scores.overall.items()}
         return found
 
     def client_scores(self, x: Tensor) -> Scores:
@@ -341,16 +353,24 @@ class Supervised:
         """
         if self._looked is None or not torch.equal(self._looked[0], x):
             _, inputs, targets, offsets = self.judged
-            scores = self.scores(x, inputs, targets)
-            means = {name: by_client(values, offsets) for name, values in scores.items()}
-            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means)
+            [(loss, outputs)] = self.answers(x, (lambda a, b: inputs[a:b], targets))
+            score, pair = SCORES[self.target], (self.in_units(outputs), self.in_units(targets))
+            each = {"loss": loss, score.name: score.per_sample(*pair)}
+            means = {name: by_client(values, offsets) for name, values in each.items()}
+            overall = {metric.name: metric.value(*pair) for metric in self.overall}
+            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means, overall)
         return self._looked[1]
 
-    def scores(self, x: Tensor, inputs: Resident | Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """`loss` and, as the target has it, `accuracy` or another score [n] of every sample under the model x [d]."""
-        [(loss, outputs)] = self._answers(x, (lambda a, b: inputs[a:b], targets))
-        score = SCORES[self.target]
-        return {"loss": loss, score.name: score.per_sample(self.in_units(outputs), self.in_units(targets))}
+    @cached_property
+    def others(self) -> tuple[Metric, ...]:
+        """The metrics that are no mean over samples."""
+        return tuple(metric for metric in self.metrics if metric.name != SCORES[self.target].name)
+
+    @cached_property
+    def overall(self) -> tuple[Metric, ...]:
+        """Of them those that the samples clients are judged on define."""
+        targets = self.in_units(self.judged.y)
+        return tuple(metric for metric in self.others if defined(metric, targets, self.classes))
 
     def in_units(self, values: Tensor) -> Tensor:
         """Outputs or targets [..., C]: numbers in the label's own unit, others as they are."""
@@ -365,7 +385,7 @@ class Supervised:
         return Forward(self.model, self.layout, self.x[:2])
 
     @torch.no_grad()
-    def _answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
         found = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(found, sets, strict=True)]

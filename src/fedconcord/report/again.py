@@ -36,7 +36,7 @@ def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
         parts.append(f"<h3>Where the methods differ</h3>{elements.pairs(rows, ('method', 'settings'))}")
     if any(flats):
         parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")
-        job = whole_job(s.runs)
+        job = whole_job(s.runs, s.baselines)
         if job is not None:
             parts.append("<pre>fedconcord compare --config job.toml --out runs/again</pre>")
             parts.append(f"<details><summary>the whole comparison</summary><pre>{esc(to_toml(job))}</pre></details>")
@@ -58,8 +58,9 @@ def _values(named: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
     return [f"{name} = {' or '.join(values)}" for name, values in found.items() if values]
 
 
-def whole_job(runs: Sequence[Run]) -> dict[str, Any] | None:
+def whole_job(runs: Sequence[Run], baselines: Sequence[Run] = ()) -> dict[str, Any] | None:
     """The settings of the comparison that gives all these runs; None if no single comparison does."""
+    beside = list(dict.fromkeys(r.head.label for r in baselines))
     labels = list(dict.fromkeys(r.head.label for r in runs))
     seeds = sorted({r.head.seed for r in runs})
     made = {(r.head.label, r.head.seed) for r in runs}
@@ -80,7 +81,7 @@ def whole_job(runs: Sequence[Run]) -> dict[str, Any] | None:
         job["local"].pop(leaf, None)
         if values:
             job["local"][leaf] = next(iter(values.values()))
-    return {"methods": labels, "seeds": seeds, **job}
+    return {"methods": labels, **({"baselines": beside} if beside else {}), "seeds": seeds, **job}
 
 
 def to_toml(config: Mapping[str, Any], prefix: str = "") -> str:

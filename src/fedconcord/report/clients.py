@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedconcord.basis.errors import UserError
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import value, wrap
@@ -22,10 +20,18 @@ from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Metric, Summary, metric_of
 from fedconcord.report.tables import metric_cell
+from fedconcord.report.worth import columns
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
 HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")
+OTHERS_HEADER = ("method", "metric", "all samples", "mean over clients", "worst decile", "best decile", "defined at")
+OTHERS_CAPTION = (
+    "Other metrics on the same samples: over all of them together, and over the clients where a metric is defined "
+    "(AUROC and average precision need samples of two classes)."
+)
+OTHERS = ("overall", "mean", "worst_decile", "best_decile")
 POINTS = 400  # of one line
+WORST = 3  # clients that are named
 
 
 class Judged(NamedTuple):
@@ -36,6 +42,7 @@ class Judged(NamedTuple):
     spreads: tuple[dict[str, Any], ...]  # a run each: clients_judged of run.json
     values: Array  # clients of all seeds together, sorted, worst first
     after: Array | None  # the same with each client's own fine-tuned model
+    worst: tuple[str, ...]  # those that fare worst over all seeds, by name; none where they have none
 
 
 class Section(NamedTuple):
@@ -47,6 +54,7 @@ class Section(NamedTuple):
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str
+    others: tuple[tuple[str, ...], ...]  # method, metric, and what `OTHERS` names: where more than one was asked for
     csv: str  # the table as plain numbers, a line a run
 
 
@@ -74,12 +82,13 @@ def section(s: Summary) -> Section | None:
         header,
         tuple(_row(j, metric, bool(tuned)) for j in judged),
         _caption(judged, metric, splits.pop(), bool(tuned)),
+        tuple(line for j in judged for line in _others(j)),
         _csv(found),
     )
 
 
 def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judged:
-    tables = [_columns(r.folder / "clients.csv") for r in runs]
+    tables = [columns(r.folder / "clients.csv") for r in runs]
     before = np.concatenate([_column(t, metric.column) for t in tables])
     own = f"{metric.column}_personalised"
     after = np.concatenate([_column(t, own) for t in tables]) if all(own in t for t in tables) else None
@@ -89,16 +98,19 @@ def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judge
         tuple(r.head.clients_judged or {} for r in runs),
         _worst_first(before, metric),
         None if after is None else _worst_first(after, metric),
+        _named_worst(tables, metric),
     )
 
 
-def _columns(path: Path) -> dict[str, list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as broken:
-        raise UserError(f"{path}: cannot be read as CSV ({broken}); restore it or run again") from None
-    return {name: [row[name] or "" for row in rows] for name in rows[0]} if rows else {}
+def _named_worst(tables: Sequence[dict[str, list[str]]], metric: Metric) -> tuple[str, ...]:
+    """The clients with the worst mean over the tables, where all of them name the same ones."""
+    names = tables[0].get("name", [])
+    if not any(names) or any(t.get("name") != names for t in tables):
+        return ()
+    cells = np.array([[float(cell or "nan") for cell in t[metric.column]] for t in tables]).mean(0)
+    order = np.argsort(cells if metric.higher else -cells, kind="stable")  # NaN last
+    worst = [i for i in order[:WORST].tolist() if not math.isnan(cells[i])]
+    return tuple(f"{names[i]} {value(metric, float(cells[i]))}" for i in worst)
 
 
 def _column(table: dict[str, list[str]], name: str) -> Array:
@@ -152,7 +164,7 @@ def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawi
 
 def _looks(runs: Sequence[Run]) -> dict[int, float]:
     """Round -> worst decile, the mean over the runs, at the rounds that all of them looked at."""
-    tables = [_columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
+    tables = [columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
     seen = [dict(zip(map(int, t["round"]), map(float, t["worst_decile"]), strict=True)) for t in tables if t]
     shared = set.intersection(*map(set, seen)) if len(seen) == len(runs) and seen else set()
     return {round: float(np.mean([one[round] for one in seen])) for round in sorted(shared)}
@@ -240,6 +252,19 @@ def _row(j: Judged, metric: Metric, tuned: bool) -> tuple[str, ...]:
     return (j.name, *(cell(figure) for figure in FIGURES), *own)
 
 
+def _others(j: Judged) -> Iterator[tuple[str, ...]]:
+    """A row for each other metric that all of a method's runs have."""
+    found = [spread.get("others", {}) for spread in j.spreads]
+    for column in found[0] if found else ():
+        if any(column not in one for one in found):
+            continue
+        metric = metric_of(column)
+        cells = [[one[column][figure] for one in found if figure in one[column]] for figure in OTHERS]
+        defined = [one[column]["defined"] for one in found]
+        of = dict.fromkeys(f"{n} of {spread['judged']}" for n, spread in zip(defined, j.spreads, strict=True))
+        yield j.name, metric.title, *(metric_cell(metric, interval(values)) for values in cells), ", ".join(of)
+
+
 def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) -> str:
     spreads = [spread for j in judged for spread in j.spreads]
     counts = sorted({spread["judged"] for spread in spreads})
@@ -257,6 +282,9 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
         "standard deviation over clients (the figures of q-FFL, Li et al., ICLR 2020); worst client: what agnostic "
         "federated learning looks at (Mohri et al., ICML 2019).",
     ]
+    worst = [f"under {j.name} {', '.join(j.worst)}" for j in judged if j.worst]
+    if worst:
+        parts.append(f"Worst off {'; '.join(worst)}.")
     if any(len(j.spreads) > 1 for j in judged):
         parts.append("Mean over seeds with its 95 % t interval.")
     if tuned:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from fedconcord.report.baselines import Section
 from fedconcord.report.figures import Drawing, to_inline
 from fedconcord.report.figures.style import look
 from fedconcord.report.summary import Summary
@@ -56,6 +57,13 @@ def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
     cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
     body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
     return f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def worth(found: Section, figures: str) -> str:
+    """What baselines say: sentences, a figure, a table of models and one of clients."""
+    said = "".join(f"<p>{esc(sentence)}</p>" for sentence in found.sentences)
+    table = f'{pairs(found.rows, found.header)}<p class="note">{esc(found.caption)}</p>'
+    return said + figures + table + (pairs(found.clients, found.clients_header) if found.clients else "")
 
 
 def terms(pairs: Sequence[tuple[str, str]]) -> str:

@@ -50,6 +50,7 @@ class Head:
     versions: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None  # why it ended before its last round
     clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
+    baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
 
 
 @dataclass(frozen=True, eq=False)

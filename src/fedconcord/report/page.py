@@ -13,7 +13,7 @@ import matplotlib
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.report import again, clients, elements, tables
+from fedconcord.report import again, baselines, clients, elements, tables
 from fedconcord.report.curves import band_words
 from fedconcord.report.figures import drawings, to_files
 from fedconcord.report.figures.style import STYLE
@@ -90,11 +90,19 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
             title, lead = TITLES[axis]
             band = f" {band_words(s)}" if i == 0 else ""
             parts.append(f'<h2>{title}</h2><p class="note">{lead}{band}</p>{elements.legend(s)}{section(axis)}')
+    compared = baselines.section(s)
+    if compared is not None:
+        drawn["baselines"] = list(compared.drawings)
+        every["tables/baselines.csv"] = compared.csv
+        parts.append(f"<h2>{baselines.TITLE}</h2>" + elements.worth(compared, section("baselines")))
     judged = clients.section(s)
     if judged is not None:
         drawn["clients"] = list(judged.drawings)
         every["tables/clients.csv"] = judged.csv
         table = f'{elements.pairs(judged.rows, judged.header)}<p class="note">{esc(judged.caption)}</p>'
+        if judged.others:
+            table += elements.pairs(judged.others, clients.OTHERS_HEADER)
+            table += f'<p class="note">{esc(clients.OTHERS_CAPTION)}</p>'
         parts.append(f"<h2>{TITLES['clients'][0]}</h2>{elements.legend(s)}{section('clients')}{table}")
     if s.second:
         second = tables.table(s, s.second, models=True)

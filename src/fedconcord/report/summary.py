@@ -54,6 +54,10 @@ KNOWN = (  # the first that every run has ranks the methods
     Metric("test_exact", "test samples all right", higher=True, percent=True),
     Metric("test_micro_f1", "test micro F1", higher=True),
     Metric("test_macro_f1", "test macro F1", higher=True),
+    Metric("test_auroc", "test AUROC", higher=True),
+    Metric("test_average_precision", "test average precision", higher=True),
+    Metric("test_brier", "test Brier score", higher=False),
+    Metric("test_ece", "test calibration error", higher=False),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
     Metric("train_loss", "train loss", higher=False),
@@ -62,10 +66,14 @@ LOSSES = ("train_loss", "loss", "test_loss")  # the first that every run has is 
 
 
 def metric_of(column: str) -> Metric:
-    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so."""
+    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so. What is known
+    of the test set is so of validation and of clients too."""
     for m in KNOWN:
         if m.column == column:
             return m
+        if m.column.startswith("test_") and column.removeprefix("validation_") == m.column.removeprefix("test_"):
+            own = "validation" if column.startswith("validation_") else ""
+            return replace(m, column=column, title=f"{own} {m.title.removeprefix('test ')}".strip())
     accuracy = column.endswith("accuracy")
     return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
 
@@ -143,7 +151,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Summary:
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # of methods
+    baselines: tuple[Run, ...]  # what methods are judged against
     methods: tuple[Method, ...]
     primary: Metric
     loss: Metric | None
@@ -308,7 +317,13 @@ def _mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def summarise(runs: Sequence[Run]) -> Summary:
-    """The whole content of the report. Raises UserError if the runs share no metric that can rank them."""
+    """The whole content of the report. Raises UserError if the runs share no metric that can rank them.
+
+    Baselines stand aside, unless there is nothing else.
+    """
+    beside = [r for r in runs if r.head.baseline is not None]
+    runs = [r for r in runs if r.head.baseline is None] or list(runs)
+    beside = [] if beside == runs else beside
     usable = [r for r in runs if r.round.size]
     if not usable:
         raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
@@ -363,6 +378,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     mixed = _mixed(usable)
     return Summary(
         runs=tuple(runs),
+        baselines=tuple(beside),
         methods=methods,
         primary=primary,
         loss=loss,
@@ -372,6 +388,6 @@ def summarise(runs: Sequence[Run]) -> Summary:
         rows=tuple(table),
         second=tuple(second),
         verdict=_verdict(methods, primary, horizon, bool(mixed)),
-        warnings=tuple(_warnings(runs, methods, horizon, mixed)),
+        warnings=tuple(_warnings([*runs, *beside], methods, horizon, mixed)),
         every=int(max((np.diff(r.round).max() for r in usable if r.round.size > 1), default=1)),
     )

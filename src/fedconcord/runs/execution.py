@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fedconcord import settings as settings_module
-from fedconcord.analysis.fairness import supervised
+from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import errors, files
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem
 from fedconcord.jobs import Row
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.card import card
+from fedconcord.problems.judging import supervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.runs import results
 from fedconcord.runs.begun import Course
@@ -50,7 +51,8 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
             "target": config.eval.target,
             "ranking": ranking(problem),
             "config": planned.config.as_dict(),
-            "evaluation": settings_module.evaluation(config, problem, why),
+            "evaluation": settings_module.evaluation(config, problem, why) | holding(planned),
+            "baseline": config.method if config.method in BASELINES else None,
         }
         if said := settings_module.words(info["config"]):
             info["objects"] = said
@@ -82,6 +84,12 @@ def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
         return not_done(entry, "failed", f"{text} (all of it in {entry.folder / 'error.txt'})")
 
 
+def holding(planned: Planned) -> dict[str, object]:
+    """What run.json says of the samples that clients set apart."""
+    why = {} if planned.held is None else {"validation_why": planned.held}
+    return {"validation": planned.config.validation, **why}
+
+
 def wanted(config: Config, problem: Problem) -> Wanted:
     """What a run does besides training to its last round."""
     chosen = config.eval
@@ -90,7 +98,8 @@ def wanted(config: Config, problem: Problem) -> Wanted:
         patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
     finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
     inner = modelled(problem)
-    about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
+    named = inner if config.method != "local" else None  # every client has its own model
+    about = None if named is None else card(named, config.model or settings_module.DEFAULT_MODEL)
     return Wanted(patience, settings_module.looks(config, problem), chosen.clients_every, finetune, about)
 
 

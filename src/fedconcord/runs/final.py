@@ -12,8 +12,10 @@ from fedconcord.analysis import fairness
 from fedconcord.analysis.personalisation import Finetune, personalised
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.core import tensors
-from fedconcord.jobs import Job, State, Step, model_of
+from fedconcord.jobs import Job, State, Step, model_of, own_models
 from fedconcord.problems import Supervised
+from fedconcord.problems.judging import client_figures, own_figures, supervised
+from fedconcord.problems.per_client import Scores
 from fedconcord.runs.stopping import Patience, Stopping
 
 
@@ -46,7 +48,10 @@ class Final:
             self.model = model_of(self.job, now.state).detach().clone()
 
     def save(self, state: State) -> None:
-        """The model's file. Best models are written with checkpoints, so that both are of one past."""
+        """The model's file. Best models are written with checkpoints, so that both are of one past. Where every client
+        has its own there is none."""
+        if self.job.algorithm.own is not None:
+            return
         if self.stopping.best is None:
             self.model = model_of(self.job, state)
         if self.model is not None:
@@ -55,16 +60,21 @@ class Final:
 
     def end(self, state: State) -> None:
         """The answer on every client."""
-        inner = fairness.supervised(self.job.problem)
+        inner = supervised(self.job.problem)
         if inner is None or not (self.wanted.clients or self.wanted.finetune):
+            return
+        if self.job.algorithm.own is not None:
+            self._write(inner, state.round, own_figures(inner, own_models(self.job, state)), None)
             return
         x, round, best = model_of(self.job, state), state.round, self.stopping.best
         if best is not None:
             x, round = self.model if self.model is not None else self._read(inner), best.round
-        scores = inner.client_scores(x)
         how, after = self.wanted.finetune, None
         if how is not None:
             after = personalised(self.job, x, how, state.round)
+        self._write(inner, round, client_figures(inner, x), after)
+
+    def _write(self, inner: Supervised, round: int, scores: Scores, after: Scores | None) -> None:
         fairness.write(self.folder / "clients.csv", scores, after, inner.data.client_names)
         self.clients = fairness.description(round, scores, after)
 

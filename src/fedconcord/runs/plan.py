@@ -25,6 +25,7 @@ ON_RESUME = frozenset(  # settings that a resumed job may change
         *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
     )
 )
+ALL = {"validation": "none"}  # of a folder that was written before clients set samples apart by themselves
 FORMAT = 1
 
 
@@ -34,6 +35,7 @@ class Planned(NamedTuple):
     config: Config
     folder: Path
     resume: bool = False
+    held: str | None = None  # why clients set samples apart, or do not, where that was left open
 
 
 # -- folders -------------------------------------------------------------------------------------------------------
@@ -41,9 +43,9 @@ class Planned(NamedTuple):
 
 def plan_run(*sources: Source) -> Planned:
     """A new run in a new folder, which is made when the run starts."""
-    config = settings_module.resolve_run(*sources)
+    config, why = settings_module.held(settings_module.resolve_run(*sources))
     settings_module.advise(config)
-    return Planned(config.model_copy(update={"out": None}), new_folder(config, config.method or "run"))
+    return Planned(config.model_copy(update={"out": None}), new_folder(config, config.method or "run"), held=why)
 
 
 def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
@@ -57,9 +59,10 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     saved = read_description(folder)
     changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
     _allowed(changes, folder)
-    config = settings_module.resolve_run(settings_module.from_nested(saved.get("config", {}), "run.json"), *changes)
+    before = settings_module.from_nested({**ALL, **saved.get("config", {})}, "run.json")
+    config = settings_module.resolve_run(before, *changes)
     _longer(config, folder, saved)
-    return Planned(config, folder, resume=True)
+    return Planned(config, folder, resume=True, held=saved.get("evaluation", {}).get("validation_why"))
 
 
 def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Planned], int]:
@@ -68,13 +71,15 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     Raises:
         UserError: a setting is wrong or a run cannot start, before anything is written.
     """
-    config = settings_module.resolve_compare(*sources)
+    config, held = settings_module.held(settings_module.resolve_compare(*sources))
     jobs = _jobs(1 if jobs is None else jobs, config)
     config = _with_threads(config, jobs)
     folder = new_folder(config, "compare")
     config, why = settings_module.judged(config.model_copy(update={"out": None}))
     judging = settings_module.evaluation(config, settings_module.first_problem(config), why)
-    planned = _runs(config, folder)
+    if held is not None:
+        judging["validation_why"] = held
+    planned = _runs(config, folder, held)
     _try_start(planned, jobs)
     with writing(folder, planned):
         settings_module.team_of(config).tell(lambda: refuse_taken(folder))
@@ -102,14 +107,16 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
         raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
     changes = tuple(settings_module.unchanged(source, nested, folder) for source in changes)
     _allowed(changes, folder)
-    config = settings_module.resolve_compare(settings_module.from_nested(nested, "compare.json"), *changes)
+    given = settings_module.from_nested({**ALL, **nested}, "compare.json")
+    config = settings_module.resolve_compare(given, *changes)
     jobs = _jobs(before if jobs is None else jobs, config)
-    planned = [entry._replace(resume=True) for entry in _runs(config, folder)]
+    judging = saved.get("evaluation", {})
+    planned = [entry._replace(resume=True) for entry in _runs(config, folder, judging.get("validation_why"))]
     for entry in planned:
         if (entry.folder / "run.json").exists():
             _longer(entry.config, entry.folder, read_description(entry.folder))
     with writing(folder, planned):
-        _save_comparison(folder, config, jobs, saved.get("evaluation", {}))
+        _save_comparison(folder, config, jobs, judging)
     return folder, planned, jobs
 
 
@@ -120,9 +127,9 @@ def why_evaluated(folder: Path) -> str | None:
     return found
 
 
-def _runs(config: Config, folder: Path) -> list[Planned]:
+def _runs(config: Config, folder: Path, held: str | None) -> list[Planned]:
     return [
-        Planned(one, folder / folders.folder_name(one.label or "") / f"seed-{one.seed}")
+        Planned(one, folder / folders.folder_name(one.label or "") / f"seed-{one.seed}", held=held)
         for one in settings_module.runs(config)
     ]
 
@@ -181,7 +188,7 @@ def _jobs(jobs: int, config: Config) -> int:
         raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
     if jobs > 1:
         packed([config])
-    return min(jobs, len(config.methods or [1]) * len(config.seeds or [1]))
+    return min(jobs, len(settings_module.runs(config)))
 
 
 def _with_threads(config: Config, jobs: int) -> Config:
@@ -219,8 +226,9 @@ def prepared(config: Config, folder: Path) -> Begun:
 
 
 def notes(planned: Sequence[Planned]) -> list[str]:
-    """What was guessed of data of the user's own, or left out of them."""
-    return settings_module.notes(planned[0].config)
+    """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
+    first = planned[0]
+    return [*settings_module.notes(first.config), *(() if first.held is None or first.resume else (first.held,))]
 
 
 @contextmanager

@@ -222,7 +222,14 @@ class _Pool:
             worker.number = self.todo.pop(0)
             entry = self.planned[worker.number]
             self.tell(worker.number, None)
-            worker.send({"config": entry.config.as_dict(), "folder": str(entry.folder), "resume": entry.resume})
+            worker.send(
+                {
+                    "config": entry.config.as_dict(),
+                    "folder": str(entry.folder),
+                    "resume": entry.resume,
+                    "held": entry.held,
+                }
+            )
         elif self.crew is not None and not stopping:
             self.workers.remove(worker)
             self.crew.waiting.append(worker)
@@ -316,7 +323,7 @@ def worker() -> None:
                 continue
             told = 0
             source = settings_module.from_nested(task["config"], "settings")
-            entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"])
+            entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"], task["held"])
             result = attempt(entry, lambda row: send(row=list(row)))
             send(finished=[str(result.folder), *result[1:]])
     except KeyboardInterrupt:

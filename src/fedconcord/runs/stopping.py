@@ -9,6 +9,7 @@ from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.core import Problem
 from fedconcord.jobs import State, Step
+from fedconcord.problems.judging import supervised
 
 DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
 
@@ -82,7 +83,7 @@ def best_of(patience: Patience | None, problem: Problem, rows: Sequence[Mapping[
 
 def _higher(problem: Problem, metric: str) -> bool:
     """Whether more of a metric is better, as a metric of the user's own says for itself."""
-    inner = fairness.supervised(problem)
+    inner = supervised(problem)
     known = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
     return known.get(metric, fairness.higher_is_better(metric))
 

@@ -14,6 +14,7 @@ from fedconcord.settings.build import (
     refuse,
     team_of,
 )
+from fedconcord.settings.holding import held
 from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.objects import named, objects_of, unchanged, words
@@ -47,6 +48,7 @@ __all__ = [
     "from_file",
     "from_nested",
     "from_options",
+    "held",
     "judged",
     "keys",
     "kind_of",

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord.algorithms import family, plugins
+from fedconcord.algorithms import family
+from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem, rng
@@ -34,6 +35,7 @@ from fedconcord.problems.precision import Precision
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.remote.link import Faults
+from fedconcord.settings.baselines import baseline, registry_of
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
@@ -58,7 +60,7 @@ def problem_of(config: Config) -> Problem:
         device_of(config),
         config.labels,
         config.task,
-        config.validation,
+        None if config.validation == "auto" else config.validation,  # which is settled where runs are planned
         config.skew,
         config.loss,
         tuple(config.metrics),
@@ -108,7 +110,8 @@ def _problem(
     if partition is None:  # a problem with its own clients
         brought: Problem = factories.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
-    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given)
+    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given, stamp)
+    _divided.cache_clear()  # the problem has its own
     if dataset.streams is not None and (task, validation) != (None, None):
         key = f"task {task}" if task is not None else f"validation {validation:g}"
         raise UserError(
@@ -170,15 +173,7 @@ def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
         raise UserError(
             f"data {config.data} brings its own clients, whose samples are not divided; use another data set"
         )
-    dataset, parts = _divided(
-        config.data,
-        config.data_dir,
-        config.partition,
-        config.clients,
-        config.seed or 0,
-        config.skew,
-        config.input.model_dump_json(),
-    )
+    dataset, parts = _division(config, config.partition)
     if dataset.streams is not None:
         raise UserError(
             f"the samples of {config.clients} clients of data {config.data} do not fit in memory to be described; "
@@ -187,9 +182,33 @@ def divided(config: Config) -> tuple[Dataset, list[np.ndarray]]:
     return dataset, parts
 
 
+def sizes_of(config: Config) -> np.ndarray | None:
+    """How many samples each client has [N], in a run or a comparison's first seed; None where they are drawn as clients
+    take part."""
+    assert config.partition is not None
+    first = config.model_copy(update={"seed": config.seed or (config.seeds or [0])[0]})
+    dataset, parts = _division(first, config.partition)
+    return None if dataset.streams is not None else np.array([len(part) for part in parts])
+
+
+def _division(config: Config, partition: str) -> tuple[Dataset, list[np.ndarray]]:
+    return _divided(
+        config.data,
+        config.data_dir,
+        partition,
+        config.clients,
+        config.seed or 0,
+        config.skew,
+        config.input.model_dump_json(),
+        stamp(config.data, config.input),
+    )
+
+
+@functools.lru_cache(maxsize=1)
 def _divided(
-    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str
+    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str, stamp: str
 ) -> tuple[Dataset, list[np.ndarray]]:
+    """The samples of each client [n_i]. Kept until the problem is made of them, which reads them next."""
     dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
     if dataset.streams is not None and (partition, skew) != (NATURAL, None):
         raise UserError(
@@ -277,7 +296,7 @@ def build(config: Config) -> Job:
         choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
         engine = Stacked(*choices, graphs_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
-    algorithm: Algorithm = factories.build(plugins.available(), "method", called)
+    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
@@ -295,7 +314,7 @@ def build(config: Config) -> Job:
     problem: Problem = problem_of(config)
     if config.regulariser is not None:
         problem = Regularised(problem, part("regulariser", config.regulariser))
-    return Job(
+    job = Job(
         problem=problem,
         algorithm=algorithm,
         schedule=Schedule(
@@ -328,6 +347,7 @@ def build(config: Config) -> Job:
         engine=engine,
         storage=Storage(config.engine.store, config.engine.rows),
     )
+    return job if config.method not in BASELINES else baseline(job, config.method)
 
 
 def advise(config: Config) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedconcord.algorithms import plugins
 from fedconcord.basis import factories, grammar, objects
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
+from fedconcord.settings.baselines import registry_of, settings_for
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import LocalSettings
@@ -19,7 +19,8 @@ from fedconcord.settings.sources import prepare
 def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
     `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
-    methods, parsed = plugins.available(), grammar.parse(written, "method")
+    parsed = grammar.parse(written, "method")
+    methods = registry_of(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
@@ -70,12 +71,14 @@ def check_local(local: LocalSettings) -> LocalSettings:
 
 def single(config: Config, method: str, seed: int) -> Config:
     """The settings of one run: its method's parameters with defaults, its own other settings, its label."""
+    config = settings_for(config, grammar.parse(method, "method").name)
     call, overrides = read_method(method, config.algorithm)
     parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
     return config.model_copy(
         update={
             "method": call.name,
             "methods": None,
+            "baselines": [],
             "algorithm": call.resolved(),
             "label": config.label or label_of(config, call, overrides).removeprefix(objects.PREFIX),
             "seed": seed,
@@ -97,6 +100,6 @@ def label_of(config: Config, call: factories.Call, overrides: Mapping[str, Any])
 
 
 def runs(config: Config) -> list[Config]:
-    """The runs of this job, methods of one seed side by side."""
+    """The runs of this job, methods of one seed side by side and its baselines after them."""
     methods, seeds = config.methods or [config.method or "fedavg"], config.seeds or [config.seed or 0]
-    return [single(config, method, seed) for seed in seeds for method in methods]
+    return [single(config, method, seed) for seed in seeds for method in (*methods, *config.baselines)]

@@ -20,7 +20,7 @@ TABLE = Path(__file__).parents[1] / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
 OBJECTS = ("data", "partition", "model", "loss", "metrics")  # options that take objects of Python beside names
 FIRST = ("method", "methods")  # which the functions take by position
-OWN = (("RunOptions", "run", "seed"), ("CompareOptions", "compare", "seeds"))  # which one of them takes alone
+OWN = (("RunOptions", "run", ("seed",)), ("CompareOptions", "compare", ("baselines", "seeds")))  # which one takes alone
 HEAD = '''\
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
@@ -95,7 +95,8 @@ def _types(annotation: Any) -> list[str]:
 def source() -> str:
     """The text of the table."""
     every = options()
-    shared = [(o, kind) for o, kind in every if o.name not in (*FIRST, *(own for *_, own in OWN))]
+    alone = [name for *_, own in OWN for name in own]
+    shared = [(o, kind) for o, kind in every if o.name not in (*FIRST, *alone)]
     rows = "".join(f"    Option({', '.join(map(_text, option))}),\n" for option, _ in every)
     return (
         f"{HEAD}\nOPTIONS = (\n{rows})\n"
@@ -104,7 +105,7 @@ def source() -> str:
         )
         + "".join(
             _typed(
-                f"{name}(Shared, total=False)", f"Arguments of `{function}`.", [r for r in every if r[0].name == own]
+                f"{name}(Shared, total=False)", f"Arguments of `{function}`.", [r for r in every if r[0].name in own]
             )
             for name, function, own in OWN
         )

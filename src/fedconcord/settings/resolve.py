@@ -16,7 +16,7 @@ from fedconcord.federation.sampling import SAMPLERS
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
-from fedconcord.settings import own
+from fedconcord.settings import baselines, own
 from fedconcord.settings.methods import check_local, label_of, read_method, single
 from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
@@ -65,11 +65,17 @@ def resolve_compare(*sources: Source) -> Config:
                 )
     config = _checked(values, origin)
     assert config.methods is not None
+    baselines.check(config.baselines, config.methods, config)
     labels = [label_of(config, *read_method(method, config.algorithm)) for method in config.methods]
     _distinct("method", labels)
+    beside = [single(config, written, 0).label or "" for written in config.baselines]
+    _distinct("baseline", beside)
     seeds = config.seeds or [0]
     _distinct("seed", [str(seed) for seed in seeds])
-    return config.model_copy(update={"methods": labels, "algorithm": {}, "seeds": seeds})
+    measured = config.eval.model_copy(update={"clients": True}) if beside else config.eval
+    return config.model_copy(
+        update={"methods": labels, "baselines": beside, "algorithm": {}, "seeds": seeds, "eval": measured}
+    )
 
 
 def _distinct(what: str, names: Sequence[str]) -> None:
@@ -174,7 +180,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
         factories.check(PROBLEMS, "data set", config.data)
         for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
             value = getattr(config, key)
-            if value not in (None, []):
+            if value not in (None, [], "auto"):
                 raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
         if config.eval.target is not None:
             raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
@@ -255,7 +261,7 @@ def _check_task(config: Config, update: dict[str, Any], target: Target, given: C
     if config.task is not None and (config.loss is not None or config.metrics):
         raise UserError(f"task {config.task} has its own loss and metrics; leave loss and metrics out")
     task = None if config.task is None else grammar.parse(config.task, "task").name
-    if config.validation is not None and (task is not None or config.labels is not None):
+    if isinstance(config.validation, float) and (task is not None or config.labels is not None):
         raise UserError(
             f"validation {config.validation:g} sets samples with labels apart, which task {task or 'semi'} does not "
             "know; leave it out"

@@ -48,6 +48,15 @@ class Config(BaseModel):
         ),
         Short("methods", "job"),
     ] = None
+    baselines: Annotated[
+        list[str],
+        Field(
+            description="what the methods of a comparison are judged against: local, every client alone; pooled, all "
+            "samples in one place; local(local.lr=0.05) sets a local key",
+            json_schema_extra={"wanted": "a list of baselines such as local,pooled"},
+        ),
+        Short("baselines", "run"),
+    ] = []
     algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
     label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
     data: Annotated[
@@ -125,9 +134,12 @@ class Config(BaseModel):
         int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer"), Short("cohort", "job")
     ] = 10
     validation: Annotated[
-        Annotated[float, Field(gt=0, lt=1)] | None,
-        Field(description="part of each client's samples that is set apart and never trained on; none if none"),
-    ] = None
+        Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None,
+        Field(
+            description="part of each client's samples that is set apart and never trained on, to judge clients on; "
+            "auto: 0.1 where most clients then have 10 or more, 0.2 for baselines and eval.personalise; or none"
+        ),
+    ] = "auto"
     rounds: Annotated[int, Field(ge=1, description="communication rounds"), Short("rounds", "run")] = 100
     sampling: Annotated[
         str,
@@ -225,4 +237,5 @@ class Config(BaseModel):
             del full["wire"]
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
+        flat.setdefault("validation", "none")  # which is not what a file without the key says
         return {k: full["algorithm"] if k == "algorithm" else v for k, v in (flat | nested).items()}

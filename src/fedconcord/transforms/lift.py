@@ -18,6 +18,7 @@ from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, 
 def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
     """The same method on rows `around(row, x^0)`, a NamedTuple that holds the method's own row as `inner`."""
     settle, hessian_at, prologue = algorithm.settle, algorithm.hessian_at, algorithm.prologue
+    own = algorithm.own
 
     def start(down: Tree, row: Any, client: Client) -> Local:
         return algorithm.start(down, row.inner, client)
@@ -35,6 +36,7 @@ def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Alg
         if settle is None
         else settle._replace(row=lambda sent, row: row._replace(inner=settle.row(sent, row.inner))),
         hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner),
+        own=None if own is None else lambda row: own(row.inner),
         prologue=None
         if prologue is None
         else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),

@@ -11,11 +11,11 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedconcord.analysis.audit.message import Seen, capture, readings, touched
-from fedconcord.analysis.fairness import supervised
 from fedconcord.basis.errors import UserError
 from fedconcord.core import rng
 from fedconcord.jobs import Job
 from fedconcord.problems import Supervised, dense
+from fedconcord.problems.judging import supervised
 
 MOST_SAMPLES = 1024  # that one attack rebuilds; the matching costs their cube
 MATCHED_ALWAYS, MATCHED_EVERY = 128, 10  # with more samples the permutation is found anew every so many iterations

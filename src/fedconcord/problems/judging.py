@@ -1,0 +1,149 @@
+"""How the clients of a supervised problem fare: under one model for all, or each under a model of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Problem, rng
+from fedconcord.problems.losses import SCORES, Metric
+from fedconcord.problems.per_client import Scores
+from fedconcord.problems.regularised import Regularised
+from fedconcord.problems.supervised import Supervised
+
+Models = Callable[[int], Tensor | None]
+"""client -> its own model [d]; None where it never trained one."""
+
+TESTING = 2**35  # multiplications of all clients' own models on the test set
+FEWEST = 200  # test samples
+
+
+def supervised(problem: Problem) -> Supervised | None:
+    """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
+    inner = problem.smooth if isinstance(problem, Regularised) else problem
+    return inner if isinstance(inner, Supervised) else None
+
+
+def pooled(problem: Problem) -> Problem:
+    """The same samples, held by one client; those that clients are judged on stay theirs."""
+    if isinstance(problem, Regularised):
+        return Regularised(pooled(problem.smooth), problem.regulariser)
+    assert isinstance(problem, Supervised)
+    made = copy.copy(problem)
+    for found in ("objective", "roster"):
+        made.__dict__.pop(found, None)
+    made.offsets = np.array([0, len(made.y)], np.int64)
+    made.sizes = np.array([float(len(made.y))])
+    return made
+
+
+# -- one model for all ---------------------------------------------------------------------------------------------
+
+
+def client_figures(problem: Supervised, x: Tensor) -> Scores:
+    """`Supervised.client_scores`, and each of the other metrics by client: NaN where it is not defined."""
+    scores = problem.client_scores(x)
+    if not problem.others:
+        return scores
+    _, inputs, targets, offsets = problem.judged
+    [(_, outputs)] = problem.answers(x, (lambda a, b: inputs[a:b], targets))
+    outputs, targets = problem.in_units(outputs), problem.in_units(targets)
+    pieces = [slice(a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    more = {m.name: np.array([_value(m, outputs[one], targets[one]) for one in pieces]) for m in problem.others}
+    return scores._replace(values=scores.values | more)
+
+
+def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """A metric of one client's samples; NaN where it is not defined on them, as a metric of the user's own may say."""
+    if not len(targets):
+        return float("nan")
+    try:
+        return metric.value(outputs, targets)
+    except UserError:
+        return float("nan")
+
+
+# -- every client's own --------------------------------------------------------------------------------------------
+
+
+def own_figures(problem: Supervised, models: Models) -> Scores:
+    """What `client_figures` has, every client under its own model; NaN for one that never trained."""
+    offsets, names = problem.judged.offsets, figure_names(problem)
+    found = np.full((len(offsets) - 1, len(names)), np.nan)
+    for i, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        if b > a and (x := models(i)) is not None:
+            found[i] = figures(problem, x, slice(a, b))
+    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, found.T.copy(), strict=True)))
+
+
+def figure_names(problem: Supervised) -> list[str]:
+    """What `figures` are: loss, score and the other metrics."""
+    return ["loss", SCORES[problem.target].name, *(m.name for m in problem.others)]
+
+
+def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
+    """Those of a model [d] on some of the samples that clients are judged on; NaN for none."""
+    _, inputs, targets, _ = problem.judged
+    own, wanted = inputs[mine], targets[mine]
+    [(loss, outputs)] = problem.answers(x, (lambda a, b: own[a:b], wanted))
+    outputs, wanted = problem.in_units(outputs), problem.in_units(wanted)
+    each = loss, SCORES[problem.target].per_sample(outputs, wanted)
+    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in problem.others)]
+
+
+def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
+    """What `Supervised.evaluate` has, of clients' own models: on the test set the mean over the clients, elsewhere
+    every sample under its client's model. The clients that never trained are left out.
+
+    The test set is a fixed keyed sample of it where all clients' passes over all of it would cost much.
+    """
+    n = len(problem.judged.offsets) - 1
+    tests = tested(problem)
+    test_x, test_y = problem.test_x[tests], problem.test_y[tests]
+    owner = np.searchsorted(problem.offsets, problem.probe.cpu().numpy(), side="right") - 1
+    truth, rows, losses = problem.in_units(test_y), [], []
+    for i in range(n):
+        if (x := models(i)) is None:
+            continue
+        trained = problem.probe[torch.as_tensor(owner == i, device=problem.probe.device)]
+        own = problem.x[trained]
+        (test, outputs), (train, _) = problem.answers(
+            x, (partial(_between, test_x), test_y), (partial(_between, own), problem.y[trained])
+        )
+        outputs = problem.in_units(outputs)
+        rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), float(test.double().mean())])
+        losses.append(train.double())
+    names = [*(f"test_{metric.name}" for metric in problem.metrics), "test_loss"]
+    found = dict(zip(names, np.mean(rows, 0).tolist(), strict=True)) | {"train_loss": float(torch.cat(losses).mean())}
+    if problem.judged.split == "validation":
+        found |= _validation(problem, own_figures(problem, models))
+    return found
+
+
+def _between(inputs: Tensor, a: int, b: int) -> Tensor:
+    return inputs[a:b]
+
+
+def _validation(problem: Supervised, scores: Scores) -> dict[str, float]:
+    """`validation_<score>` over all samples, and its mean over clients."""
+    known = ~np.isnan(scores.values["loss"])
+    score = SCORES[problem.target].name
+    found = {
+        f"validation_{name}": float(np.average(scores.values[name][known], weights=scores.samples[known]))
+        for name in ("loss", score)
+    }
+    return found | {f"validation_client_{score}": float(scores.values[score][known].mean())}
+
+
+def tested(problem: Supervised) -> Tensor:
+    """The test samples that clients' own models are judged on, sorted."""
+    every, n = len(problem.test_y), len(problem.judged.offsets) - 1
+    most = max(FEWEST, TESTING // (n * problem.forward.cost.multiplications))
+    keep = rng.generator(0, rng.Purpose.SPLIT, client=3).permutation(every)[:most]
+    return torch.as_tensor(np.sort(keep), device=problem.test_y.device)

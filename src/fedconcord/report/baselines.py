@@ -1,0 +1,163 @@
+"""Is federation worth it? The section of a comparison that has baselines (`report.worth` has the numbers)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedconcord.report.figures import Drawing
+from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
+from fedconcord.report.format import value, wrap
+from fedconcord.report.load import Array
+from fedconcord.report.summary import Metric, Summary
+from fedconcord.report.tables import NONE
+from fedconcord.report.worth import Model, Worth, by_name, lead, sentences, worth
+
+TITLE = "Is federation worth it?"
+LISTED = 40  # clients that are listed by name
+ENDS = 5  # of more clients: those that gain most, and least
+POINTS = 1500  # clients in the figure
+
+
+class Section(NamedTuple):
+    """What the page shows."""
+
+    sentences: tuple[str, ...]
+    drawings: tuple[Drawing, ...]
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    clients_header: tuple[str, ...]
+    clients: tuple[tuple[str, ...], ...]  # by name; none where they have no names
+    csv: str  # a line a seed and client, plain numbers
+
+
+def section(s: Summary) -> Section | None:
+    """The section, or None without baselines."""
+    w = worth(s)
+    if w is None:
+        return None
+    return Section(
+        sentences(w),
+        (_figure(s, w),) if w.alone is not None else (),
+        ("model", "mean over clients", "all samples", "worst decile", s.primary.title, "gain / same / lose", "gain by"),
+        tuple(_row(s, w, m) for m in w.models),
+        _caption(s, w),
+        ("client", "samples", *(m.name for m in w.models)),
+        _clients(w),
+        _csv(w),
+    )
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _caption(s: Summary, w: Worth) -> str:
+    on = (
+        "the samples that each client set apart, which no model was trained on"
+        if w.split == "validation"
+        else "each client's own training samples: nothing was set apart (validation), so being alone looks too good"
+    )
+    draws = "seeds and of each its clients" if len(w.seeds) > 1 else "clients, as there is one seed"
+    return (
+        f"{w.metric.title.capitalize()}{' in %' if w.metric.percent else ''} of the final models on {on}; means over "
+        "clients and seeds. Alone (local): every client takes the local steps that it takes in the federation, on a "
+        "model of its own. Pooled: one model on all samples, with as many steps as all clients together. Both from the "
+        "methods' start, at the job's own local settings. All samples: a client counts as much as it holds. "
+        f"{s.primary.title.capitalize()}: of the last round; alone the mean over clients' own models. Gain: better "
+        f"than alone. In brackets 95 % intervals of a bootstrap that draws {draws}; clients that never took part are "
+        "left out of what concerns being alone."
+    )
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def _row(s: Summary, w: Worth, m: Model) -> tuple[str, ...]:
+    def cell(metric: Metric, v: float) -> str:
+        return value(metric, v).removesuffix(" %") if math.isfinite(v) else NONE
+
+    figures = (cell(w.metric, m.mean), cell(w.metric, m.samples), cell(w.metric, m.worst_decile))
+    cells = (m.name, *figures, cell(s.primary, m.tested))
+    if m not in w.methods or w.alone is None:
+        return (*cells, NONE, NONE)
+    g = w.gains[w.methods.index(m)]
+    return (*cells, f"{g.more} / {g.same} / {g.less}", lead(w.metric, g.mean).replace(" points", ""))
+
+
+def _clients(w: Worth) -> tuple[tuple[str, ...], ...]:
+    found = by_name(w)
+    if len(found) > LISTED:
+        found = (*found[:ENDS], *found[-ENDS:])
+
+    def cell(v: float) -> str:
+        return value(w.metric, v) if math.isfinite(v) else NONE
+
+    return tuple((c.name, f"{c.samples:g}", *map(cell, c.figures)) for c in found)
+
+
+def _csv(w: Worth) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["seed", "client", "name", "split", "samples", *(m.name for m in w.models)])
+    for seed in w.seeds:
+        found = zip(*(m.by_seed[seed].tolist() for m in w.models), strict=True)
+        for i, (name, n, figures) in enumerate(zip(w.names, w.samples[seed].tolist(), found, strict=True)):
+            writer.writerow([seed, i, name, w.split, f"{n:g}", *("" if math.isnan(v) else v for v in figures)])
+    return out.getvalue()
+
+
+# -- figure --------------------------------------------------------------------------------------------------------
+
+
+def _figure(s: Summary, w: Worth) -> Drawing:
+    """Every client of every seed, or those that have names, once."""
+    m, g, found = w.methods[w.best()], w.gains[w.best()], by_name(w)
+    named = 0 < len(found) <= LISTED
+    figures = np.array([c.figures for c in found]).T if named else np.array([_units(one) for one in w.models])
+    alone, under = figures[0], figures[w.models.index(m)]
+    pooled = None if w.pooled is None else figures[-1]
+    known = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
+    order = known[np.argsort(alone[known] if w.metric.higher else -alone[known], kind="stable")]
+    place = np.unique(np.linspace(1, len(order), min(len(order), POINTS)).round().astype(int))
+    shown = order[place - 1]
+
+    def draw(legend: bool) -> Figure:
+        del legend  # it is the figure's own
+        fig, ax = panel(WIDE, 3.0)
+        colour = look(s.method(m.name).index).colour
+        ax.vlines(place, alone[shown], under[shown], color=colour, linewidth=0.8, alpha=0.45)
+        ax.plot(place, alone[shown], color=INK, linewidth=1.4, drawstyle="steps-mid", label="alone")
+        ax.plot(place, under[shown], "o", color=colour, markersize=3.5, label=wrap(m.name, 40))
+        if pooled is not None:
+            ax.plot(place, pooled[shown], "_", color=MUTED, markersize=7, label="pooled")
+        ax.set_xlabel("clients, from the worst off alone")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if named:
+            ax.set_xticks(place, [wrap(found[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
+        ax.set_ylabel(f"a client's {w.metric.title}" + (" (%)" if w.metric.percent else ""))
+        if w.metric.percent:
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+        ax.legend(fontsize=6.5)
+        return fig
+
+    each = "A client a place, its mean over seeds" if named else "A client of each seed a place"
+    return Drawing(
+        "baselines",
+        f"Every client's {w.metric.title} alone and under {m.name}: {g.more} gain, {g.same} are as well off and "
+        f"{g.less} lose.",
+        f"{each if len(w.seeds) > 1 else 'A client a place'}, sorted by how it fares alone; a point above the step "
+        f"{'gains' if w.metric.higher else 'loses'}, one below it {'loses' if w.metric.higher else 'gains'}.",
+        True,
+        draw,
+    )
+
+
+def _units(m: Model) -> Array:
+    return np.concatenate([m.by_seed[seed] for seed in sorted(m.by_seed)])

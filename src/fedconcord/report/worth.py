@@ -1,0 +1,282 @@
+"""Whether federation is worth it, in numbers: every client under the federated models, alone, and under the pooled one.
+
+A unit is a client of one seed, judged on its own held-out samples by the final models of that seed's runs. Intervals
+are percentiles of a hierarchical bootstrap: seeds are drawn with replacement and of each its clients, a mean over the
+clients of a seed and then over the seeds; with one seed clients alone are drawn, and with fewer than five units there
+is no interval.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.basis.errors import UserError
+from fedconcord.report.format import value
+from fedconcord.report.load import Array, Run
+from fedconcord.report.stats import LEVEL, Interval
+from fedconcord.report.summary import Metric, Summary, metric_of
+
+DRAWS = 2000  # of the bootstrap
+MANY = 2000  # clients of a seed, beyond which a mean of resampled clients is drawn as a normal number
+FEWEST = 5  # units that an interval is of
+
+
+class Model(NamedTuple):
+    """What one of the models does for the clients of every seed."""
+
+    name: str
+    by_seed: Mapping[int, Array]  # seed -> [N] a client's figure; NaN: without samples, or it never took part
+    mean: float  # over clients, then seeds
+    samples: float  # over all held-out samples, then seeds
+    worst_decile: float  # mean over seeds
+    tested: float  # the ranking metric on the test set, last evaluated, mean over seeds
+
+
+class Gain(NamedTuple):
+    """What clients have from a federated model, against being alone."""
+
+    more: int  # units that gain
+    same: int
+    less: int
+    share: Interval  # of units that gain
+    mean: Interval  # over units, positive where the federated model is better
+
+    @property
+    def units(self) -> int:
+        return self.more + self.same + self.less
+
+
+class Named(NamedTuple):
+    """A client that has a name, over all seeds."""
+
+    name: str
+    samples: float  # that it is judged on
+    figures: tuple[float, ...]  # of `Worth.models`
+
+
+class Worth(NamedTuple):
+    """Everything that the section says."""
+
+    metric: Metric
+    split: str  # what clients are judged on: validation or train
+    seeds: tuple[int, ...]  # that all have
+    samples: Mapping[int, Array]  # seed -> [N] that a client is judged on
+    names: tuple[str, ...]  # [N] of the clients, '' where they have none
+    alone: Model | None  # the best of several
+    pooled: Model | None
+    methods: tuple[Model, ...]  # as the table of results has them
+    gains: tuple[Gain, ...]  # a method each; none without `alone`
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (*((self.alone,) if self.alone else ()), *self.methods, *((self.pooled,) if self.pooled else ()))
+
+    def best(self) -> int:
+        """The number of the method with the best mean over clients."""
+        sign = 1 if self.metric.higher else -1
+        return max(range(len(self.methods)), key=lambda k: sign * self.methods[k].mean)
+
+
+def columns(path: Path) -> dict[str, list[str]]:
+    """A table of clients by column, as text.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as broken:
+        raise UserError(f"{path}: cannot be read as CSV ({broken}); restore it or run again") from None
+    return {name: [row[name] or "" for row in rows] for name in rows[0]} if rows else {}
+
+
+def worth(s: Summary) -> Worth | None:
+    """The numbers, or None without baselines or finished runs of one seed that are judged alike."""
+    judged = [r for m in s.methods for r in m.finished if r.head.clients_judged is not None]
+    beside = [r for r in s.baselines if r.head.clients_judged is not None and r.head.status == "complete"]
+    about = [r.head.clients_judged or {} for r in (*judged, *beside)]
+    kinds = {(one["metric"], one["split"]) for one in about}
+    if not judged or not beside or len(kinds) != 1:
+        return None
+    column, split = kinds.pop()
+    metric = metric_of(column)
+    groups = {row.name: [r for r in judged if r.name == row.name] for row in s.rows}
+    groups = {name: runs for name, runs in groups.items() if runs}
+    others = {name: [r for r in beside if r.name == name] for name in dict.fromkeys(r.name for r in beside)}
+    every = [*groups.values(), *others.values()]
+    seeds = tuple(sorted(set.intersection(*({r.head.seed for r in runs} for runs in every))))
+    if not seeds:
+        return None
+    tables = {r.folder: columns(r.folder / "clients.csv") for runs in every for r in runs if r.head.seed in seeds}
+    if len({len(t["client"]) for t in tables.values()}) != 1:
+        return None
+    found = {
+        name: _model(name, [r for r in runs if r.head.seed in seeds], tables, metric, s.primary)
+        for name, runs in (groups | others).items()
+    }
+    sign = 1 if metric.higher else -1
+    alone = [found[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
+    pooled = [found[name] for name, runs in others.items() if runs[0].head.baseline == "pooled"]
+    first = {seed: next(r for r in judged if r.head.seed == seed) for seed in seeds}
+    methods = tuple(found[name] for name in groups)
+    base = max(alone, key=lambda m: sign * m.mean) if alone else None
+    return Worth(
+        metric,
+        split,
+        seeds,
+        {seed: _column(tables[r.folder], "samples") for seed, r in first.items()},
+        tuple(tables[first[seeds[0]].folder]["name"]),
+        base,
+        max(pooled, key=lambda m: sign * m.mean) if pooled else None,
+        methods,
+        () if base is None else tuple(_gain(m, base, sign) for m in methods),
+    )
+
+
+def _column(table: Mapping[str, Sequence[str]], name: str) -> Array:
+    return np.array([float(cell) if cell else math.nan for cell in table[name]], dtype=np.float64)
+
+
+def _model(
+    name: str, runs: Sequence[Run], tables: Mapping[Path, dict[str, list[str]]], metric: Metric, primary: Metric
+) -> Model:
+    by_seed = {r.head.seed: _column(tables[r.folder], metric.column) for r in runs}
+    weights = {r.head.seed: _column(tables[r.folder], "samples") for r in runs}
+    weighted = [
+        float(np.average(v[known], weights=weights[seed][known])) if (known := ~np.isnan(v)).any() else math.nan
+        for seed, v in by_seed.items()
+    ]
+    return Model(
+        name,
+        by_seed,
+        float(np.mean([mean_of(v) for v in by_seed.values()])),
+        float(np.mean(weighted)),
+        float(np.mean([(r.head.clients_judged or {})["worst_decile"] for r in runs])),
+        float(np.mean([r.metrics[primary.column][-1] if primary.column in r.metrics else math.nan for r in runs])),
+    )
+
+
+def mean_of(values: Array) -> float:
+    """The mean of what is known; NaN of nothing."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def _gain(method: Model, alone: Model, sign: int) -> Gain:
+    each = [sign * (method.by_seed[seed] - alone.by_seed[seed]) for seed in sorted(method.by_seed)]
+    each = [values[~np.isnan(values)] for values in each]
+    every = np.concatenate(each)
+    more, less = int((every > 0).sum()), int((every < 0).sum())
+    share = bootstrap([(values > 0).astype(np.float64) for values in each])
+    return Gain(more, len(every) - more - less, less, share, bootstrap(each))
+
+
+def bootstrap(groups: Sequence[Array]) -> Interval:
+    """The mean over groups of each one's mean, and its 95 % interval as above; keyed, so always the same."""
+    groups = [values for values in groups if values.size]
+    if not groups:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean, n = float(np.mean([values.mean() for values in groups])), sum(values.size for values in groups)
+    if n < FEWEST:
+        return Interval(mean, math.nan, math.nan, n)
+    draw = np.random.Generator(np.random.Philox(0))
+    chosen = draw.integers(len(groups), size=(DRAWS, len(groups)))
+    found = np.zeros(chosen.shape)
+    for k, values in enumerate(groups):
+        where = chosen == k
+        found[where] = _resampled(draw, values, int(where.sum()))
+    low, high = np.quantile(found.mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(mean, float(low), float(high), n)
+
+
+def _resampled(draw: np.random.Generator, values: Array, times: int) -> Array:
+    """Means [times] of as many values drawn with replacement."""
+    n = values.size
+    if n > MANY:
+        return draw.normal(values.mean(), values.std() / math.sqrt(n), times)
+    return np.asarray(values[draw.integers(n, size=(times, n))].mean(1))
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def sentences(w: Worth) -> tuple[str, ...]:
+    """The verdict, for the method whose models serve the clients best on average."""
+    m = w.methods[w.best()]
+    levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
+
+    def said(figure: str) -> str:
+        return ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
+
+    samples = "" if said("samples") == said("mean") else f"; over all their samples: {said('samples')}"
+    means = f"Mean {w.metric.title} over clients: {said('mean')}{samples}."
+    if w.alone is None:
+        return (means,)
+    g = w.gains[w.best()]
+    found = [f"{_verdict(g)} {means}", _gains(w, m, g)]
+    if w.pooled is not None and g.mean.low > 0:
+        sign = 1 if w.metric.higher else -1
+        share = sign * (m.mean - w.alone.mean) / (sign * (w.pooled.mean - w.alone.mean) or math.inf)
+        if 0 < share < 1:
+            found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
+        else:
+            found.append(f"One model on all samples in one place serves the clients no better than {m.name}.")
+    return tuple(found)
+
+
+def _verdict(g: Gain) -> str:
+    if not math.isfinite(g.mean.low):
+        return f"There are too few clients for an interval ({g.units})."
+    if g.mean.low > 0:
+        return "Federation is worth it here."
+    return "Federation is not worth it here." if g.mean.high < 0 else "Whether federation is worth it is open."
+
+
+def _gains(w: Worth, m: Model, g: Gain) -> str:
+    same = f", {g.same} {'are' if g.same != 1 else 'is'} as well off" if g.same else ""
+    clients = "clients" if len(w.seeds) == 1 else f"clients of {len(w.seeds)} seeds"
+    return (
+        f"{g.more} of {g.units} {clients} ({_share(g.share)}) fare better under {m.name} than alone{same}, {g.less} "
+        f"{'fare' if g.less != 1 else 'fares'} worse; the mean gain is {lead(w.metric, g.mean)}."
+    )
+
+
+def _share(i: Interval) -> str:
+    known = f", {100 * i.low:.0f} to {100 * i.high:.0f} %" if math.isfinite(i.low) else ""
+    return f"{100 * i.mean:.0f} %{known}"
+
+
+def lead(metric: Metric, i: Interval) -> str:
+    scale, unit = (100.0, " points") if metric.percent else (1.0, "")
+    known = f" ({scale * i.low:.3g} to {scale * i.high:.3g})" if math.isfinite(i.low) else ""
+    return f"{scale * i.mean:.3g}{unit}{known}"
+
+
+def by_name(w: Worth) -> tuple[Named, ...]:
+    """The clients that have names, those that gain most first; none where they have none."""
+    if not any(w.names):
+        return ()
+    means = [np.array([mean_of(one) for one in np.stack([*m.by_seed.values()], 1)]) for m in w.models]
+    sign = 1 if w.metric.higher else -1
+    best = means[w.models.index(w.methods[w.best()])]
+    gain = sign * (best - (means[0] if w.alone is not None else 0))
+    samples = np.mean([*w.samples.values()], 0)
+    order = np.argsort(-gain, kind="stable").tolist()
+    return tuple(Named(w.names[i], float(samples[i]), tuple(float(v[i]) for v in means)) for i in order)
+
+
+def client_sentences(w: Worth) -> tuple[str, ...]:
+    """One a client that has a name: alone, under the best method, pooled."""
+    models, best = w.models, w.methods[w.best()]
+    words = {id(w.alone): "alone", id(best): f"under {best.name}", id(w.pooled): "pooled"}
+    chosen = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
+    return tuple(
+        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in chosen)}" for c in by_name(w)
+    )

@@ -1,0 +1,41 @@
+"""Whether clients set samples apart on which they are judged: a rule on how many they have, for what is left open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedconcord.settings.build import sizes_of
+from fedconcord.settings.settings import Config
+
+SHARE, MORE = 0.1, 0.2  # the latter where a comparison asks how clients fare, or models are fine-tuned
+FEWEST = 10  # held-out samples of the median client
+
+
+def held(config: Config) -> tuple[Config, str | None]:
+    """The settings with `validation` as a number or none, and a sentence where the rule was at work.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    if config.validation != "auto":
+        return config, None
+    none = config.model_copy(update={"validation": None})
+    judged = config.eval.clients is not False or config.eval.personalise is not None
+    if config.partition is None or config.task is not None or not judged:
+        return none, None
+    sizes = sizes_of(config)
+    if sizes is None:
+        return none, None
+    asked = bool(config.baselines) or config.eval.personalise is not None
+    share, has = MORE if asked else SHARE, round(float(np.median(sizes)))
+    apart = round(float(np.median(np.round(share * sizes))))
+    if not asked and apart < FEWEST:
+        return none, (
+            f"clients are judged on the samples they train on: the median client has {has:,} samples, of which "
+            f"{share:g} are {apart}; validation=0.2 sets some apart anyway"
+        )
+    few = "" if apart >= FEWEST else ", few to tell clients apart"
+    return config.model_copy(update={"validation": share}), (
+        f"each client sets apart {share:g} of its samples to be judged on, which nothing trains on: {apart:,} of the "
+        f"median client's {has:,}{few}; validation=none trains on all"
+    )
