@@ -81,6 +81,7 @@ def compare(
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
+            Methods and seeds that are given are added to those that it has.
         jobs: runs at once, each in a process of its own; 1 if not given.
         progress: sees every run begin, every round and every end.
         options: settings with a short name, described in `CompareOptions`.

@@ -69,7 +69,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     sources = sources_of(given)
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
-        folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)
+        folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources, say=say)
     else:
         folder, planned, at_once = plan.plan_comparison(at_once, *sources)
     for sentence in plan.notes(planned):

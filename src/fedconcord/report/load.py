@@ -52,6 +52,11 @@ class Head:
     clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
 
 
+def is_chosen(head: Head) -> bool:
+    """Whether the label is a name that somebody gave, and not the method's text."""
+    return head.label != head.method and not head.label.startswith(f"{head.method}(")
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run: its head and its series. T evaluated rounds (round 0 is the start), N clients, C classes."""

@@ -18,7 +18,7 @@ from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
@@ -35,6 +35,7 @@ __all__ = [
     "advise",
     "build",
     "canonical",
+    "check_distinct",
     "dataset_of",
     "default_text",
     "device_of",

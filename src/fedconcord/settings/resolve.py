@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import own
-from fedconcord.settings.methods import check_local, label_of, read_method, single
+from fedconcord.settings.methods import check_local, read_method, single, text_of
 from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import EvalSettings
@@ -65,20 +65,27 @@ def resolve_compare(*sources: Source) -> Config:
                 )
     config = _checked(values, origin)
     assert config.methods is not None
-    labels = [label_of(config, *read_method(method, config.algorithm)) for method in config.methods]
-    _distinct("method", labels)
-    seeds = config.seeds or [0]
-    _distinct("seed", [str(seed) for seed in seeds])
-    return config.model_copy(update={"methods": labels, "algorithm": {}, "seeds": seeds})
+    read = [read_method(method, config.algorithm) for method in config.methods]
+    if config.label is not None:  # of the one method there is
+        read = [(call, {"label": config.label, **overrides}) for call, overrides in read]
+    methods = [text_of(config, *one) for one in read]
+    found = config.model_copy(
+        update={"methods": methods, "algorithm": {}, "label": None, "seeds": config.seeds or [0]},
+    )
+    check_distinct(found)
+    return found
 
 
-def _distinct(what: str, names: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        folder = folders.folder_name(name)
-        if folder in seen:
-            raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
-        seen[folder] = name
+def check_distinct(config: Config) -> None:
+    """Refuse a comparison in which two methods, or two seeds, would have one name and so one folder."""
+    labels = [read_method(method)[1].get("label") or method for method in config.methods or []]
+    for what, names in (("method", labels), ("seed", [str(seed) for seed in config.seeds or []])):
+        seen = set()
+        for name in names:
+            folder = folders.folder_name(name).casefold()
+            if folder in seen:
+                raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
+            seen.add(folder)
 
 
 def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
