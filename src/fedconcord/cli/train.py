@@ -104,12 +104,12 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
 @app.command()
 def report(
     paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
-    out: Annotated[str | None, option("Folder of the report. [the first PATH]", "DIR")] = None,
+    out: Annotated[str | None, option("Folder. [the first PATH; of several data sets below runs/]", "DIR")] = None,
 ) -> None:
     """Write the report of runs, finished or not."""
     from fedconcord.report import write_report  # not `api`, which imports torch
 
-    page = write_report([Path(path) for path in paths], Path(out or paths[0]))
+    page = write_report([Path(path) for path in paths], Path(out) if out else None)
     say_summary(*map(Path, paths))
     say(f"report: {page}")
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.report.load import Array, Run
-from fedconcord.report.stats import interval
-from fedconcord.report.summary import Summary, metric_of
+from fedconcord.report.metric import metric_of
+from fedconcord.report.stats import FEW, interval
+from fedconcord.report.summary import Summary
 
 POINTS = 500  # of one line at most: more cannot be seen
-BAND_SEEDS = 5  # from so many seeds on the band is a t interval, below it is the range
 
 
 class Curve(NamedTuple):
@@ -55,7 +55,7 @@ def curve(runs: Sequence[Run], column: str, axis: str, floor: float | None, cap:
         rows = [np.searchsorted(r.round, at) for r in averaged]
         ys = np.stack([y(r)[i] for r, i in zip(averaged, rows, strict=True)])
         x = np.mean([r.axis(axis)[i] for r, i in zip(averaged, rows, strict=True)], axis=0)
-        if len(averaged) >= BAND_SEEDS:
+        if len(averaged) >= FEW:
             bounds = np.array([interval(v)[:3] for v in ys.T])
             mid, low, high = back(bounds[:, 0]), back(bounds[:, 1]), back(bounds[:, 2])
         else:
@@ -107,11 +107,11 @@ def band_words(s: Summary) -> str:
     counts = {len(m.runs) for m in s.methods}
     if counts == {1}:
         return "One seed a method, so there are no bands."
-    t, r = max(counts) >= BAND_SEEDS, min(counts) < BAND_SEEDS
+    t, r = max(counts) >= FEW, min(counts) < FEW
     bands = {
         (True, False): "the band its 95 % t interval",
-        (False, True): f"the band the range from the lowest to the highest seed (fewer than {BAND_SEEDS} seeds)",
-        (True, True): f"the band its 95 % t interval, with fewer than {BAND_SEEDS} seeds the range",
+        (False, True): f"the band the range from the lowest to the highest seed (fewer than {FEW} seeds)",
+        (True, True): f"the band its 95 % t interval, with fewer than {FEW} seeds the range",
     }
     text = f"Line: the mean over seeds; {bands[t, r]}."
     ends = [{float(x.round[-1]) for x in m.runs} for m in s.methods]

@@ -11,7 +11,8 @@ from fedconcord.report.curves import ceiling, curve, log_floor
 from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.figures.style import AXIS_TITLES, MUTED, PANEL, legend_below, look, panel, x_axis, y_axis
 from fedconcord.report.format import goal_value, value
-from fedconcord.report.summary import Metric, Summary
+from fedconcord.report.metric import Metric
+from fedconcord.report.summary import Summary
 
 
 def _lines(ax: Axes, s: Summary, column: str, axis: str, floor: float | None, cap: float | None) -> None:

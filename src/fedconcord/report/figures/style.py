@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedconcord.report.format import decades, quantity, size, wrap
-from fedconcord.report.summary import Method, Metric
+from fedconcord.report.metric import Metric
+from fedconcord.report.summary import Method
 
 INK, MUTED, RULE = "#1b1f24", "#5b6570", "#d9dee3"
 COLOURS = (
@@ -60,6 +61,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.hashsalt": "fedconcord",
+    "pdf.fonttype": 42,  # TrueType, which publishers ask for
     "path.simplify": True,
 }
 
