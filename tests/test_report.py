@@ -469,7 +469,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         assert part in text, part
     assert len(page.labels) == len(list((out / "figures").glob("*.svg")))
     assert all(len(label) > 40 for label in page.labels)
-    assert {p.stem for p in (out / "figures").glob("*.png")} == {p.stem for p in (out / "figures").glob("*.svg")} == {
+    stems = [{p.stem for p in (out / "figures").glob(f"*.{suffix}")} for suffix in ("svg", "png", "pdf")]
+    assert stems[0] == stems[1] == stems[2] == {
         "final", "lead", "models", "partition", "test-loss-by-round",
         *(f"{m}-by-{x}" for m in ("test-accuracy", "train-loss") for x in ("round", "bytes", "gradient-steps")),
     }  # fmt: skip

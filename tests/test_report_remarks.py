@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 
 from fedconcord.report import figures, load_runs
+from fedconcord.report.figures.style import STYLE
 from fedconcord.report.metric import metric_of
 from fedconcord.report.remarks import below, fall, falls
 from fedconcord.report.stats import interval
@@ -169,3 +171,52 @@ def test_a_distance_that_rises_again_falls_from_its_peak(tmp_path: Path) -> None
     (one,) = falls(summarise(load_runs([tmp_path])))
     assert (one.peak, one.final, one.round) == (pytest.approx(-6), pytest.approx(-3), 30)
     assert math.isfinite(one.final)
+
+
+# -- axes that begin where the curves differ -----------------------------------------------------------------------
+
+
+def rise(end: float, speed: float = 0.1, n: int = 60) -> list[float]:
+    return [end + (0.1 - end) * math.exp(-speed * i) for i in range(n + 1)]
+
+
+def axis_of(s: Summary) -> tuple[float, str]:
+    d = next(d for d in figures.drawings(s)["round"] if d.name == "test-accuracy-by-round")
+    return float(d.draw(True).axes[0].get_ylim()[0]), d.caption
+
+
+def test_an_accuracy_axis_begins_where_the_curves_differ(tmp_path: Path) -> None:
+    for name, end in (("a", 0.95), ("b", 0.93)):
+        for seed in (0, 1):
+            write_run(tmp_path / name / str(seed), name, seed, {"test_accuracy": rise(end - 0.002 * seed)})
+    low, caption = axis_of(summarise(load_runs([tmp_path])))
+    assert 0.6 < low < 0.85  # at a quarter of the rounds: 0.93 - 0.83 exp(-1.5) = 0.75
+    assert f"The axis begins at {100 * low:g} %" in caption
+    bad = [*rise(0.9)[:5], *[0.1] * 20, math.nan]
+    write_run(tmp_path / "c", "c", 0, {"test_accuracy": bad}, head={"status": "diverged"})
+    again, caption = axis_of(summarise(load_runs([tmp_path])))
+    assert again == low  # one that diverged does not stretch it
+    assert "× marks" in caption
+
+
+def test_no_method_that_ends_is_cut_away(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "a", 0, {"test_accuracy": rise(0.95)})
+    write_run(tmp_path / "b", "b", 0, {"test_accuracy": rise(0.35)})
+    low, _ = axis_of(summarise(load_runs([tmp_path])))
+    assert low < 0.35
+
+
+def test_an_axis_that_the_curves_fill_is_not_cut(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "a", 0, {"test_accuracy": np.linspace(0.1, 0.9, 50).tolist()})
+    _, caption = axis_of(summarise(load_runs([tmp_path])))
+    assert "axis begins" not in caption
+
+
+def test_figures_come_as_pdf_too_with_the_same_bytes(tmp_path: Path) -> None:
+    d = figures.drawings(plant(tmp_path, {"a": [0.9], "b": [0.8]}))["ranking"][0]
+    with rc_context(STYLE):
+        first, second = (figures.to_files(d.draw(True)) for _ in range(2))
+    assert first == second
+    assert list(first) == ["svg", "png", "pdf"]
+    assert first["pdf"].startswith(b"%PDF-")
+    assert b"CreationDate" not in first["pdf"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.report.load import Array, Run
-from fedconcord.report.metric import metric_of
+from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import FEW, interval
 from fedconcord.report.summary import Summary
 
@@ -100,6 +100,35 @@ def ceiling(runs: Sequence[Run], columns: Sequence[str], log: bool) -> float | N
     cap = max(starts) * (10 if log else 2)
     top = max((float(v[np.isfinite(v)].max()) for v in values if np.isfinite(v).any()), default=0.0)
     return cap if top > cap else None
+
+
+def bottom(s: Summary, metric: Metric) -> float | None:
+    """Where an accuracy axis begins so that it shows where the curves differ; None if it need not be cut.
+
+    At or below the end of every method and three quarters of every curve (the evaluations after the start of all runs
+    that did not diverge), and below the target; in steps that leave the axis some room. Cut only if that gives the
+    curves a third more room. What lies below is the rise from the start, which all methods share.
+    """
+    if not metric.percent:
+        return None
+    lows, every = [], []
+    for m in s.methods:
+        runs = [r for r in m.runs if metric.column in r.metrics and not r.diverged]
+        k = curve(runs, metric.column, "round", None)
+        values = k.mid[1:]
+        if values.size:
+            lows += [float(np.quantile(values, 0.25)), float(values[-1])]
+            every += [float(k.low.min()), float(k.high.max())]
+    if not lows:
+        return None
+    if metric == s.primary and math.isfinite(s.target):
+        lows.append(s.target)
+    low, top = min(lows), max([*every, *lows])
+    room = top - low
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if step >= room / 8 or step == 0.25)
+    found = max(0.0, math.floor((low - 0.05 * room) / step + 1e-9) * step)
+    whole = top - min(every)
+    return found if whole > 4 / 3 * (top - found) else None
 
 
 def band_words(s: Summary) -> str:

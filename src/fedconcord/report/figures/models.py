@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.curves import ceiling, curve, log_floor
+from fedconcord.report.curves import bottom, ceiling, curve, log_floor
 from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import INK, PANEL, WIDE, look, y_axis
+from fedconcord.report.figures.style import INK, PANEL, WIDE, cut_below, look, y_axis
 from fedconcord.report.format import wrap
 from fedconcord.report.summary import Summary
 
@@ -67,6 +67,10 @@ def _models(s: Summary) -> Figure:
         ax.legend(fontsize=6.5, loc="best", handlelength=2.2)
         if cap is not None:
             ax.set_ylim(top=cap)
+    low = bottom(s, s.primary)
+    if low is not None:  # the axes share it; a mean that lags behind may end below it
+        ends = [r.final.mean for r in s.second if math.isfinite(r.final.mean)]
+        cut_below(axes[0], min([low, *ends]))
     for ax in axes[len(names) :]:
         ax.set_visible(False)
     fig.supxlabel("round", fontsize=8)

@@ -61,7 +61,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.hashsalt": "fedconcord",
-    "pdf.fonttype": 42,  # TrueType, which publishers ask for
+    "pdf.fonttype": 3,  # TrueType (42) takes three times as long
     "path.simplify": True,
 }
 
@@ -96,6 +96,16 @@ def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
         ax.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     elif metric.percent:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+
+
+def cut_below(ax: Axes, low: float) -> None:
+    """Begin the axis of values at `low`, with the two strokes of a broken axis at its foot."""
+    ax.set_ylim(bottom=low)
+    for up in (0.015, 0.035):
+        ax.plot(
+            [-0.012, 0.012], [up - 0.008, up + 0.008], transform=ax.transAxes, color=INK, linewidth=0.9, clip_on=False,
+            zorder=6,
+        )  # fmt: skip
 
 
 def x_axis(ax: Axes, axis: str) -> None:
