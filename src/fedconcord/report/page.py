@@ -108,7 +108,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
     parts.append(again.settings(s, paths, out))
     every["tables/summary.csv"] = tables.to_csv(s)
     every["tables/summary.md"] = tables.to_markdown(main)
-    titled = main._replace(caption=f"Final {s.primary.title}: {heading}; {job}. {main.caption}")
+    titled = main._replace(caption=f"Final {s.primary.title}. {job}. {main.caption}")
     every["tables/summary.tex"] = tables.to_latex(titled, folders.folder_name(data_of(s)))
     every["figures/figures.tex"] = tables.figures_tex([d for found in drawn.values() for d in found])
     return elements.page(heading, job, parts), every

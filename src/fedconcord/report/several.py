@@ -107,7 +107,7 @@ def rank_words(r: Ranks) -> list[str]:
     k, n = len(r.methods), len(r.data)
     first = f"<b>{esc(r.methods[0])}</b> has the best average rank, {r.average[0]:.2f} of {k} methods on {n} data sets"
     said = [f"{first}{f'; the next is {esc(r.methods[1])} ({r.average[1]:.2f})' if k > 1 else ''}."]
-    test = f"(χ² = {r.chi2:.2f} with {k - 1} degrees of freedom, p = {max(r.p, 1e-4):.2g})"
+    test = f"(χ² = {r.chi2:.2f} with {k - 1} degrees of freedom, p {'=' if r.p > 1e-4 else '≤'} {max(r.p, 1e-4):.2g})"
     if n < ENOUGH:
         said.append(
             f"{n} data sets are too few for a test over data sets to say anything (from {ENOUGH} on; Demsar, 2006, "

@@ -43,13 +43,14 @@ def number(v: float, digits: int | None) -> str:
 
 def with_interval(i: Interval, digits: Callable[[float], int | None], log: bool = False) -> str:
     """'mean ± half' of a t interval, as 'mean [low, high]' on a log scale; of few values 'mean [least, most]'; the mean
-    alone for one value."""
+    alone for one value, or for equal ones."""
     if i.n == 0 or not math.isfinite(i.mean):
         return NONE
     if i.n == 1:
         return number(i.mean, digits(i.mean))
     if log or i.n < FEW:
-        return "{} [{}, {}]".format(*(number(v, digits(v)) for v in (i.mean, *i.ends)))
+        mean, *ends = (number(v, digits(v)) for v in (i.mean, *i.ends))
+        return mean if {*ends} == {mean} else f"{mean} [{', '.join(ends)}]"
     d = digits(i.mean)
     return f"{number(i.mean, d)} ± {number(i.half, d)}"
 

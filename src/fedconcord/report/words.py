@@ -60,7 +60,7 @@ def words(s: Summary) -> list[str]:
         if alone and len(v.comparisons) > 1:
             said.append(
                 f"Taken alone, a paired t test tells it from {listing([short(n) for n in alone], 'or')} "
-                f"(p < {ALPHA:g}); corrected for {len(v.comparisons)} comparisons that is not enough."
+                f"(p below {ALPHA:g}); corrected for {len(v.comparisons)} comparisons that is not enough."
             )
     elif v.kind == "one seed" and v.top is not None:
         said.append(

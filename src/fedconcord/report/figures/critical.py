@@ -58,5 +58,5 @@ def _critical(r: Ranks) -> Figure:
             ha="center", va="bottom", fontsize=7.5,
         )  # fmt: skip
     ax.set_ylim(top + 0.26 * rows, -0.85 if r.enough else -0.4)
-    ax.set_xlim(1 - 0.45 * (k - 1), k + 0.45 * (k - 1))
+    ax.set_xlim(1 - 0.45 * (k - 1), max(k + 0.45 * (k - 1), 1.1 + r.critical))
     return fig
