@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]  # Stud
 Array = NDArray[np.float64]
 LEVEL = 0.95  # of every interval
 ALPHA = 0.05  # of the comparisons together
-FEW = 5  # values; a t interval of fewer is wider than their range: on average 1.5 times for 4, 3 times for 3
+FEW = 5  # values; a t interval of fewer is wider than their range: 12.7 times for 2, on average 2.6 for 3, 1.4 for 4
 
 
 class Interval(NamedTuple):
