@@ -15,7 +15,7 @@ from fedconcord import cli
 from fedconcord.basis.errors import UserError
 from fedconcord.report import load_runs, write_report
 from fedconcord.report.figures.critical import critical
-from fedconcord.report.load import load_data_sets, short_names
+from fedconcord.report.load import data_names, load_data_sets, short_names
 from fedconcord.report.page import page_head
 from fedconcord.report.ranks import Ranks, critical_difference, ranks
 from fedconcord.report.several import rank_words, summaries
@@ -162,11 +162,12 @@ def test_data_sets_without_a_common_method_are_one_sentence(tmp_path: Path) -> N
 
 
 def test_short_names() -> None:
-    assert short_names(["digits", "mnist"]) == {"digits": "digits", "mnist": "mnist"}
-    assert short_names(["/x/y/a.csv"]) == {"/x/y/a.csv": "a.csv"}
-    assert short_names(["/x/a/h.csv", "/x/b/h.csv", "digits"]) == {
-        "/x/a/h.csv": "a/h.csv", "/x/b/h.csv": "b/h.csv", "digits": "digits",
+    assert short_names(["b", "runs/b"]) == {"b": "b", "runs/b": "runs/b"}
+    assert short_names(["runs/a", "runs/b"]) == {"runs/a": "a", "runs/b": "b"}
+    assert data_names(["digits", "own.data:make('a/b')", "/x/y/a.csv"]) == {
+        "digits": "digits", "own.data:make('a/b')": "own.data:make('a/b')", "/x/y/a.csv": "a.csv",
     }  # fmt: skip
+    assert data_names(["/x/a/h.csv", "/x/b/h.csv"]) == {"/x/a/h.csv": "a/h.csv", "/x/b/h.csv": "b/h.csv"}
 
 
 def test_runs_of_one_name_in_several_folders_are_named_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

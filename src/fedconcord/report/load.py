@@ -308,10 +308,14 @@ def load_data_sets(paths: Sequence[Path]) -> dict[str, list[Run]]:
     return {data: _named(runs, dict(homes.values())) for data, runs in sets.items()}
 
 
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Paths -> what of them tells them apart: without the folders that all of them lie in. Other names stay."""
-    paths = [os.path.abspath(name) for name in names if os.sep in name]
-    if not paths:
-        return {name: name for name in names}
-    common = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return {name: os.path.relpath(os.path.abspath(name), common) if os.sep in name else name for name in names}
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Path -> what of it tells it from the others: without the folders that all of them lie in."""
+    whole = [os.path.abspath(path) for path in paths]
+    common = os.path.commonpath([os.path.dirname(path) for path in whole])
+    return {path: os.path.relpath(full, common) for path, full in zip(paths, whole, strict=True)}
+
+
+def data_names(data: Sequence[str]) -> dict[str, str]:
+    """Data set -> its name in titles: files of the user's own by `short_names`, others as they are."""
+    own = [name for name in data if os.path.isabs(name)]
+    return {name: name for name in data} | (short_names(own) if own else {})

@@ -16,7 +16,7 @@ from fedconcord.report import elements, tables
 from fedconcord.report.figures import by_axis, ranked
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.format import listing, value
-from fedconcord.report.load import Run, short_names
+from fedconcord.report.load import Run, data_names, short_names
 from fedconcord.report.models import alike
 from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
 from fedconcord.report.stats import ALPHA
@@ -38,8 +38,8 @@ def summaries(sets: Mapping[str, Sequence[Run]]) -> dict[str, Summary]:
     Raises:
         UserError: no method is in all data sets.
     """
-    same = alike([run for runs in sets.values() for run in runs if run.round.size])
-    names = short_names(list(sets))
+    same = alike([run for runs in sets.values() for run in runs])
+    names = data_names(list(sets))
     found = {names[data]: summarise([run for run in same if run.head.data == data]) for data in sets}
     if not ranks(found).methods:
         each = "; ".join(f"{name}: {', '.join(m.name for m in s.methods)}" for name, s in found.items())
@@ -84,12 +84,9 @@ def build_several(
         f"<h2>How to get this again</h2><pre>{esc(command)}</pre><p>The whole page of one data set, with its settings: "
         "<code>fedconcord report</code> with its folder alone.</p>"
     )
+    where = list(short_names([str(path) for path in paths]).values())
     heading = f"{len(r.methods)} methods on {len(r.data)} data sets"
-    return elements.page(heading, f"{', '.join(r.data)} · from {listing(_names(paths))}", parts), files
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    return list(short_names([str(path) for path in paths]).values())
+    return elements.page(heading, f"{', '.join(r.data)} · from {listing(where)}", parts), files
 
 
 def _job(s: Summary) -> str:
