@@ -88,6 +88,10 @@ def test_the_label_of_one_method_is_as_good() -> None:
     config = settings.resolve_compare(settings.from_nested({"methods": "fedavg", "label": "base"}, "test"))
     assert (config.methods, config.label) == (["fedavg(label=base)"], None)
     assert settings.runs(config)[0].label == "base"
+    twice = {"methods": "fedavg(label=a)", "label": "b"}
+    for resolve in (settings.resolve_run, settings.resolve_compare):
+        with pytest.raises(UserError, match="label is given twice, as 'b' and as 'a' behind the method fedavg"):
+            resolve(settings.from_nested(twice, "test"))
 
 
 def test_settings_on_the_page_give_labelled_methods_again(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _say_ranks(sets: Mapping[str, Sequence[Run]]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("method", overflow="fold")
     for title in ("average rank", *found.data):
-        table.add_column(escape(title), justify="right")
+        table.add_column(escape(title), justify="right", overflow="fold")
     for name, average, ranks_there in zip(found.methods, found.average, found.ranks, strict=True):
         table.add_row(escape(name), f"{average:.2f}", *(f"{rank:g}" for rank in ranks_there))
     console.print(table)

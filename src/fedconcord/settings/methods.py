@@ -78,16 +78,27 @@ def check_local(local: LocalSettings) -> LocalSettings:
     return local.model_copy(update={"oracle": canonical("local.oracle", local.oracle)})
 
 
+def labelled(config: Config, call: factories.Call, overrides: Mapping[str, Value]) -> dict[str, Value]:
+    """A method's settings with the label of its job, which has no other method."""
+    own = overrides.get("label", config.label)
+    if config.label not in (None, own):
+        raise UserError(
+            f"label is given twice, as {config.label!r} and as {own!r} behind the method {call.name}; give it once"
+        )
+    return dict(overrides) if own is None else {**overrides, "label": own}
+
+
 def single(config: Config, method: str, seed: int) -> Config:
     """The settings of one run: its method's parameters with defaults, its own other settings, its label."""
     call, overrides = read_method(method, config.algorithm)
+    overrides = labelled(config, call, overrides)
     parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
     return config.model_copy(
         update={
             "method": call.name,
             "methods": None,
             "algorithm": call.resolved(),
-            "label": overrides.get("label") or config.label or text_of(config, call, overrides),
+            "label": overrides.get("label") or text_of(config, call, overrides),
             "seed": seed,
             "seeds": None,
             "local": local_for(config.local, call.name, overrides),

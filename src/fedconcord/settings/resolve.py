@@ -17,7 +17,7 @@ from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import own
-from fedconcord.settings.methods import check_local, read_method, single, text_of
+from fedconcord.settings.methods import check_local, labelled, read_method, single, text_of
 from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import EvalSettings
@@ -66,9 +66,7 @@ def resolve_compare(*sources: Source) -> Config:
     config = _checked(values, origin)
     assert config.methods is not None
     read = [read_method(method, config.algorithm) for method in config.methods]
-    if config.label is not None:  # of the one method there is
-        read = [(call, {"label": config.label, **overrides}) for call, overrides in read]
-    methods = [text_of(config, *one) for one in read]
+    methods = [text_of(config, call, labelled(config, call, overrides)) for call, overrides in read]
     found = config.model_copy(
         update={"methods": methods, "algorithm": {}, "label": None, "seeds": config.seeds or [0]},
     )
