@@ -104,6 +104,13 @@ def test_methods_that_all_answer_with_a_mean_are_ranked_by_it(tmp_path: Path) ->
     assert "ranked by" not in said(s)
 
 
+def test_a_model_that_was_not_evaluated_ranks_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0, flat(0.9))
+    write_run(tmp_path / "p", "afedpd", 0, flat(0.8), head={"models": ["mean", "server"]})
+    s = summarise(load_runs([tmp_path]))
+    assert {r.name: r.model for r in s.rows} == {"fedavg": "server", "afedpd": "mean"}
+
+
 def test_models_that_no_two_methods_share_are_ranked_as_they_answer_and_that_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "a", 0, flat(0.9), head={"models": ["left"]})
     write_run(tmp_path / "b", "b", 0, flat(0.8), head={"models": ["right"]})

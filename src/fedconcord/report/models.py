@@ -16,9 +16,15 @@ SERVER = "server"  # which every method of the registry has
 
 def kind_of(runs: Sequence[Run]) -> str | None:
     """The kind of model that all runs offer, of several the one that most methods answer with; None without any."""
-    common = set.intersection(*(set(r.models) for r in runs)) if runs else set()
+    common = set.intersection(*(_judged(r) for r in runs)) if runs else set()
     answers = [model for _, model in {(r.name, r.models[0]) for r in runs}]
     return max(sorted(common), key=lambda kind: (answers.count(kind), kind == SERVER), default=None)
+
+
+def _judged(run: Run) -> set[str]:
+    """The models that the run has columns of; before its first evaluation all."""
+    first, *others = run.models
+    return {first, *(kind for kind in others if not run.metrics or any(c.startswith(f"{kind}:") for c in run.metrics))}
 
 
 def alike(runs: Sequence[Run]) -> list[Run]:
