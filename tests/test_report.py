@@ -18,7 +18,7 @@ import scipy.stats  # type: ignore[import-untyped]
 
 from fedconcord.basis.errors import UserError
 from fedconcord.report import figures, load_runs, write_report
-from fedconcord.report.again import to_toml, whole_job
+from fedconcord.report.again import settings, to_toml, whole_job
 from fedconcord.report.curves import curve, log_floor
 from fedconcord.report.figures.heatmap import partition_order
 from fedconcord.report.figures.style import look
@@ -565,7 +565,7 @@ def test_seeds_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
         "fedavg · lr=0.1": (1, pytest.approx(0.8)),
         "fedavg · lr=0.7": (1, pytest.approx(0.9)),
     }
-    page = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "page").read_text()
+    page = settings(summarise(runs), [tmp_path / "0", tmp_path / "1"], tmp_path / "page")
     shared, _, apart = page.partition("Shared by every run")[2].partition("Where the methods differ")
     assert "local.epochs" in shared
     assert "local.lr" not in shared
@@ -578,7 +578,7 @@ def test_where_and_how_long_a_seed_ran_does_not_make_it_another_method(tmp_path:
         write_run(tmp_path / str(seed), "fedavg", seed, flat(0.8), head={"config": config})
     runs = load_runs([tmp_path])
     assert [r.name for r in runs] == ["fedavg", "fedavg"]
-    page = write_report([tmp_path], tmp_path / "page").read_text()
+    page = settings(summarise(runs), [tmp_path], tmp_path / "page")
     assert "rounds = 20 or 40, engine.chunk = 5 or 10" in page
 
 

@@ -10,7 +10,7 @@ import typer
 
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
-from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Grow, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -60,7 +60,7 @@ def run(given: Given, resume: Resume = None) -> None:
 
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 @takes_settings("run", hidden=("method", "seed"))
-def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
+def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     """Compare methods on the same clients; write the report."""
     with importing():
         from fedconcord.api import finish_comparison
@@ -104,7 +104,9 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
 @app.command()
 def report(
     paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
-    out: Annotated[str | None, option("Folder. [the first PATH; of several data sets below runs/]", "DIR")] = None,
+    out: Annotated[
+        str | None, option("Folder of the report. [the first PATH; of several data sets a new one below runs/]", "DIR")
+    ] = None,
 ) -> None:
     """Write the report of runs, finished or not."""
     from fedconcord.report import write_report  # not `api`, which imports torch

@@ -131,8 +131,8 @@ def _answer_words(s: Summary) -> list[str]:
     names = {name: esc(s.method(name).short) for name in own}
     parts = [f"{names[n]} with its {esc(r.model)} ({value(s.primary, r.final.mean)})" for n, r in own.items()]
     kind = esc(s.rows[0].model)
-    all = f"All are ranked by their {kind} models, which every method has"
-    return [f"{all}; another one is the answer of {listing(parts)}."]
+    ranked = f"All are ranked by their {kind} models, which every method has"
+    return [f"{ranked}; another one is the answer of {listing(parts)}."]
 
 
 def _lead(s: Summary, c: Comparison) -> str:
