@@ -99,7 +99,7 @@ def test_files(clients: int, classes: int, tmp_path: Path) -> None:
     assert "![" in page.read_text()
     assert (tmp_path / "a" / "partition.png").stat().st_size < 400_000
     write_description(tmp_path / "b", found, "toy")
-    for name in ("partition.png", "partition.svg", "clients.csv", "partition.md"):
+    for name in ("partition.png", "partition.svg", "partition.pdf", "clients.csv", "partition.md"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -133,7 +133,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "  samples                   1437" in lines
     assert "  samples a client          71 to 72, median 72, mean 71.85, stdev 0.3663" in lines
     assert {path.name for path in (tmp_path / "d").iterdir()} == {
-        *("partition.md", "partition.png", "partition.svg", "clients.csv")
+        *("partition.md", "partition.png", "partition.svg", "partition.pdf", "clients.csv")
     }
 
 

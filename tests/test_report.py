@@ -18,7 +18,7 @@ import scipy.stats  # type: ignore[import-untyped]
 
 from fedconcord.basis.errors import UserError
 from fedconcord.report import figures, load_runs, write_report
-from fedconcord.report.again import to_toml, whole_job
+from fedconcord.report.again import settings, to_toml, whole_job
 from fedconcord.report.curves import curve, log_floor
 from fedconcord.report.figures.heatmap import partition_order
 from fedconcord.report.figures.style import look
@@ -177,11 +177,12 @@ def test_a_separable_winner_is_named_with_its_lead(tmp_path: Path) -> None:
     s = plant(tmp_path, {"good": [0.95, 0.93, 0.94], "fair": [0.90, 0.881, 0.89], "poor": [0.7, 0.685, 0.69]})
     assert s.verdict.kind == "best"
     assert s.verdict.top == "good"
-    near = scipy.stats.ttest_rel([0.95, 0.93, 0.94], [0.90, 0.881, 0.89])
-    low, high = near.confidence_interval(0.95)
     text = said(s)
     assert text.startswith("good is best in final test accuracy (94.00 %): ahead of every other method")
-    assert f"fair, by 4.97 points (paired 95 % interval {100 * low:.2f} to {100 * high:.2f})" in text
+    assert "fair, by 4.97 points (4.90 to 5.00, seed by seed)" in text
+    worst = 2 * scipy.stats.ttest_rel([0.95, 0.93, 0.94], [0.90, 0.881, 0.89]).pvalue  # or that over poor
+    assert s.verdict.comparisons[0].p_holm <= worst
+    assert "(paired t test, Holm-corrected over 2 comparisons, seeds 0, 1 and 2)" in text
     assert s.verdict.front == ("good",)
 
 
@@ -334,12 +335,11 @@ def test_target_not_reached_is_counted_not_averaged(tmp_path: Path) -> None:
 def test_markdown_and_latex_hold_the_same_cells(tmp_path: Path) -> None:
     s = plant(tmp_path, {"good_one(mu=0.1)": [0.95, 0.93, 0.94], "a & b|c": [0.5, 0.481, 0.49]})
     t = table(s, s.rows)
-    half = T975[2] * np.std([95, 93, 94], ddof=1) / math.sqrt(3)
-    assert t.rows[0][2] == f"94.00 ± {half:.2f}"
+    assert t.rows[0][2] == "94.00 [93.00, 95.00]"
     md, latex = to_markdown(t), to_latex(t)
-    assert f"| **good_one(mu=0.1)** | 3 | **94.00 ± {half:.2f}** |" in md
+    assert "| **good_one(mu=0.1)** | 3 | **94.00 [93.00, 95.00]** |" in md
     assert r"a & b\|c" in md
-    assert rf"\textbf{{good\_one(mu=0.1)}} & 3 & \textbf{{94.00 $\pm$ {half:.2f}}}" in latex
+    assert r"\textbf{good\_one(mu=0.1)} & 3 & \textbf{94.00 [93.00, 95.00]}" in latex
     assert r"a \& b$|$c" in latex
     body = latex[latex.index("\\midrule") : latex.index("\\bottomrule")]
     assert all(line.replace(r"\&", "").count("&") == len(t.header) - 1 for line in body.splitlines()[1:] if "&" in line)
@@ -469,7 +469,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         assert part in text, part
     assert len(page.labels) == len(list((out / "figures").glob("*.svg")))
     assert all(len(label) > 40 for label in page.labels)
-    assert {p.stem for p in (out / "figures").glob("*.png")} == {p.stem for p in (out / "figures").glob("*.svg")} == {
+    stems = [{p.stem for p in (out / "figures").glob(f"*.{suffix}")} for suffix in ("svg", "png", "pdf")]
+    assert stems[0] == stems[1] == stems[2] == {
         "final", "lead", "models", "partition", "test-loss-by-round",
         *(f"{m}-by-{x}" for m in ("test-accuracy", "train-loss") for x in ("round", "bytes", "gradient-steps")),
     }  # fmt: skip
@@ -564,7 +565,7 @@ def test_seeds_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
         "fedavg · lr=0.1": (1, pytest.approx(0.8)),
         "fedavg · lr=0.7": (1, pytest.approx(0.9)),
     }
-    page = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "page").read_text()
+    page = settings(summarise(runs), [tmp_path / "0", tmp_path / "1"], tmp_path / "page")
     shared, _, apart = page.partition("Shared by every run")[2].partition("Where the methods differ")
     assert "local.epochs" in shared
     assert "local.lr" not in shared
@@ -577,7 +578,7 @@ def test_where_and_how_long_a_seed_ran_does_not_make_it_another_method(tmp_path:
         write_run(tmp_path / str(seed), "fedavg", seed, flat(0.8), head={"config": config})
     runs = load_runs([tmp_path])
     assert [r.name for r in runs] == ["fedavg", "fedavg"]
-    page = write_report([tmp_path], tmp_path / "page").read_text()
+    page = settings(summarise(runs), [tmp_path], tmp_path / "page")
     assert "rounds = 20 or 40, engine.chunk = 5 or 10" in page
 
 

@@ -92,6 +92,7 @@ def compare(
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
+            Methods and seeds that are given are added to those that it has.
         jobs: runs at once, each in a process of its own, which objects are sent to; 1 if not given.
         callbacks: are told of every run: its start, every round and its end, in this process.
         options: settings with a short name, described in `CompareOptions`.
@@ -207,7 +208,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     """Write the report of all runs in or below some folders and return the path of its page.
 
     Args:
-        out: where to write it; the first folder if not given.
+        out: where to write it; if not given the first folder, of several data sets a new one below runs/.
 
     Raises:
         UserError: a path holds no run, or the runs do not belong together.
@@ -217,5 +218,5 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     found = [Path(path) for path in paths]
     if not found:
         raise UserError("no result folder was given; give one or more folders that hold runs")
-    page: Path = report.write_report(found, Path(out) if out is not None else found[0])
+    page: Path = report.write_report(found, None if out is None else Path(out))
     return page

@@ -34,6 +34,7 @@ def setting(name: str, hidden: bool = False) -> Any:
 
 
 Resume = Annotated[str | None, option("Continue this folder, with its settings.", "DIR")]
+Grow = Annotated[str | None, option("Continue this folder; --methods and --seeds add to it.", "DIR")]
 ConfigFile = Annotated[str | None, option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
 Set = Annotated[list[str] | None, option("Any setting, as in --set local.clip=5; repeatable.", "KEY=VALUE")]
 Jobs = Annotated[str | None, option("Runs at once, each in its own process. [1]", "N")]

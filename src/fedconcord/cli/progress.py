@@ -18,6 +18,7 @@ from fedconcord.cli.base import complain, console, say
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.jobs import Row
+    from fedconcord.report import Run
     from fedconcord.runs.outcome import Finished
     from fedconcord.runs.plan import Planned
 
@@ -133,12 +134,16 @@ class Show:
 
 def say_summary(*folders: Path) -> None:
     """The table of the comparison: final metric and rounds to the target, best first."""
-    from fedconcord.report.load import load_runs
+    from fedconcord.report.load import load_data_sets
     from fedconcord.report.summary import summarise
     from fedconcord.report.tables import metric_cell, reach_cell, seeds_cell, target_words
     from fedconcord.report.worth import client_sentences, sentences, worth
 
-    summary = summarise(load_runs(folders))
+    sets = load_data_sets(folders)
+    if len(sets) > 1:
+        _say_ranks(sets)
+        return
+    summary = summarise(*sets.values())
     percent = ", %" if summary.primary.percent else ""
     table = Table(box=None, pad_edge=False)
     table.add_column("method", overflow="fold")
@@ -154,3 +159,18 @@ def say_summary(*folders: Path) -> None:
         clients = client_sentences(found)
         for sentence in (*sentences(found), *(clients if len(clients) <= NAMED else ())):
             say(sentence)
+
+
+def _say_ranks(sets: Mapping[str, Sequence[Run]]) -> None:
+    """The methods' ranks over data sets, best first."""
+    from fedconcord.report.ranks import ranks
+    from fedconcord.report.several import summaries
+
+    found = ranks(summaries(sets))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for title in ("average rank", *found.data):
+        table.add_column(escape(title), justify="right", overflow="fold")
+    for name, average, ranks_there in zip(found.methods, found.average, found.ranks, strict=True):
+        table.add_row(escape(name), f"{average:.2f}", *(f"{rank:g}" for rank in ranks_there))
+    console.print(table)

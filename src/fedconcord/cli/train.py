@@ -10,7 +10,7 @@ import typer
 
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
-from fedconcord.cli.options import Given, Jobs, Resume, count, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Grow, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -65,7 +65,7 @@ def run(given: Given, resume: Resume = None) -> None:
 
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 @takes_settings("run", hidden=("method", "seed"))
-def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
+def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     """Compare methods on the same clients; write the report."""
     with importing():
         from fedconcord.api import finish_comparison
@@ -76,7 +76,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
     check(sources)
     at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
-        folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources)
+        folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources, say=say)
     else:
         folder, planned, at_once = plan.plan_comparison(at_once, *sources)
     for sentence in plan.notes(planned):
@@ -117,12 +117,14 @@ def compare(given: Given, jobs: Jobs = None, resume: Resume = None) -> None:
 @app.command()
 def report(
     paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
-    out: Annotated[str | None, option("Folder of the report. [the first PATH]", "DIR")] = None,
+    out: Annotated[
+        str | None, option("Folder of the report. [the first PATH; of several data sets a new one below runs/]", "DIR")
+    ] = None,
 ) -> None:
     """Write the report of runs, finished or not."""
     from fedconcord.report import write_report  # not `api`, which imports torch
 
-    page = write_report([Path(path) for path in paths], Path(out or paths[0]))
+    page = write_report([Path(path) for path in paths], Path(out) if out else None)
     say_summary(*map(Path, paths))
     say(f"report: {page}")
 

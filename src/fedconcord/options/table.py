@@ -16,7 +16,7 @@ from fedconcord.options.option import Option
 
 OPTIONS = (
     Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own"),
-    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload="),
+    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload=; label= names it"),
     Option("baselines", "baselines", "run", "LIST", True, "list of baselines such as local,pooled", "none", "what the methods of a comparison are judged against: local, every client alone; pooled, all samples in one place; local(local.lr=0.05) sets a local key"),
     Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
     Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),

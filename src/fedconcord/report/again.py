@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedconcord.basis import grammar
 from fedconcord.report import elements
-from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, show, varying
+from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, is_chosen, show, varying
 from fedconcord.report.summary import Summary
 
 esc = html.escape
@@ -61,11 +62,11 @@ def _values(named: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
 def whole_job(runs: Sequence[Run], baselines: Sequence[Run] = ()) -> dict[str, Any] | None:
     """The settings of the comparison that gives all these runs; None if no single comparison does."""
     beside = list(dict.fromkeys(r.head.label for r in baselines))
-    labels = list(dict.fromkeys(r.head.label for r in runs))
     seeds = sorted({r.head.seed for r in runs})
     made = {(r.head.label, r.head.seed) for r in runs}
-    texts = all(r.head.config and r.name == r.head.label and r.head.label.startswith(r.head.method) for r in runs)
-    if not texts or len(made) != len(labels) * len(seeds) or len(made) == 1:
+    texts = {r.head.label: _text(r, varying(runs)) for r in runs}
+    named = all(r.head.config and r.name == r.head.label for r in runs)
+    if not named or len(made) != len(texts) * len(seeds) or len(made) == 1:
         return None
     job = json.loads(json.dumps(runs[0].head.config))
     for key in ("method", "label", "seed", "algorithm", "out"):  # a method's text holds what is its own
@@ -74,14 +75,24 @@ def whole_job(runs: Sequence[Run], baselines: Sequence[Run] = ()) -> dict[str, A
         section, _, leaf = key.rpartition(".")
         if key == "method" or section == "algorithm":
             continue
-        plain = [r for r in runs if f"{key}=" not in r.head.label]  # those that took it from the job
+        plain = [r for r in runs if f"{key}=" not in texts[r.head.label]]  # those that took it from the job
         values = {show(flatten(r.head.config).get(key)): flatten(r.head.config).get(key) for r in plain}
         if section != "local" or len(values) > 1:
             return None
         job["local"].pop(leaf, None)
         if values:
             job["local"][leaf] = next(iter(values.values()))
-    return {"methods": labels, **({"baselines": beside} if beside else {}), "seeds": seeds, **job}
+    return {"methods": list(texts.values()), **({"baselines": beside} if beside else {}), "seeds": seeds, **job}
+
+
+def _text(run: Run, differ: Sequence[str]) -> str:
+    """The method of a run as `methods` takes it: its label is that text, unless it was chosen."""
+    if not is_chosen(run.head):
+        return run.head.label
+    flat = flatten({"local": run.head.config.get("local", {})})
+    own = {key: value for key, value in flat.items() if key in differ and value is not None}
+    parameters = run.head.config.get("algorithm", {})
+    return str(grammar.Spec(run.head.method, (), {**parameters, **own, "label": run.head.label}))
 
 
 def to_toml(config: Mapping[str, Any], prefix: str = "") -> str:

@@ -15,7 +15,8 @@ from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
 from fedconcord.report.format import value, wrap
 from fedconcord.report.load import Array
-from fedconcord.report.summary import Metric, Summary
+from fedconcord.report.metric import Metric
+from fedconcord.report.summary import Summary
 from fedconcord.report.tables import NONE
 from fedconcord.report.worth import Model, Worth, by_name, lead, sentences, worth
 

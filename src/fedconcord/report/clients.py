@@ -17,9 +17,10 @@ from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import value, wrap
 from fedconcord.report.load import Array, Run
+from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import interval
-from fedconcord.report.summary import Method, Metric, Summary, metric_of
-from fedconcord.report.tables import metric_cell
+from fedconcord.report.summary import Method, Summary
+from fedconcord.report.tables import metric_cell, spread_words
 from fedconcord.report.worth import columns
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
@@ -286,7 +287,7 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
     if worst:
         parts.append(f"Worst off {'; '.join(worst)}.")
     if any(len(j.spreads) > 1 for j in judged):
-        parts.append("Mean over seeds with its 95 % t interval.")
+        parts.append(f"Mean over seeds {spread_words([len(j.spreads) for j in judged])}.")
     if tuned:
         parts.append("After fine-tuning: each client with its own model, on the same samples.")
     return " ".join(parts)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.report.load import Array, Run
-from fedconcord.report.stats import interval
-from fedconcord.report.summary import Summary, metric_of
+from fedconcord.report.metric import Metric, metric_of
+from fedconcord.report.stats import FEW, interval
+from fedconcord.report.summary import Summary
 
 POINTS = 500  # of one line at most: more cannot be seen
-BAND_SEEDS = 5  # from so many seeds on the band is a t interval, below it is the range
 
 
 class Curve(NamedTuple):
@@ -55,7 +55,7 @@ def curve(runs: Sequence[Run], column: str, axis: str, floor: float | None, cap:
         rows = [np.searchsorted(r.round, at) for r in averaged]
         ys = np.stack([y(r)[i] for r, i in zip(averaged, rows, strict=True)])
         x = np.mean([r.axis(axis)[i] for r, i in zip(averaged, rows, strict=True)], axis=0)
-        if len(averaged) >= BAND_SEEDS:
+        if len(averaged) >= FEW:
             bounds = np.array([interval(v)[:3] for v in ys.T])
             mid, low, high = back(bounds[:, 0]), back(bounds[:, 1]), back(bounds[:, 2])
         else:
@@ -102,16 +102,45 @@ def ceiling(runs: Sequence[Run], columns: Sequence[str], log: bool) -> float | N
     return cap if top > cap else None
 
 
+def bottom(s: Summary, metric: Metric) -> float | None:
+    """Where an accuracy axis begins so that it shows where the curves differ; None if it need not be cut.
+
+    At or below the end of every method and three quarters of every curve (the evaluations after the start of all runs
+    that did not diverge), and below the target; in steps that leave the axis some room. Cut only if that gives the
+    curves a third more room. What lies below is the rise from the start, which all methods share.
+    """
+    if not metric.percent:
+        return None
+    lows, every = [], []
+    for m in s.methods:
+        runs = [r for r in m.runs if metric.column in r.metrics and not r.diverged]
+        k = curve(runs, metric.column, "round", None)
+        values = k.mid[1:]
+        if values.size:
+            lows += [float(np.quantile(values, 0.25)), float(values[-1])]
+            every += [float(k.low.min()), float(k.high.max())]
+    if not lows:
+        return None
+    if metric == s.primary and math.isfinite(s.target):
+        lows.append(s.target)
+    low, top = min(lows), max([*every, *lows])
+    room = top - low
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if step >= room / 8 or step == 0.25)
+    found = max(0.0, math.floor((low - 0.05 * room) / step + 1e-9) * step)
+    whole = top - min(every)
+    return found if whole > 4 / 3 * (top - found) else None
+
+
 def band_words(s: Summary) -> str:
     """What the bands of the curves are."""
     counts = {len(m.runs) for m in s.methods}
     if counts == {1}:
         return "One seed a method, so there are no bands."
-    t, r = max(counts) >= BAND_SEEDS, min(counts) < BAND_SEEDS
+    t, r = max(counts) >= FEW, min(counts) < FEW
     bands = {
         (True, False): "the band its 95 % t interval",
-        (False, True): f"the band the range from the lowest to the highest seed (fewer than {BAND_SEEDS} seeds)",
-        (True, True): f"the band its 95 % t interval, with fewer than {BAND_SEEDS} seeds the range",
+        (False, True): f"the band the range from the lowest to the highest seed (fewer than {FEW} seeds)",
+        (True, True): f"the band its 95 % t interval, with fewer than {FEW} seeds the range",
     }
     text = f"Line: the mean over seeds; {bands[t, r]}."
     ends = [{float(x.round[-1]) for x in m.runs} for m in s.methods]

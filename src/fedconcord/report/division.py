@@ -18,16 +18,16 @@ MEANING = (
 
 
 def write_description(folder: Path, found: Description, title: str) -> Path:
-    """Write partition.png, partition.svg, clients.csv and partition.md into a folder; the path of the last.
+    """Write partition.md, partition.png|svg|pdf and clients.csv into a folder; the path of the first.
 
     clients.csv has a line a client: its number, samples, entropy (bits), distance (0 to 2) and the samples of each
     column.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
-        svg, png = to_files(partition(found.counts.astype(float), found.names, found.sizes.astype(float), found.what))
-    files.write_bytes(folder / "partition.svg", svg)
-    files.write_bytes(folder / "partition.png", png)
+        forms = to_files(partition(found.counts.astype(float), found.names, found.sizes.astype(float), found.what))
+    for suffix, content in forms.items():
+        files.write_bytes(folder / f"partition.{suffix}", content)
     header = ["client", "samples", "entropy", "distance", *(f"{found.what} {name}" for name in found.names)]
     rows = zip(found.sizes, found.entropy, found.distance, found.counts, strict=True)
     files.write_csv(

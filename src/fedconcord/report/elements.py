@@ -6,9 +6,11 @@ import html
 import math
 import re
 from collections.abc import Sequence
+from importlib import resources
+from string import Template
 
 from fedconcord.report.baselines import Section
-from fedconcord.report.figures import Drawing, to_inline
+from fedconcord.report.figures import Drawing, to_files, to_inline
 from fedconcord.report.figures.style import look
 from fedconcord.report.summary import Summary
 from fedconcord.report.tables import Table
@@ -32,6 +34,37 @@ def figure(d: Drawing, number: int) -> str:
     kind = ' class="wide scroll"' if d.wide else ""
     note = f"<figcaption>{esc(d.caption)}</figcaption>" if d.caption else ""
     return f"<figure{kind}><div>{svg}</div>{note}</figure>"
+
+
+def grid(drawn: Sequence[Drawing], first: int, folder: str = "figures") -> tuple[str, dict[str, str | bytes]]:
+    """Figures for the page, numbered from `first`, and their files by path below the report's folder."""
+    shown = [figure(d, first + i) for i, d in enumerate(drawn)]
+    files: dict[str, str | bytes] = {
+        f"{folder}/{d.name}.{suffix}": content for d in drawn for suffix, content in to_files(d.draw(True)).items()
+    }
+    return (f'<div class="grid">{"".join(shown)}</div>' if shown else ""), files
+
+
+def page(heading: str, job: str, parts: Sequence[str]) -> str:
+    """The page: `job` is one line, `parts` are HTML."""
+    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=esc(f"{heading} · fedconcord"),
+        heading=esc(heading),
+        job=esc(job),
+        body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),  # no line break between a number and its unit
+        footer="Written by fedconcord. Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in "
+        "<code>figures.tex</code>), every table in <code>tables/</code> (CSV, Markdown, LaTeX).",
+    )
+
+
+def told(sentences: Sequence[str], warnings: Sequence[str]) -> str:
+    """'In words', and what to be wary of; the sentences are HTML, the warnings text."""
+    shown = '<section class="words"><h2>In words</h2>' + "".join(f"<p>{w}</p>" for w in sentences) + "</section>"
+    if warnings:
+        items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in warnings))
+        shown += f'\n<section class="warn"><h2>Note</h2><ul>{items}</ul></section>'
+    return shown
 
 
 def table(t: Table, indices: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from fedconcord.report.summary import FLOOR, Metric
+from fedconcord.report.metric import FLOOR, Metric
 
 
 def superscript(n: int) -> str:

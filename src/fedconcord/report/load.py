@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -53,6 +54,11 @@ class Head:
     baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
 
 
+def is_chosen(head: Head) -> bool:
+    """Whether the label is a name that somebody gave, and not the method's text."""
+    return head.label != head.method and not head.label.startswith(f"{head.method}(")
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run: its head and its series. T evaluated rounds (round 0 is the start), N clients, C classes."""
@@ -60,6 +66,7 @@ class Run:
     folder: Path
     name: str  # the method as the report calls it: its label and, where runs differ in more, that too
     head: Head
+    models: tuple[str, ...]  # the first has the plain columns: that which the run answers with, until `models.alike`
     round: Array  # [T] strictly increasing
     metrics: dict[str, Array]  # evaluation column -> [T]; may hold NaN and inf
     bytes: Array  # [T] up and down together, cumulative
@@ -71,7 +78,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """The run says so, or its last evaluation of the model it answers with is not finite."""
+        """The run says so, or its last evaluation of the first of its models is not finite."""
         last = [v[-1] for k, v in self.metrics.items() if v.size and ":" not in k]
         return self.head.status == "diverged" or not bool(np.all(np.isfinite(last)))
 
@@ -181,6 +188,7 @@ def _run(folder: Path) -> Run:
         folder=folder,
         name=head.label,
         head=head,
+        models=head.models,
         round=table["round"],
         metrics={k: v for k, v in table.items() if k not in ("round", *COSTS, "simulated_seconds")},
         bytes=table["bytes_up"] + table["bytes_down"],
@@ -224,10 +232,11 @@ def _apart(runs: Iterable[Run]) -> list[str]:
     ]
 
 
-def _named(runs: list[Run]) -> list[Run]:
+def _named(runs: list[Run], homes: Mapping[Path, str]) -> list[Run]:
     """The runs with names that tell apart what differs: the job if it varies, and settings under one label.
 
-    A precision of gradients other than full is in the name in any case.
+    A precision of gradients other than full is in the name in any case; so is, where runs of one name and seed are in
+    several of the folders that were given, the one that a run comes from (`homes`).
     """
     named = []
     mixed = [f for f in JOB_FIELDS if len({getattr(r.head, f) for r in runs}) > 1]
@@ -248,6 +257,10 @@ def _named(runs: list[Run]) -> list[Run]:
         flat = flatten(r.head.config)
         extra = [f"{k.rsplit('.', 1)[-1]}={show(flat[k]) if k in flat else 'none'}" for k in apart]
         result.append(replace(r, name=" · ".join([r.name, *extra])))
+    there = Counter((r.name, r.head.seed, homes[r.folder]) for r in result)
+    of = Counter((name, seed) for name, seed, _ in there)
+    apart_in = {name for (name, _), count in of.items() if count > 1}
+    result = [replace(r, name=f"{r.name} · {homes[r.folder]}") if r.name in apart_in else r for r in result]
     seen: dict[tuple[str, int], Run] = {}
     for r in result:
         twin = seen.setdefault((r.name, r.head.seed), r)
@@ -260,15 +273,25 @@ def _named(runs: list[Run]) -> list[Run]:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """Every run in or below the paths, in the order of the paths and of the folders' names.
+    """The runs of `load_data_sets`, which must be of one data set; raises UserError if they are not."""
+    sets = load_data_sets(paths)
+    if len(sets) > 1:
+        raise UserError(f"the runs are of different data ({', '.join(sorted(sets))}); give those of one data set")
+    return next(iter(sets.values()))
 
-    Runs that are still going, were interrupted or diverged are loaded like others; see `Run.head.status`.
-    Raises UserError if a path is missing or holds no run.json, a file is broken (the sentence names it), the same
-    method and seed is there twice, or the runs are of different data.
+
+def load_data_sets(paths: Sequence[Path]) -> dict[str, list[Run]]:
+    """Data set -> every run of it in or below the paths, in the order of the paths and of the folders' names.
+
+    Runs that are still going, were interrupted or diverged are loaded like others; see `Run.head.status`. Their folders
+    are below the paths as these were given.
+    Raises UserError if a path is missing or holds no run.json, a file is broken (the sentence names it), or the same
+    method and seed is there twice in one of the paths.
     """
     if not paths:
         raise UserError("no result folder was given; give one or more folders that hold runs")
-    folders: dict[Path, None] = {}
+    titles = short_names([str(path) for path in paths])
+    homes: dict[Path, tuple[Path, str]] = {}  # of a run by its real folder: as it was given, and below which path
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"there is no folder {path}")
@@ -279,9 +302,23 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         found = [path] if path.is_file() else sorted(path.rglob("run.json"))
         if not found:
             raise UserError(f"there is no run.json in or below {path}; give the folder of a run or of a comparison")
-        folders.update(dict.fromkeys(f.parent.resolve() for f in found))
-    runs = [_run(f) for f in folders]
-    data = sorted({r.head.data for r in runs})
-    if len(data) > 1:
-        raise UserError(f"the runs are of different data ({', '.join(data)}); report on one data set at a time")
-    return _named(runs)
+        for file in found:
+            homes.setdefault(file.parent.resolve(), (file.parent, titles[str(path)]))
+    sets: dict[str, list[Run]] = defaultdict(list)
+    for folder, _ in homes.values():
+        run = _run(folder)
+        sets[run.head.data].append(run)
+    return {data: _named(runs, dict(homes.values())) for data, runs in sets.items()}
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Path -> what of it tells it from the others: without the folders that all of them lie in."""
+    whole = [os.path.abspath(path) for path in paths]
+    common = os.path.commonpath([os.path.dirname(path) for path in whole])
+    return {path: os.path.relpath(full, common) for path, full in zip(paths, whole, strict=True)}
+
+
+def data_names(data: Sequence[str]) -> dict[str, str]:
+    """Data set -> its name in titles: files of the user's own by `short_names`, others as they are."""
+    own = [name for name in data if os.path.isabs(name)]
+    return {name: name for name in data} | (short_names(own) if own else {})

@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 import matplotlib
 
-from fedconcord.basis import files
+from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError
 from fedconcord.report import again, baselines, clients, elements, tables
 from fedconcord.report.curves import band_words
-from fedconcord.report.figures import drawings, to_files
+from fedconcord.report.figures import drawings
 from fedconcord.report.figures.style import STYLE
 from fedconcord.report.format import listing
-from fedconcord.report.load import Run, load_runs
+from fedconcord.report.load import Run, data_names, load_data_sets, short_names
+from fedconcord.report.several import build_several
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 
 esc = html.escape
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Writes `out`/report.html, `out`/figures/*.svg|png and `out`/tables/summary.csv|md|tex; returns the page's path.
+def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Writes `out`/report.html, figures/*.svg|png|pdf and tables/*.csv|md|tex beside it; returns the page's path.
 
-    `paths` are folders of runs or of comparisons. The same runs give the same bytes. Raises UserError for what
-    `load_runs` refuses, for runs that cannot be ranked together, and for an `out` that cannot be written.
+    `paths` are folders of runs or of comparisons; of several data sets the page ranks the methods over them. Without
+    `out` it is the first path, and of several data sets a new folder below runs/. The same runs give the same bytes.
+    Raises UserError for what `load_data_sets` refuses, for runs that cannot be ranked together, and for an `out` that
+    cannot be written.
     """
-    runs = load_runs(paths)
+    sets = load_data_sets(paths)
+    if out is None:
+        out = paths[0] if len(sets) == 1 else folders.free_folder(Path("runs"), "report")
     out = Path(out)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
         matplotlib.rcParams.update(STYLE)
-        page, others = build(runs, paths, out)
+        page, others = (
+            build(next(iter(sets.values())), paths, out) if len(sets) == 1 else build_several(sets, paths, out)
+        )
     try:
-        for folder in ("figures", "tables"):
-            (out / folder).mkdir(parents=True, exist_ok=True)
         for name, content in others.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
             files.write_bytes(out / name, content.encode() if isinstance(content, str) else content)
         files.write_text(out / "report.html", page)
     except OSError as e:
@@ -69,20 +72,13 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
 
     def section(key: str) -> str:
         nonlocal number
-        shown = []
-        for d in drawn[key]:
-            number += 1
-            shown.append(elements.figure(d, number))
-            every[f"figures/{d.name}.svg"], every[f"figures/{d.name}.png"] = to_files(d.draw(True))
-        return f'<div class="grid">{"".join(shown)}</div>' if shown else ""
+        shown, found = elements.grid(drawn[key], number + 1)
+        number += len(drawn[key])
+        every.update(found)
+        return shown
 
-    heading, job = _job(s)
-    parts = [
-        '<section class="words"><h2>In words</h2>' + "".join(f"<p>{w}</p>" for w in words(s)) + "</section>",
-    ]
-    if s.warnings:
-        items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in s.warnings))
-        parts.append(f'<section class="warn"><h2>Note</h2><ul>{items}</ul></section>')
+    heading, job = page_head(s, paths)
+    parts = [elements.told(words(s), s.warnings)]
     main = tables.table(s, s.rows)
     parts.append("<h2>Results</h2>" + elements.table(main, [r.style for r in s.rows]) + section("ranking"))
     for i, axis in enumerate(("round", "bytes", "gradient_steps", "simulated_seconds")):
@@ -120,23 +116,21 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
     parts.append(again.settings(s, paths, out))
     every["tables/summary.csv"] = tables.to_csv(s)
     every["tables/summary.md"] = tables.to_markdown(main)
-    every["tables/summary.tex"] = tables.to_latex(main)
-    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=esc(f"{heading} · fedconcord"),
-        heading=esc(heading),
-        job=esc(job),
-        body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),  # no line break between a number and its unit
-        footer="Written by fedconcord. Every figure is also in <code>figures/</code> (SVG and PNG), the table in "
-        "<code>tables/</code> (CSV, Markdown, LaTeX).",
-    )
-    return page, every
+    titled = main._replace(caption=f"Final {s.primary.title}. {job}. {main.caption}")
+    every["tables/summary.tex"] = tables.to_latex(titled, folders.folder_name(data_of(s)))
+    every["figures/figures.tex"] = tables.figures_tex([d for found in drawn.values() for d in found])
+    return elements.page(heading, job, parts), every
 
 
-def _job(s: Summary) -> tuple[str, str]:
+def data_of(s: Summary) -> str:
+    """The data set as titles name it."""
+    data = s.runs[0].head.data
+    return data_names([data])[data]
+
+
+def page_head(s: Summary, paths: Sequence[Path]) -> tuple[str, str]:
     """Title and the job in one line."""
     runs = s.runs
-    first = runs[0].head
 
     def of(field: str) -> str:
         values = list(dict.fromkeys(str(getattr(r.head, field)) for r in runs))
@@ -145,10 +139,8 @@ def _job(s: Summary) -> tuple[str, str]:
     dims = sorted({r.head.dim for r in runs})
     size = f"{dims[0]:,}".replace(",", "\u202f") + (f" to {dims[-1]:,}".replace(",", "\u202f") if len(dims) > 1 else "")
     seeds = sorted({r.head.seed for r in runs})
-    heading = (
-        f"{len(s.methods)} methods on {first.data}" if len(s.methods) > 1 else f"{s.methods[0].name} on {first.data}"
-    )
-    parts = [of(f) for f in ("data", "partition", "model")]
+    heading = f"{f'{len(s.methods)} methods' if len(s.methods) > 1 else s.methods[0].name} on {data_of(s)}"
+    parts = [data_of(s), of("partition"), of("model")]
     line = " · ".join(
         [
             *(p for p in parts if p.lower() not in ("", "none")),
@@ -156,6 +148,7 @@ def _job(s: Summary) -> tuple[str, str]:
             f"{of('clients')} clients, {of('cohort')} a round",
             f"{of('rounds')} rounds",
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+            *([f"from {listing([*short_names([str(path) for path in paths]).values()])}"] if len(paths) > 1 else []),
         ]
     )
     return heading, line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]  # Stud
 Array = NDArray[np.float64]
 LEVEL = 0.95  # of every interval
 ALPHA = 0.05  # of the comparisons together
+FEW = 5  # values; a t interval of fewer is wider than their range: 12.7 times for 2, on average 2.6 for 3, 1.4 for 4
 
 
 class Interval(NamedTuple):
@@ -21,11 +22,24 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    n: int
+    values: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    def mapped(self, f: Callable[[float], float]) -> Interval:
+        """The same in another unit."""
+        return Interval(f(self.mean), f(self.low), f(self.high), tuple(map(f, self.values)))
 
     @property
     def half(self) -> float:
         return (self.high - self.low) / 2
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What is shown around the mean: of few values their range, which the interval would only exaggerate."""
+        return (self.low, self.high) if self.n >= FEW or not self.values else (min(self.values), max(self.values))
 
 
 class Paired(NamedTuple):
@@ -40,12 +54,12 @@ def interval(values: Sequence[float] | Array) -> Interval:
     x = np.asarray(values, dtype=np.float64)
     n = x.size
     if n == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return Interval(math.nan, math.nan, math.nan, ())
     mean = float(x.mean())
     if n == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+        return Interval(mean, math.nan, math.nan, (mean,))
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * float(x.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    return Interval(mean, mean - half, mean + half, tuple(x.tolist()))
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:

@@ -6,83 +6,20 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fedconcord.basis.errors import UserError
-from fedconcord.report.load import JOB_FIELDS, Array, Run
-from fedconcord.report.stats import ALPHA, Interval, first_at, holm, interval, paired, tail_mean
+from fedconcord.report.load import JOB_FIELDS, Array, Run, is_chosen
+from fedconcord.report.metric import FLOOR, KNOWN, LOSSES, Metric, ranking
+from fedconcord.report.models import alike
+from fedconcord.report.stats import Interval, first_at, interval, tail_mean
+from fedconcord.report.verdict import Verdict, verdict
 
 WINDOW = 5  # evaluated rounds whose mean is the final value
-FLOOR = 1e-12  # a distance below it counts as this: rounding, not progress
 AXES = ("round", "bytes", "gradient_steps")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """An evaluation column and how it is read. `log`: it is averaged and compared on a log scale."""
-
-    column: str
-    title: str
-    higher: bool
-    percent: bool = False
-    log: bool = False
-
-    def scale(self, values: Array) -> Array:
-        """To the scale on which means are taken."""
-        return np.log10(np.maximum(values, FLOOR)) if self.log else values
-
-    def back(self, v: float) -> float:
-        return 10.0**v if self.log else v
-
-    def interval(self, values: Sequence[float]) -> Interval:
-        """The interval of values on the averaging scale, in the metric's own unit."""
-        i = interval(values)
-        return Interval(self.back(i.mean), self.back(i.low), self.back(i.high), i.n)
-
-
-KNOWN = (  # the first that every run has ranks the methods
-    Metric("test_accuracy", "test accuracy", higher=True, percent=True),
-    Metric("cluster_accuracy", "cluster accuracy", higher=True, percent=True),
-    Metric("distance", "distance to the optimum", higher=False, log=True),
-    Metric("test_rmse", "test RMSE", higher=False),
-    Metric("test_mae", "test MAE", higher=False),
-    Metric("test_r2", "test R2", higher=True),
-    Metric("test_label_accuracy", "test label accuracy", higher=True, percent=True),
-    Metric("test_exact", "test samples all right", higher=True, percent=True),
-    Metric("test_micro_f1", "test micro F1", higher=True),
-    Metric("test_macro_f1", "test macro F1", higher=True),
-    Metric("test_auroc", "test AUROC", higher=True),
-    Metric("test_average_precision", "test average precision", higher=True),
-    Metric("test_brier", "test Brier score", higher=False),
-    Metric("test_ece", "test calibration error", higher=False),
-    Metric("test_loss", "test loss", higher=False),
-    Metric("loss", "loss", higher=False),
-    Metric("train_loss", "train loss", higher=False),
-)
-LOSSES = ("train_loss", "loss", "test_loss")  # the first that every run has is drawn beside the ranking metric
-
-
-def metric_of(column: str) -> Metric:
-    """How a column is read; one that is not known is drawn as it is, accuracy-like if its name ends so. What is known
-    of the test set is so of validation and of clients too."""
-    for m in KNOWN:
-        if m.column == column:
-            return m
-        if m.column.startswith("test_") and column.removeprefix("validation_") == m.column.removeprefix("test_"):
-            own = "validation" if column.startswith("validation_") else ""
-            return replace(m, column=column, title=f"{own} {m.title.removeprefix('test ')}".strip())
-    accuracy = column.endswith("accuracy")
-    return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
-
-
-def ranking(runs: Sequence[Run]) -> tuple[Metric, ...]:
-    """The metrics that may rank the runs, best choice first: those that they name themselves, then the known ones."""
-    named = {str(entry["column"]): bool(entry["higher"]) for entry in runs[0].head.ranking}
-    own = tuple(replace(metric_of(column), higher=higher) for column, higher in named.items())
-    return own + tuple(m for m in KNOWN if m.column not in named)
 
 
 class Reach(NamedTuple):
@@ -110,40 +47,11 @@ class Row(NamedTuple):
     seconds: Interval  # median training time of a round
 
 
-class Comparison(NamedTuple):
-    """The best method's lead over another, on the averaging scale, positive where the best is better."""
-
-    name: str
-    lead: Interval
-    p: float
-    p_holm: float
-
-    @property
-    def separated(self) -> bool:
-        return self.p_holm < ALPHA
-
-
-class Verdict(NamedTuple):
-    """What may be said of the order of the methods."""
-
-    kind: Literal["best", "tied", "one seed", "one method", "unpaired", "nothing"]
-    top: str | None  # the highest mean over `seeds`
-    seeds: tuple[int, ...]  # that every ranked method finished
-    comparisons: tuple[Comparison, ...]
-    left_out: tuple[tuple[str, str], ...]  # method, why
-
-    @property
-    def front(self) -> tuple[str, ...]:
-        """The best method and those that the data do not separate from it; empty where no interval is given."""
-        if self.kind not in ("best", "tied") or self.top is None:
-            return ()
-        return (self.top, *(c.name for c in self.comparisons if not c.separated))
-
-
 @dataclass(frozen=True)
 class Method:
     name: str
     short: str  # the name without its parameters where that is still unique: for sentences
+    answer: str  # the model that it answers with; its runs are ranked by `Run.models[0]`
     index: int
     runs: tuple[Run, ...]  # with at least one evaluated round
     finished: tuple[Run, ...]  # of them, those that the tables average
@@ -159,7 +67,7 @@ class Summary:
     horizon: int  # final values are taken up to this round
     target: float
     target_asked: bool
-    rows: tuple[Row, ...]  # the models that the methods answer with, best first
+    rows: tuple[Row, ...]  # the models that rank the methods, best first
     second: tuple[Row, ...]  # the other models
     verdict: Verdict
     warnings: tuple[str, ...]  # sentences
@@ -197,7 +105,7 @@ def _reach(run: Run, column: str, target: float, higher: bool) -> Reach:
 
 def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: int, target: float) -> Row:
     runs = m.finished or tuple(r for r in m.runs if not r.diverged)
-    prefix = "" if model == m.runs[0].head.models[0] else f"{model}:"
+    prefix = "" if model == m.runs[0].models[0] else f"{model}:"
     states = [("diverged", sum(r.diverged for r in m.runs))]
     states += [(s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted")]
     column = prefix + metric.column
@@ -218,7 +126,7 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     )
 
 
-def _verdict(methods: Sequence[Method], metric: Metric, horizon: int, unpaired: bool) -> Verdict:
+def _ranked(methods: Sequence[Method], metric: Metric, horizon: int, is_paired: bool) -> Verdict:
     left_out: list[tuple[str, str]] = []
     values: dict[str, dict[int, float]] = {}
     for m in methods:
@@ -230,28 +138,7 @@ def _verdict(methods: Sequence[Method], metric: Metric, horizon: int, unpaired: 
             left_out.append((m.name, "no run of it is complete"))
         else:
             values[m.name] = done
-    several = [n for n, v in values.items() if len(v) > 1]
-    if several:  # a method with one seed would leave the others without an interval
-        left_out += [(n, "only one seed of it is complete") for n in values if n not in several]
-        values = {n: values[n] for n in several}
-    if not values:
-        return Verdict("nothing", None, (), (), tuple(left_out))
-    seeds = tuple(sorted(set.intersection(*(set(v) for v in values.values()))))
-    if len(values) == 1:
-        return Verdict("one method", next(iter(values)), seeds, (), tuple(left_out))
-    if unpaired or not seeds:
-        return Verdict("unpaired", None, seeds, (), tuple(left_out))
-    sign = 1.0 if metric.higher else -1.0
-    score = {n: {s: sign * v[s] for s in seeds} for n, v in values.items()}
-    order = sorted(score, key=lambda n: -math.fsum(score[n].values()))
-    top = order[0]
-    if len(seeds) == 1:
-        return Verdict("one seed", top, seeds, (), tuple(left_out))
-    pairs = {n: paired(score[top], score[n]) for n in order[1:]}
-    adjusted = holm([pairs[n].p for n in order[1:]])
-    comparisons = tuple(Comparison(n, pairs[n].diff, pairs[n].p, p) for n, p in zip(order[1:], adjusted, strict=True))
-    kind: Literal["best", "tied"] = "best" if all(c.separated for c in comparisons) else "tied"
-    return Verdict(kind, top, seeds, comparisons, tuple(left_out))
+    return verdict(values, left_out, metric.higher, is_paired)
 
 
 def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[Row]]) -> tuple[float, bool]:
@@ -296,6 +183,11 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
             f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
             "the last that all of them reached."
         )
+    if len({r.models[0] for m in methods for r in m.runs}) > 1:
+        said.append(
+            "There is no kind of model that all methods have: each is ranked by the one that it answers with, "
+            "and a mean of models is smoother than an iterate."
+        )
     if mixed:
         said.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
     everyone = {r.head.seed for m in methods for r in m.runs}
@@ -324,7 +216,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     beside = [r for r in runs if r.head.baseline is not None]
     runs = [r for r in runs if r.head.baseline is None] or list(runs)
     beside = [] if beside == runs else beside
-    usable = [r for r in runs if r.round.size]
+    usable = alike([r for r in runs if r.round.size])
     if not usable:
         raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
     shared = [m for m in ranking(usable) if all(m.column in r.metrics for r in usable)]
@@ -344,12 +236,14 @@ def summarise(runs: Sequence[Run]) -> Summary:
     cut = [r for r in counted if r.head.stopped is None]
     horizon = int(min((r.round[-1] for r in cut), default=max(r.round[-1] for r in usable)))
     names = dict.fromkeys(r.name for r in usable)
-    bare = {name: name.split("(")[0].strip() for name in names}
+    heads = {r.name: r.head for r in usable}
+    bare = {name: name if is_chosen(heads[name]) else name.split("(")[0].strip() for name in names}
     unique = Counter(bare.values())
     methods = tuple(
         Method(
             name=name,
             short=bare[name] if bare[name] and unique[bare[name]] == 1 else name,
+            answer=heads[name].models[0],
             index=i,
             runs=tuple(r for r in usable if r.name == name),
             finished=tuple(r for r in counted if r.name == name),
@@ -358,7 +252,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     )
 
     def rows(target: float) -> list[Row]:
-        lines = [_row(m, m.runs[0].head.models[0], primary, loss, horizon, target) for m in methods]
+        lines = [_row(m, m.runs[0].models[0], primary, loss, horizon, target) for m in methods]
         sign = -1.0 if primary.higher else 1.0
 
         def worst(r: Row) -> tuple[bool, float]:
@@ -372,7 +266,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     second = [
         _row(by_name[row.name], model, primary, loss, horizon, target)
         for row in table
-        for model in by_name[row.name].runs[0].head.models[1:]
+        for model in by_name[row.name].runs[0].models[1:]
         if any(f"{model}:{primary.column}" in r.metrics for r in by_name[row.name].runs)
     ]
     mixed = _mixed(usable)
@@ -387,7 +281,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
         target_asked=asked,
         rows=tuple(table),
         second=tuple(second),
-        verdict=_verdict(methods, primary, horizon, bool(mixed)),
+        verdict=_ranked(methods, primary, horizon, not mixed),
         warnings=tuple(_warnings([*runs, *beside], methods, horizon, mixed)),
         every=int(max((np.diff(r.round).max() for r in usable if r.round.size > 1), default=1)),
     )

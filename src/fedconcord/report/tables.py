@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.format import compact, goal_value
-from fedconcord.report.stats import Interval, interval
-from fedconcord.report.summary import WINDOW, Metric, Reach, Row, Summary
+from fedconcord.report.metric import Metric
+from fedconcord.report.stats import FEW, Interval, interval
+from fedconcord.report.summary import WINDOW, Reach, Row, Summary
 
 NONE = "–"
 
@@ -40,21 +42,34 @@ def number(v: float, digits: int | None) -> str:
 
 
 def with_interval(i: Interval, digits: Callable[[float], int | None], log: bool = False) -> str:
-    """'mean ± half', 'mean [low, high]' on a log scale, the mean alone for one value."""
+    """'mean ± half' of a t interval, as 'mean [low, high]' on a log scale; of few values 'mean [least, most]'; the mean
+    alone for one value, or for equal ones."""
     if i.n == 0 or not math.isfinite(i.mean):
         return NONE
-    if i.n == 1 or not math.isfinite(i.low):
+    if i.n == 1:
         return number(i.mean, digits(i.mean))
-    if log:
-        return "{} [{}, {}]".format(*(number(v, digits(v)) for v in i[:3]))
+    if log or i.n < FEW:
+        mean, *ends = (number(v, digits(v)) for v in (i.mean, *i.ends))
+        return mean if {*ends} == {mean} else f"{mean} [{', '.join(ends)}]"
     d = digits(i.mean)
     return f"{number(i.mean, d)} ± {number(i.half, d)}"
 
 
 def metric_cell(metric: Metric, i: Interval) -> str:
     if metric.percent:
-        return with_interval(Interval(100 * i.mean, 100 * i.low, 100 * i.high, i.n), lambda v: 2)
+        return with_interval(i.mapped(lambda v: 100 * v), lambda v: 2)
     return with_interval(i, decimals, metric.log)
+
+
+def spread_words(counts: Iterable[int]) -> str:
+    """What stands beside a mean over so many seeds, in the words of a caption."""
+    several = [n for n in counts if n > 1]
+    if not several:
+        return "one seed, so neither range nor interval"
+    range, t = "[lowest, highest seed]", "± its 95 % t interval"
+    if max(several) < FEW:
+        return f"{range}: {FEW} seeds would give an interval"
+    return t if min(several) >= FEW else f"{t}, with fewer than {FEW} seeds {range}"
 
 
 def _unit(values: Sequence[float], units: Sequence[tuple[str, float]]) -> tuple[str, float]:
@@ -67,11 +82,11 @@ STEPS = (("10⁹", 1e9), ("10⁶", 1e6), ("10³", 1e3), ("", 1.0))
 
 
 def reach_cell(reach: Sequence[Reach], cost: str, scale: float = 1.0) -> str:
-    """The cost of reaching the target: mean ± half where every seed did; else what is known, without a mean."""
+    """The cost of reaching the target: a mean where every seed did; else what is known, without a mean."""
     got = sorted(v / scale for r in reach if (v := getattr(r, cost)) is not None)
-    digits: Callable[[float], int] = (lambda v: 0) if cost == "round" else tenths
+    digits: Callable[[float], int] = (lambda v: 0 if v == int(v) else tenths(v)) if cost == "round" else tenths
     if len(got) == len(reach):
-        return with_interval(interval(got), digits if len(got) == 1 else tenths)
+        return with_interval(interval(got), digits)
     count = f"({len(got)} of {len(reach)} seeds)" if len(reach) > 1 else ""
     if cost == "round":
         ends = sorted({r.ended for r in reach if r.round is None})
@@ -115,6 +130,9 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
         "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last{percent}",
         f"rounds to {goal}", f"{byte} to {goal}", f"{step} gradient steps to {goal}".strip(),
     ]  # fmt: skip
+    answers = {} if models else own_answers(s)
+    if answers:
+        header.insert(3, f"of its own answer{percent}")
     if s.loss:
         header.append(f"final {s.loss.title}")
     if not models:
@@ -123,10 +141,13 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     for r in rows:
         line = [
             r.name, *([r.model] if models else []), seeds_cell(r), metric_cell(m, r.final),
-            metric_cell(m, r.last._replace(low=math.nan)),
+            metric_cell(m, interval([r.last.mean])),
             reach_cell(r.reach, "round"), reach_cell(r.reach, "bytes", byte_scale),
             reach_cell(r.reach, "gradient_steps", step_scale),
         ]  # fmt: skip
+        if answers:
+            own = answers.get(r.name)
+            line.insert(3, f"{own.model}: {metric_cell(m, own.final)}" if own else NONE)
         if s.loss:
             line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
         if not models:
@@ -136,19 +157,26 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     return Table(tuple(header), tuple(cells), tuple(r.name in front and not models for r in rows), caption(s))
 
 
+def own_answers(s: Summary) -> dict[str, Row]:
+    """Method -> the row of the model that it answers with, where that is not the one that ranks it."""
+    return {r.name: r for r in s.second if s.method(r.name).answer == r.model}
+
+
 def caption(s: Summary) -> str:
     """What the columns are, exactly."""
     m = s.primary
-    many = any(r.final.n > 1 for r in s.rows)
+    counts = [r.final.n for r in s.rows]
     mean = "geometric mean" if m.log else "mean"
     parts = [
         f"Final: the mean of the last {WINDOW} evaluated rounds of a run (to round {s.horizon}), "
-        + (f"then the {mean} over seeds with its 95 % t interval." if many else "one seed, so no interval."),
+        + (f"then the {mean} over seeds {spread_words(counts)}." if max(counts) > 1 else f"{spread_words(counts)}."),
         target_words(s) + " The first evaluated round that meets it counts, unsmoothed"
         + (f" (evaluated every {s.every} rounds)." if s.every > 1 else "."),
     ]  # fmt: skip
     if any(r.round is None for row in s.rows for r in row.reach):
         parts.append(">R: not reached in R rounds; where some seeds reached it no mean is formed.")
+    if own_answers(s):
+        parts.append(f"All are ranked by their {s.rows[0].model} model, which every method has.")
     parts.append("Bytes: up and down, all clients. Seconds: median round, training only.")
     if s.verdict.front:
         parts.append("Bold: the best and every method that the data do not separate from it.")
@@ -172,6 +200,7 @@ def to_csv(s: Summary) -> str:
         + [f"{c}_to_target_{k}" for c in ("rounds", "bytes", "gradient_steps") for k in spread]
         + ["rounds_to_target_by_seed"]
         + [f"seconds_per_round_{k}" for k in spread]
+        + ["answers_with"]
     )
     for row in (*s.rows, *s.second):
         costs: list[float] = []
@@ -184,6 +213,7 @@ def to_csv(s: Summary) -> str:
             [row.name, row.model, row.runs, row.finished, row.notes or "complete", *map(_number, numbers)]
             + [_number(s.target), sum(r.round is not None for r in row.reach), *map(_number, costs), seeds]
             + [_number(v) for v in row.seconds[:3]]
+            + [s.method(row.name).answer]
         )
     return out.getvalue()
 
@@ -207,7 +237,7 @@ def to_markdown(t: Table) -> str:
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "–": "--",
-    "·": r"$\cdot$", "×": r"$\times$", "|": r"$|$", "⁰": "$^0$", "³": "$^3$", "⁶": "$^6$", "⁹": "$^9$",
+    "\u202f": r"\,", "·": r"$\cdot$", "×": r"$\times$", "|": r"$|$", "⁰": "$^0$", "³": "$^3$", "⁶": "$^6$", "⁹": "$^9$",
 }  # fmt: skip
 
 
@@ -215,8 +245,8 @@ def tex(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in text)
 
 
-def to_latex(t: Table) -> str:
-    """A table environment for a paper; needs only booktabs."""
+def to_latex(t: Table, key: str = "summary") -> str:
+    """A table environment for a paper, with the label tab:`key`; needs only booktabs."""
 
     def line(cells: Sequence[str], strong: bool) -> str:
         done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 2) else tex(c) for j, c in enumerate(cells)]
@@ -225,8 +255,20 @@ def to_latex(t: Table) -> str:
     columns = "l" + "r" * (len(t.header) - 1)
     return "\n".join([
         "% needs \\usepackage{booktabs}",
-        r"\begin{table}", r"  \centering", rf"  \caption{{{tex(t.caption)}}}",
+        r"\begin{table}", r"  \centering", rf"  \caption{{{tex(t.caption)}}}", rf"  \label{{tab:{key}}}",
         rf"  \begin{{tabular}}{{{columns}}}", r"    \toprule", line(t.header, False), r"    \midrule",
         *(line(row, strong) for row, strong in zip(t.rows, t.strong, strict=True)),
         r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
     ])  # fmt: skip
+
+
+def figures_tex(drawn: Sequence[Drawing]) -> str:
+    """A figure environment a figure, with its caption and the label fig:NAME; needs graphicx."""
+    parts = ["% needs \\usepackage{graphicx}; paths are below the report's folder"]
+    for d in drawn:
+        parts += [
+            r"\begin{figure}", r"  \centering",
+            rf"  \includegraphics[width={'' if d.wide else '0.5'}\linewidth]{{figures/{d.name}.pdf}}",
+            rf"  \caption{{{tex(f'{d.alt} {d.caption}'.strip())}}}", rf"  \label{{fig:{d.name}}}", r"\end{figure}",
+        ]  # fmt: skip
+    return "\n".join([*parts, ""])

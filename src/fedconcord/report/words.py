@@ -6,7 +6,12 @@ import html
 import math
 
 from fedconcord.report.format import goal_value, lead_words, listing, value
-from fedconcord.report.summary import Comparison, Summary
+from fedconcord.report.metric import Metric
+from fedconcord.report.remarks import Below, below, falls, noise_words
+from fedconcord.report.stats import ALPHA, FEW
+from fedconcord.report.summary import Summary
+from fedconcord.report.tables import own_answers
+from fedconcord.report.verdict import Comparison
 
 esc = html.escape
 
@@ -35,8 +40,8 @@ def words(s: Summary) -> list[str]:
                 if len(v.comparisons) > 1
                 else f"ahead of {short(near.name)} {_lead(s, near)}"
             )
-            + f". Every paired interval excludes {1 if m.log else 0}; p ≤ {max(worst, 1e-4):.2g}"
-            + f" ({tests}, seeds {seeds})."
+            + (f". Every paired interval excludes {1 if m.log else 0}" if len(v.seeds) >= FEW else "")
+            + f"; p ≤ {max(worst, 1e-4):.2g} (paired t test, {tests}, seeds {seeds})."
         )
     elif v.kind == "tied" and v.top is not None:
         tied = [c for c in v.comparisons if not c.separated]
@@ -54,8 +59,8 @@ def words(s: Summary) -> list[str]:
         alone = [c.name for c in tied if c.lead.low > 0]
         if alone and len(v.comparisons) > 1:
             said.append(
-                f"Taken alone, the paired 95 % interval of its lead over {listing([short(n) for n in alone], 'or')} "
-                f"excludes {1 if m.log else 0}; corrected for {len(v.comparisons)} comparisons that is not enough."
+                f"Taken alone, a paired t test tells it from {listing([short(n) for n in alone], 'or')} "
+                f"(p below {ALPHA:g}); corrected for {len(v.comparisons)} comparisons that is not enough."
             )
     elif v.kind == "one seed" and v.top is not None:
         said.append(
@@ -67,8 +72,8 @@ def words(s: Summary) -> list[str]:
         i = final[v.top]
         spread = ""
         if i.n > 1:
-            bounds = f"{value(m, i.low)} to {value(m, i.high)}"
-            spread = f" (95 % t interval over {i.n} seeds: {bounds})"
+            bounds = " to ".join(value(m, end) for end in i.ends)
+            spread = f" ({f'{i.n} seeds' if i.n < FEW else f'95 % t interval over {i.n} seeds'}: {bounds})"
         elif i.n == 1:
             spread = " (one seed, so no interval)"
         others = " It is the only method that can be ranked." if v.left_out else ""
@@ -82,24 +87,66 @@ def words(s: Summary) -> list[str]:
         said.append("<b>No best method is named:</b> no method has a complete run.")
     if v.left_out:
         said.append("Not ranked: " + "; ".join(f"{short(n)} ({esc(why)})" for n, why in v.left_out) + ".")
-    if v.kind in ("best", "tied") and len(v.seeds) < 5:
+    if v.kind in ("best", "tied") and len(v.seeds) < FEW:
         degrees = f"{len(v.seeds) - 1} degree{'s' if len(v.seeds) > 2 else ''} of freedom"
         said.append(
-            f"{len(v.seeds)} seeds leave the t interval {degrees}: only large differences can be told apart, and "
+            f"{len(v.seeds)} seeds leave the t test {degrees}: only large differences can be told apart, and "
             "“not separated” does not mean “equal”."
         )
     said += _target_words(s)
-    return said
+    return said + _below_words(s) + _fall_words(s) + _answer_words(s)
+
+
+def _below_words(s: Summary) -> list[str]:
+    found = below(s)
+    if not found:
+        return []
+
+    def seeds(b: Below) -> str:
+        if b.worse < b.seeds:
+            return f"{b.worse} of {b.seeds} seeds"
+        return f"all {b.seeds} seeds" if b.seeds > 1 else "one seed"
+
+    parts = [f"<b>{esc(s.method(b.name).short)}</b> {_lead_by(s.primary, b.lead)} in {seeds(b)}" for b in found]
+    return [f"Below {esc(s.method(found[0].base).short)}: {listing(parts)} (mean difference, paired by seed)."]
+
+
+def _fall_words(s: Summary) -> list[str]:
+    found = falls(s)
+    if not found:
+        return []
+    back = s.primary.back
+    parts = [
+        f"<b>{esc(s.method(f.name).short)}</b> from {value(s.primary, back(f.peak))} at round {f.round} to "
+        f"{value(s.primary, back(f.final))}" + (f" ({f.seeds} of {f.of} seeds)" if f.seeds < f.of else "")
+        for f in found
+    ]
+    return [f"Falls from its peak: {listing(parts)}. {noise_words(found)}"]
+
+
+def _answer_words(s: Summary) -> list[str]:
+    own = own_answers(s)
+    if not own:
+        return []
+    names = {name: esc(s.method(name).short) for name in own}
+    parts = [f"{names[n]} with its {esc(r.model)} ({value(s.primary, r.final.mean)})" for n, r in own.items()]
+    kind = esc(s.rows[0].model)
+    ranked = f"All are ranked by their {kind} models, which every method has"
+    return [f"{ranked}; another one is the answer of {listing(parts)}."]
 
 
 def _lead(s: Summary, c: Comparison) -> str:
-    """'by 1.20 points (paired 95 % interval 0.50 to 1.90)'."""
-    low, high = lead_words(s.primary, c.lead.low), lead_words(s.primary, c.lead.high)
-    mean = lead_words(s.primary, c.lead.mean)
-    if s.primary.log:
-        return f"by a factor of {mean} (paired 95 % interval {low} to {high})"
-    unit = " points" if s.primary.percent else ""
-    return f"by {mean}{unit} (paired 95 % interval {low} to {high})"
+    """'by 1.20 points (paired 95 % interval 0.50 to 1.90)'; of few seeds the range, 'seed by seed', in its place."""
+    low, high = (lead_words(s.primary, end) for end in c.lead.ends)
+    bounds = f"{low} to {high}, seed by seed" if c.lead.n < FEW else f"paired 95 % interval {low} to {high}"
+    return f"{_lead_by(s.primary, c.lead.mean)} ({bounds})"
+
+
+def _lead_by(metric: Metric, lead: float) -> str:
+    """'by 1.20 points'; the lead is on the averaging scale."""
+    if metric.log:
+        return f"by a factor of {lead_words(metric, lead)}"
+    return f"by {lead_words(metric, lead)}{' points' if metric.percent else ''}"
 
 
 def _target_words(s: Summary) -> list[str]:

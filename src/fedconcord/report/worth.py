@@ -19,8 +19,9 @@ import numpy as np
 from fedconcord.basis.errors import UserError
 from fedconcord.report.format import value
 from fedconcord.report.load import Array, Run
+from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import LEVEL, Interval
-from fedconcord.report.summary import Metric, Summary, metric_of
+from fedconcord.report.summary import Summary
 
 DRAWS = 2000  # of the bootstrap
 MANY = 2000  # clients of a seed, beyond which a mean of resampled clients is drawn as a normal number
@@ -182,10 +183,10 @@ def bootstrap(groups: Sequence[Array]) -> Interval:
     """The mean over groups of each one's mean, and its 95 % interval as above; keyed, so always the same."""
     groups = [values for values in groups if values.size]
     if not groups:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    mean, n = float(np.mean([values.mean() for values in groups])), sum(values.size for values in groups)
-    if n < FEWEST:
-        return Interval(mean, math.nan, math.nan, n)
+        return Interval(math.nan, math.nan, math.nan, ())
+    mean, every = float(np.mean([values.mean() for values in groups])), tuple(np.concatenate(groups).tolist())
+    if len(every) < FEWEST:
+        return Interval(mean, math.nan, math.nan, every)
     draw = np.random.Generator(np.random.Philox(0))
     chosen = draw.integers(len(groups), size=(DRAWS, len(groups)))
     found = np.zeros(chosen.shape)
@@ -193,7 +194,7 @@ def bootstrap(groups: Sequence[Array]) -> Interval:
         where = chosen == k
         found[where] = _resampled(draw, values, int(where.sum()))
     low, high = np.quantile(found.mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(mean, float(low), float(high), n)
+    return Interval(mean, float(low), float(high), every)
 
 
 def _resampled(draw: np.random.Generator, values: Array, times: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ ON_RESUME = frozenset(  # settings that a resumed job may change
     )
 )
 ALL = {"validation": "none"}  # of a folder that was written before clients set samples apart by themselves
+GROWS = ("methods", "seeds", "baselines")  # lists that a resumed comparison may add to
 FORMAT = 1
 
 
@@ -87,11 +88,15 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     return folder, planned, jobs
 
 
-def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) -> tuple[Path, list[Planned], int]:
+def plan_resumed_comparison(
+    folder: Path, jobs: int | None, *changes: Source, say: Callable[[str], None] | None = None
+) -> tuple[Path, list[Planned], int]:
     """What is left of a comparison: all its runs; those that are finished end at once when they are executed.
 
+    Methods, seeds and baselines in the changes are added to what it has; `say` is told which.
+
     Raises:
-        UserError: the folder holds no comparison, or a change is more than how long and where it computes.
+        UserError: the folder holds no comparison, or a change is more than additions, how long and where it computes.
     """
     path = folder / "compare.json"
     try:
@@ -106,18 +111,45 @@ def plan_resumed_comparison(folder: Path, jobs: int | None, *changes: Source) ->
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
     changes = tuple(settings_module.unchanged(source, nested, folder) for source in changes)
-    _allowed(changes, folder)
-    given = settings_module.from_nested({**ALL, **nested}, "compare.json")
-    config = settings_module.resolve_compare(given, *changes)
-    jobs = _jobs(before if jobs is None else jobs, config)
+    _allowed(changes, folder, ("method", "seed", *GROWS))
     judging = saved.get("evaluation", {})
-    planned = [entry._replace(resume=True) for entry in _runs(config, folder, judging.get("validation_why"))]
+    held = judging.get("validation_why")
+    had = settings_module.resolve_compare(settings_module.from_nested({**ALL, **nested}, "compare.json"))
+    config, added = _grown(had, changes, folder)
+    jobs = _jobs(before if jobs is None else jobs, config)
+    planned = [entry._replace(resume=True) for entry in _runs(config, folder, held)]
+    new = [entry for entry in planned if entry.folder not in {old.folder for old in _runs(had, folder, held)}]
     for entry in planned:
         if (entry.folder / "run.json").exists():
             _longer(entry.config, entry.folder, read_description(entry.folder))
+    if new:
+        _try_start(new, jobs)
+    if added and say is not None:
+        say(f"added to {folder}: {added}")
     with writing(folder, planned):
         _save_comparison(folder, config, jobs, judging)
     return folder, planned, jobs
+
+
+def _grown(had: Config, changes: Sequence[Source], folder: Path) -> tuple[Config, str]:
+    """The settings of a comparison with what the changes add to its lists, and in words what that is."""
+    config = settings_module.resolve_compare(settings_module.from_nested(had.as_dict(), "compare.json"), *changes)
+    lists, added = {}, []
+    for key in GROWS:
+        old, given = (list(getattr(one, key, None) or []) for one in (had, config))
+        new = [entry for entry in given if entry not in old]
+        if set(given) < set(old):
+            raise UserError(
+                f"{key} {','.join(map(str, given))} would leave out some of {folder}, which has "
+                f"{','.join(map(str, old))}; a comparison only grows: name what to add, or start anew without --resume"
+            )
+        if new:
+            added.append(f"{key} {', '.join(map(str, new))}")
+        if old or new:
+            lists[key] = [*old, *new]
+    config = config.model_copy(update=lists)
+    settings_module.check_distinct(config)
+    return config, " and ".join(added)
 
 
 def why_evaluated(folder: Path) -> str | None:
@@ -165,10 +197,10 @@ def _free_folder(config: Config, what: str) -> Path:
     return folder
 
 
-def _allowed(changes: Sequence[Source], folder: Path) -> None:
+def _allowed(changes: Sequence[Source], folder: Path, grows: Collection[str] = ()) -> None:
     for source in changes:
         for key in source.values:
-            if key not in ON_RESUME:
+            if key not in ON_RESUME and key not in grows:
                 raise UserError(
                     f"{key} ({source.origin[key]}) cannot change when {folder} is resumed, which keeps its settings; "
                     "leave it out, or start anew without --resume"

@@ -20,7 +20,7 @@ from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
@@ -37,6 +37,7 @@ __all__ = [
     "advise",
     "build",
     "canonical",
+    "check_distinct",
     "dataset_of",
     "default_text",
     "device_of",

@@ -18,14 +18,15 @@ from fedconcord.settings.sources import prepare
 
 def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
-    `local.*` and parts such as `server`, canonical. A parameter of the method goes before a part of the same name."""
+    `local.*`, parts such as `server`, canonical, and the `label` that reports call it by. A parameter of the method
+    goes before a part of the same name."""
     parsed = grammar.parse(written, "method")
     methods = registry_of(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
         for key, value in parsed.kwargs.items()
-        if key.startswith("local.") or (key in PARTS_OF_METHOD and key not in takes)
+        if key.startswith("local.") or (key in (*PARTS_OF_METHOD, "label") and key not in takes)
     }
     own = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
     for key, value in (algorithm or {}).items():
@@ -40,7 +41,16 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
     for key in PARTS.keys() & overrides.keys():
         text = canonical(key, overrides[key])
         overrides[key] = None if text is None else grammar.parse(text)
+    if "label" in overrides:
+        overrides["label"] = _label(call.name, overrides["label"])
     return call, overrides
+
+
+def _label(method: str, given: Value) -> str:
+    label = given if isinstance(given, str) else grammar.text(given)
+    if not label.strip() or not label.isprintable():
+        raise UserError(f"method {method}: label must be a line of text, given {label!r}; write label='FedVRA (tuned)'")
+    return label.strip()
 
 
 def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
@@ -69,10 +79,21 @@ def check_local(local: LocalSettings) -> LocalSettings:
     return local.model_copy(update={"oracle": canonical("local.oracle", local.oracle)})
 
 
+def labelled(config: Config, call: factories.Call, overrides: Mapping[str, Value]) -> dict[str, Value]:
+    """A method's settings with the label of its job, which has no other method."""
+    own = overrides.get("label", config.label)
+    if config.label not in (None, own):
+        raise UserError(
+            f"label is given twice, as {config.label!r} and as {own!r} behind the method {call.name}; give it once"
+        )
+    return dict(overrides) if own is None else {**overrides, "label": own}
+
+
 def single(config: Config, method: str, seed: int) -> Config:
     """The settings of one run: its method's parameters with defaults, its own other settings, its label."""
     config = settings_for(config, grammar.parse(method, "method").name)
     call, overrides = read_method(method, config.algorithm)
+    overrides = labelled(config, call, overrides)
     parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
     return config.model_copy(
         update={
@@ -80,7 +101,7 @@ def single(config: Config, method: str, seed: int) -> Config:
             "methods": None,
             "baselines": [],
             "algorithm": call.resolved(),
-            "label": config.label or label_of(config, call, overrides).removeprefix(objects.PREFIX),
+            "label": overrides.get("label") or text_of(config, call, overrides).removeprefix(objects.PREFIX),
             "seed": seed,
             "seeds": None,
             "local": local_for(config.local, call.name, overrides),
@@ -89,12 +110,12 @@ def single(config: Config, method: str, seed: int) -> Config:
     )
 
 
-def label_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
+def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
     """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
-    whoever set them, and the local settings of its own."""
+    whoever set them, the local settings of its own, and its label."""
     common = {key: grammar.parse(written) for key in PARTS_OF_METHOD if (written := getattr(config, key)) is not None}
     every = {**common, **overrides}
-    order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields)]
+    order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields), "label"]
     own = {key: every[key] for key in order if key in every and key not in call.given}
     return str(grammar.Spec(call.name, (), {**call.given, **own}))
 

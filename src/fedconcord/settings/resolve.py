@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import baselines, own
-from fedconcord.settings.methods import check_local, label_of, read_method, single
+from fedconcord.settings.methods import check_local, labelled, read_method, single, text_of
 from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import EvalSettings
@@ -66,25 +66,35 @@ def resolve_compare(*sources: Source) -> Config:
     config = _checked(values, origin)
     assert config.methods is not None
     baselines.check(config.baselines, config.methods, config)
-    labels = [label_of(config, *read_method(method, config.algorithm)) for method in config.methods]
-    _distinct("method", labels)
+    read = [read_method(method, config.algorithm) for method in config.methods]
+    methods = [text_of(config, call, labelled(config, call, overrides)) for call, overrides in read]
     beside = [single(config, written, 0).label or "" for written in config.baselines]
-    _distinct("baseline", beside)
-    seeds = config.seeds or [0]
-    _distinct("seed", [str(seed) for seed in seeds])
     measured = config.eval.model_copy(update={"clients": True}) if beside else config.eval
-    return config.model_copy(
-        update={"methods": labels, "baselines": beside, "algorithm": {}, "seeds": seeds, "eval": measured}
+    found = config.model_copy(
+        update={
+            "methods": methods,
+            "baselines": beside,
+            "algorithm": {},
+            "label": None,
+            "seeds": config.seeds or [0],
+            "eval": measured,
+        }
     )
+    check_distinct(found)
+    return found
 
 
-def _distinct(what: str, names: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        folder = folders.folder_name(name)
-        if folder in seen:
-            raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
-        seen[folder] = name
+def check_distinct(config: Config) -> None:
+    """Refuse a comparison in which two methods, or two seeds, would have one name and so one folder."""
+    labels = [read_method(method)[1].get("label") or method for method in config.methods or []]
+    seeds = [str(seed) for seed in config.seeds or []]
+    for what, names in (("method", labels), ("baseline", config.baselines), ("seed", seeds)):
+        seen = set()
+        for name in names:
+            folder = folders.folder_name(name).casefold()
+            if folder in seen:
+                raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
+            seen.add(folder)
 
 
 def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:

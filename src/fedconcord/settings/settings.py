@@ -43,7 +43,7 @@ class Config(BaseModel):
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
             description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
-            "as do server= and upload=",
+            "as do server= and upload=; label= names it",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
         Short("methods", "job"),

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedconcord.core import Problem
 from fedconcord.problems.losses import SCORES
+from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import first_at, tail_mean
-from fedconcord.report.summary import WINDOW, Metric, metric_of
+from fedconcord.report.summary import WINDOW
 from fedconcord.runs.execution import modelled
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.tables import rows_of

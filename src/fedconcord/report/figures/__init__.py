@@ -9,9 +9,10 @@ from fedconcord.report.figures.heatmap import partition, partitions
 from fedconcord.report.figures.models import by_model
 from fedconcord.report.figures.progress import by_axis
 from fedconcord.report.figures.ranking import ranked
-from fedconcord.report.summary import AXES, Summary, metric_of
+from fedconcord.report.metric import metric_of
+from fedconcord.report.summary import AXES, Summary
 
-__all__ = ["Drawing", "drawings", "partition", "to_files", "to_inline"]
+__all__ = ["Drawing", "by_axis", "drawings", "partition", "ranked", "to_files", "to_inline"]
 
 
 def drawings(s: Summary) -> dict[str, list[Drawing]]:

@@ -1,11 +1,11 @@
-"""A figure of the report, and its forms: SVG and PNG files, an element of the page."""
+"""A figure of the report, and its forms: SVG, PNG and PDF files, an element of the page."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -28,13 +28,22 @@ def _laid_out(fig: Figure) -> Figure:
     return fig
 
 
-def to_files(fig: Figure) -> tuple[bytes, bytes]:
-    """(SVG, PNG): text as outlines, no date, so that a file looks and reads the same anywhere."""
-    svg, png = io.BytesIO(), io.BytesIO()
+METADATA: dict[str, dict[str, Any]] = {  # without dates: the same figure is the same bytes
+    "svg": {"Date": None, "Creator": "fedconcord"},
+    "png": {"Software": "fedconcord"},
+    "pdf": {"CreationDate": None, "Creator": "fedconcord", "Producer": None},
+}
+
+
+def to_files(fig: Figure) -> dict[str, bytes]:
+    """A figure by the suffix of its file: svg with text as outlines, png, pdf; each looks the same anywhere."""
+    files = {}
     _laid_out(fig)
-    fig.savefig(svg, format="svg", metadata={"Date": None, "Creator": "fedconcord"})
-    fig.savefig(png, format="png", dpi=160, metadata={"Software": "fedconcord"})
-    return svg.getvalue(), png.getvalue()
+    for suffix, metadata in METADATA.items():
+        buffer = io.BytesIO()
+        fig.savefig(buffer, format=suffix, dpi=160, metadata=metadata)
+        files[suffix] = buffer.getvalue()
+    return files
 
 
 def to_inline(fig: Figure, prefix: str, alt: str) -> str:

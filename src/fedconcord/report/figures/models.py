@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.curves import ceiling, curve, log_floor
+from fedconcord.report.curves import bottom, ceiling, curve, log_floor
 from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import INK, PANEL, WIDE, look, y_axis
+from fedconcord.report.figures.style import INK, PANEL, WIDE, cut_below, look, y_axis
 from fedconcord.report.format import wrap
 from fedconcord.report.summary import Summary
 
@@ -24,12 +24,16 @@ def by_model(s: Summary) -> list[Drawing]:
         Drawing(
             "models",
             f"{s.primary.title.capitalize()} against rounds of every model that these methods offer: {names}.",
-            "Solid: the model that the method answers with; dashed: the other it offers"
+            "Solid: the model that ranks the method; dashed: the other it offers"
             + ("; means over seeds." if any(len(m.runs) > 1 for m in s.methods) else "."),
             len({r.name for r in s.second}) > 1,
             lambda legend: _models(s),
         )
     ]
+
+
+def _title(model: str, answer: str) -> str:
+    return f"{model} (its answer)" if model == answer else model
 
 
 def _models(s: Summary) -> Figure:
@@ -47,12 +51,14 @@ def _models(s: Summary) -> Figure:
     for ax, name in zip(axes, names, strict=False):
         m = s.method(name)
         c = look(m.index).colour
-        first, *others = m.runs[0].head.models
+        first, *others = m.runs[0].models
         k = curve(m.runs, s.primary.column, "round", floor)
-        ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{first} (its answer)")
+        ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=_title(first, m.answer))
         for j, model in enumerate(others):
             k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
-            ax.plot(k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
+            ax.plot(
+                k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=_title(model, m.answer)
+            )
         y_axis(ax, s.primary, log)
         ax.set_ylabel("")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -61,6 +67,10 @@ def _models(s: Summary) -> Figure:
         ax.legend(fontsize=6.5, loc="best", handlelength=2.2)
         if cap is not None:
             ax.set_ylim(top=cap)
+    low = bottom(s, s.primary)
+    if low is not None:  # the axes share it; a mean that lags behind may end below it
+        ends = [r.final.mean for r in s.second if math.isfinite(r.final.mean)]
+        cut_below(axes[0], min([low, *ends]))
     for ax in axes[len(names) :]:
         ax.set_visible(False)
     fig.supxlabel("round", fontsize=8)

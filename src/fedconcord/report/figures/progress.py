@@ -7,14 +7,27 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedconcord.report.curves import ceiling, curve, log_floor
+from fedconcord.report.curves import bottom, ceiling, curve, log_floor
 from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import AXIS_TITLES, MUTED, PANEL, legend_below, look, panel, x_axis, y_axis
+from fedconcord.report.figures.style import (
+    AXIS_TITLES,
+    MUTED,
+    PANEL,
+    cut_below,
+    legend_below,
+    look,
+    panel,
+    x_axis,
+    y_axis,
+)
 from fedconcord.report.format import goal_value, value
-from fedconcord.report.summary import Metric, Summary
+from fedconcord.report.metric import Metric
+from fedconcord.report.summary import Summary
 
 
-def _lines(ax: Axes, s: Summary, column: str, axis: str, floor: float | None, cap: float | None) -> None:
+def _lines(
+    ax: Axes, s: Summary, column: str, axis: str, floor: float | None, cap: float | None, low: float | None
+) -> None:
     for m in s.methods:
         c, dash, marker = look(m.index)
         k = curve(m.runs, column, axis, floor, cap)
@@ -34,7 +47,7 @@ def _lines(ax: Axes, s: Summary, column: str, axis: str, floor: float | None, ca
             (tail,) = ax.plot(x, y, color=c, linestyle=dash, linewidth=0.8, alpha=0.75, zorder=3)
             tail.set_gid(f"{gid}-tail{i}")
         for i, (bx, by) in enumerate(k.breaks):
-            end = min(by, cap) if cap is not None else by
+            end = max(min(by, math.inf if cap is None else cap), -math.inf if low is None else low)
             (cross,) = ax.plot([bx], [end], "x", color=c, markersize=8, markeredgewidth=2, zorder=5, clip_on=False)
             cross.set_gid(f"{gid}-break{i}")
 
@@ -45,12 +58,15 @@ def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
     floor = log_floor(runs, [metric.column])
     log = floor is not None
     cap = None if metric.percent else ceiling(runs, [metric.column], log)
-    _lines(ax, s, metric.column, axis, floor, cap)
+    low = bottom(s, metric)
+    _lines(ax, s, metric.column, axis, floor, cap, low)
     y_axis(ax, metric, log)
     x_axis(ax, axis)
     if cap is not None:
         ax.set_ylim(top=cap * (1.3 if log else 1.03))
     ax.margins(x=0.02)
+    if low is not None:
+        cut_below(ax, low)
     ax.set_xlim(left=0)
     if metric == s.primary and math.isfinite(s.target):
         ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
@@ -75,6 +91,9 @@ def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
         span = f" Lines end between {value(metric, ends[0][1])} ({ends[0][0]})"
         span += f" and {value(metric, ends[-1][1])} ({ends[-1][0]})."
     notes = []
+    low = bottom(s, metric)
+    if low is not None:
+        notes.append(f"The axis begins at {goal_value(metric, low)}, where the curves differ: they start below it.")
     if floor is not None:
         notes.append("Log axis; mean taken in logarithms.")
     if not metric.percent and ceiling(runs, [metric.column], floor is not None) is not None:

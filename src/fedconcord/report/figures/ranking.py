@@ -12,7 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.figures.style import INK, MUTED, PANEL, look, panel
 from fedconcord.report.format import decades, lead_words, value, wrap
-from fedconcord.report.summary import FLOOR, Summary, finals
+from fedconcord.report.metric import FLOOR
+from fedconcord.report.stats import FEW
+from fedconcord.report.summary import Summary, finals
 
 
 def ranked(s: Summary) -> list[Drawing]:
@@ -20,10 +22,11 @@ def ranked(s: Summary) -> list[Drawing]:
     out = []
     if len(s.methods) > 1:
         order = ", ".join(f"{r.name} {value(s.primary, r.final.mean)}" for r in s.rows)
-        many = any(r.final.n > 1 for r in s.rows)
-        dots = (
-            "Dots: single seeds; large mark: mean; bar: 95 % t interval over seeds, cut at the frame." if many else ""
-        )
+        counts = [r.final.n for r in s.rows]
+        many = max(counts) > 1
+        bar = "" if max(counts) < FEW else "; bar: 95 % t interval over seeds, cut at the frame"
+        bar += f" (only from {FEW} seeds on)" if bar and min(counts) < FEW else ""
+        dots = f"Dots: single seeds; large mark: mean{bar}." if many else ""
         out.append(
             Drawing(
                 "final",
@@ -43,8 +46,9 @@ def ranked(s: Summary) -> list[Drawing]:
             Drawing(
                 "lead",
                 f"Lead of {s.verdict.top} over each other method, {unit}: {order}.",
-                f"Lead of {s.verdict.top}, paired by seed, with its 95 % t interval. Filled: separated after Holm's "
-                "correction; hollow: not.",
+                f"Lead of {s.verdict.top}, paired by seed: "
+                + ("dots: single seeds; large mark: mean" if len(s.verdict.seeds) < FEW else "mean and 95 % t interval")
+                + ". Filled: separated after Holm's correction; hollow: not.",
                 False,
                 lambda legend: _leads(s),
             )
@@ -83,7 +87,7 @@ def _final(s: Summary) -> Figure:
             notes.append(row.notes or "no complete run")
             continue
         notes.append(value(s.primary, row.final.mean))
-        if row.final.n > 1:
+        if row.final.n >= FEW:
             ax.plot([row.final.low, row.final.high], [i, i], color=c, linewidth=2.2, alpha=0.55, zorder=2)
         ax.plot(seeds, [i] * len(seeds), "o", color=c, markersize=3, alpha=0.6, markeredgewidth=0, zorder=3)
         ax.plot([row.final.mean], [i], marker, color=c, markersize=6.5, markeredgecolor="white", zorder=4)
@@ -98,7 +102,7 @@ def _final(s: Summary) -> Figure:
         ax.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     elif dots:
         span = (max(dots) - min(dots)) or 0.01
-        ends = [e for r in s.rows for e in (r.final.low, r.final.high) if math.isfinite(e)] or dots
+        ends = [e for r in s.rows for e in r.final.ends]
         left, right = (max(min(ends), min(dots) - span / 2), min(max(ends), max(dots) + span / 2))
         ax.set_xlim(min([left, *dots]) - 0.05 * span, max([right, *dots]) + 0.05 * span)
         ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -115,16 +119,20 @@ def _leads(s: Summary) -> Figure:
     notes = []
     for i, c in enumerate(cs):
         colour, _, marker = look(s.method(c.name).index)
-        ax.plot([unit * f(c.lead.low), unit * f(c.lead.high)], [i, i], color=colour, linewidth=2.2, alpha=0.55)
+        if c.lead.n < FEW:
+            dots = [unit * f(v) for v in c.lead.values]
+            ax.plot(dots, [i] * len(dots), "o", color=colour, markersize=3, alpha=0.6, markeredgewidth=0)
+        else:
+            ax.plot([unit * f(v) for v in c.lead.ends], [i, i], color=colour, linewidth=2.2, alpha=0.55)
         face = colour if c.separated else "white"
         ax.plot([unit * f(c.lead.mean)], [i], marker, color=colour, markersize=6.5, markerfacecolor=face, zorder=4)
-        low, high = lead_words(s.primary, c.lead.low), lead_words(s.primary, c.lead.high)
+        low, high = (lead_words(s.primary, end) for end in c.lead.ends)
         notes.append(f"{lead_words(s.primary, c.lead.mean)} [{low}, {high}]")
     ax.axvline(unit * f(0.0), color=INK, linewidth=0.9, zorder=1)
     _label_rows(ax, [f"over {c.name}" for c in cs], notes)
     means = [c.lead.mean for c in cs]
-    ends = [v for c in cs for v in (c.lead.low, c.lead.high)]
-    room = 1.5 * max(max(map(abs, means)), 1e-9)  # a wide interval (two seeds) runs out of the frame, not the points
+    ends = [v for c in cs for v in c.lead.ends]
+    room = 1.5 * max(max(map(abs, means)), 1e-9)  # a wide interval runs out of the frame, not the means
     left, right = max(min([0.0, *ends]), -room), min(max([0.0, *ends]), max(means) + room)
     pad = 0.06 * (right - left) or 1e-6
     if s.primary.log:

@@ -1,0 +1,153 @@
+"""The page of several data sets: the methods' ranks over them, and a short section for each."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedconcord.basis import folders
+from fedconcord.basis.errors import UserError
+from fedconcord.report import elements, tables
+from fedconcord.report.figures import by_axis, ranked
+from fedconcord.report.figures.critical import critical
+from fedconcord.report.format import listing, value
+from fedconcord.report.load import Run, data_names, short_names
+from fedconcord.report.models import alike
+from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
+from fedconcord.report.stats import ALPHA
+from fedconcord.report.summary import Summary, summarise
+from fedconcord.report.tables import Table
+from fedconcord.report.words import words
+
+esc = html.escape
+ASSUMED = (
+    "Ranks: on each data set by the mean final value over seeds, 1 the best; ties share the mean of their ranks, and a "
+    "method that diverged comes last. Every data set counts once and must be another one: partitions or seeds of the "
+    "same data are not independent, which the tests assume. Nothing is assumed of the values' scale or noise."
+)
+
+
+def summaries(sets: Mapping[str, Sequence[Run]]) -> dict[str, Summary]:
+    """Data set by its short name -> what the report says of it; the kind of model is one for all data sets.
+
+    Raises:
+        UserError: no method is in all data sets.
+    """
+    every = [run for runs in sets.values() for run in runs]
+    same = [*alike([r for r in every if r.head.baseline is None]), *(r for r in every if r.head.baseline is not None)]
+    names = data_names(list(sets))
+    found = {names[data]: summarise([run for run in same if run.head.data == data]) for data in sets}
+    if not ranks(found).methods:
+        each = "; ".join(f"{name}: {', '.join(m.name for m in s.methods)}" for name, s in found.items())
+        raise UserError(f"no method is in all data sets ({each}); report on them one by one, or give methods one label")
+    return found
+
+
+def build_several(
+    sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out: Path
+) -> tuple[str, dict[str, str | bytes]]:
+    """(the page, the other files by their path below `out`)."""
+    every = summaries(sets)
+    r = ranks(every)
+    main = rank_table(every, r)
+    shown, files = elements.grid([critical(r)], 1)
+    warnings = [f"{name}: {w}" for name, s in every.items() for w in s.warnings]
+    parts = [elements.told(rank_words(r), warnings)]
+    table = f'{elements.pairs(main.rows, main.header)}<p class="note">{esc(main.caption)}</p>'
+    parts.append(f"<h2>Ranks</h2>{table}{shown}")
+    parts.append("<h2>Data set by data set</h2>")
+    drawn, number = [critical(r)], 1
+    for name, s in every.items():
+        key = folders.folder_name(name)
+        one = tables.table(s, s.rows)
+        figures = [d._replace(name=f"{key}-{d.name}") for d in (*ranked(s), by_axis(s, s.primary, "round"))]
+        shown, found = elements.grid(figures, number + 1)
+        drawn, number = [*drawn, *figures], number + len(figures)
+        files |= found | {
+            f"tables/{key}.csv": tables.to_csv(s),
+            f"tables/{key}.md": tables.to_markdown(one),
+            f"tables/{key}.tex": tables.to_latex(one._replace(caption=f"{name}. {one.caption}"), key),
+        }
+        told = "".join(f"<p>{w}</p>" for w in words(s))
+        body = told + elements.table(one, [row.style for row in s.rows]) + elements.legend(s) + shown
+        parts.append(f"<details><summary><b>{esc(name)}</b>: {_job(s)}</summary>{body}</details>")
+    files["tables/ranks.csv"] = _csv(every, r)
+    files["tables/ranks.md"] = tables.to_markdown(main)
+    files["tables/ranks.tex"] = tables.to_latex(main, "ranks")
+    files["figures/figures.tex"] = tables.figures_tex(drawn)
+    command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
+    parts.append(
+        f"<h2>How to get this again</h2><pre>{esc(command)}</pre><p>The whole page of one data set, with its settings: "
+        "<code>fedconcord report</code> with its folder alone.</p>"
+    )
+    where = list(short_names([str(path) for path in paths]).values())
+    heading = f"{len(r.methods)} methods on {len(r.data)} data sets"
+    return elements.page(heading, f"{', '.join(r.data)} · from {listing(where)}", parts), files
+
+
+def _job(s: Summary) -> str:
+    head, seeds = s.runs[0].head, sorted({r.head.seed for r in s.runs})
+    where = ", ".join(part for part in (head.partition, head.model) if part.lower() not in ("", "none"))
+    best, side = s.rows[0], "highest" if s.primary.higher else "lowest"
+    return esc(
+        f"{len(s.methods)} methods, {where}, {head.clients} clients, {head.cohort} a round, {len(seeds)} seed"
+        f"{'s' if len(seeds) > 1 else ''}; {side}: {s.method(best.name).short}, {value(s.primary, best.final.mean)}"
+    )
+
+
+def rank_words(r: Ranks) -> list[str]:
+    """What may be said over the data sets, as HTML."""
+    k, n = len(r.methods), len(r.data)
+    first = f"<b>{esc(r.methods[0])}</b> has the best average rank, {r.average[0]:.2f} of {k} methods on {n} data sets"
+    said = [f"{first}{f'; the next is {esc(r.methods[1])} ({r.average[1]:.2f})' if k > 1 else ''}."]
+    test = f"(χ² = {r.chi2:.2f} with {k - 1} degrees of freedom, p {'=' if r.p > 1e-4 else '≤'} {max(r.p, 1e-4):.2g})"
+    if n < ENOUGH:
+        said.append(
+            f"{n} data sets are too few for a test over data sets to say anything (from {ENOUGH} on; Demsar, 2006, "
+            "wants more than 10): the ranks describe these data sets and no others."
+        )
+    elif not math.isfinite(r.p):
+        said.append("The Friedman test needs three methods or more that are not all tied.")
+    elif r.p >= ALPHA:
+        said.append(f"The Friedman test finds no difference between the methods {test}, so no pair is told apart.")
+    else:
+        told = [esc(name) for name, rank in zip(r.methods, r.average, strict=True) if rank - r.average[0] >= r.critical]
+        apart = f"{esc(r.methods[0])} is told apart from {listing(told)}" if told else "no method is told apart from it"
+        said.append(
+            f"The Friedman test finds a difference between the methods {test}. Nemenyi's critical difference is "
+            f"{r.critical:.2f}: {apart}."
+        )
+    if r.left_out:
+        said.append(f"Not ranked, for they are not on all data sets: {esc(listing(r.left_out))}.")
+    return said
+
+
+def rank_table(every: Mapping[str, Summary], r: Ranks) -> Table:
+    """A line a method: its average rank, and on each data set its rank with the final value."""
+    rows = []
+    for name, there, line, average in zip(r.methods, r.names, r.ranks, r.average, strict=True):
+        cells = []
+        for s, own, rank in zip(every.values(), there, line, strict=True):
+            final = row_of(s, own).final.mean
+            said = value(s.primary, final) if math.isfinite(score(s, s.method(own))) else "diverged or not complete"
+            cells.append(f"{rank:g} ({said})")
+        rows.append((name, f"{average:.2f}", *cells))
+    header = ("method", "average rank", *(f"{name}: {s.primary.title}" for name, s in every.items()))
+    return Table(header, tuple(rows), tuple(False for _ in rows), ASSUMED)
+
+
+def _csv(every: Mapping[str, Summary], r: Ranks) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "average_rank", "data", "name", "rank", "final", "metric"])
+    for method, there, line, average in zip(r.methods, r.names, r.ranks, r.average, strict=True):
+        for (data, s), own, rank in zip(every.items(), there, line, strict=True):
+            final = row_of(s, own).final.mean
+            cell = f"{final:.10g}" if math.isfinite(final) else ""
+            writer.writerow([method, f"{average:.10g}", data, own, f"{rank:g}", cell, s.primary.column])
+    return out.getvalue()
