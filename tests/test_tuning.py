@@ -427,9 +427,3 @@ def test_half_a_line_of_the_journal_goes(tmp_path: Path) -> None:
     mended(path)
     assert path.read_bytes() == b'{"a":1}\n'
     assert not (tmp_path / "study.journal.lock").is_symlink()
-
-
-def test_lists_say_where_parameters_are_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.call(["list", "methods"]) == 0
-    said = re.sub(r"\s+", "", capsys.readouterr().out)
-    assert "server'smodel(number>=0;tunedin0.001to1,log)" in said
