@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -77,9 +77,7 @@ def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress,
 
 
 class _Worker:
-    def __init__(
-        self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]], objects: Sequence[Mapping[str, str]]
-    ) -> None:
+    def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         self.number: int | None = None  # the run it does
         self.ready = False  # whether it has ever been
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
@@ -94,8 +92,6 @@ class _Worker:
         self.last_words = ""
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.listener.start()
-        if objects:
-            self.send({"objects": objects})
 
     def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
@@ -143,7 +139,7 @@ class _Pool:
         told = 0
         with _counted_interrupts() as interrupts:
             try:
-                self.workers = [_Worker(self.events, self.objects) for _ in range(jobs)]
+                self.workers = [_Worker(self.events) for _ in range(jobs)]
                 while self.workers:
                     if interrupts[0] > told:
                         told = interrupts[0]
@@ -177,6 +173,8 @@ class _Pool:
         if "finished" in event:
             assert worker.number is not None
             self._end(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
+        if not worker.ready and self.objects:  # not before: it reads them only then, and a pipe holds little
+            worker.send({"objects": self.objects})
         worker.ready = True
         if self.todo and not stopping:
             worker.number = self.todo.pop(0)
@@ -209,7 +207,7 @@ class _Pool:
         if stopping:
             return
         if self.todo and worker.ready:
-            self.workers.append(_Worker(self.events, self.objects))
+            self.workers.append(_Worker(self.events))
         elif self.todo and not self.workers:  # none can even start
             raise UserError(f"no worker process could start, the last because {words or why}; use --jobs 1")
 
