@@ -2,47 +2,24 @@
 
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from pages import ROOT, blocks, command, prepare, says
+
 PAGE = ROOT / "docs" / "own-data.md"
 
 
-def command(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedconcord", *arguments],
-        cwd=folder,
-        env=os.environ | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def blocks() -> list[tuple[str, str]]:
-    """Each command of the page and the output below it."""
-    return re.findall(r"^```sh\n(.*?)\n```\n```text\n(.*?)\n```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-
 def test_the_page_says_what_happens(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    prepare(tmp_path)
     (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "myhospital.py").write_text(source)
-    assert len(blocks()) == 5
-    for line, output in blocks():
-        program, *arguments = shlex.split(line)
-        assert program == "fedconcord"
-        done = command(tmp_path, *arguments)
-        assert done.returncode == 0, done.stderr
-        said = [one for one in done.stdout.strip().splitlines() if not one.startswith("time: ")]
-        assert "\n".join(said) == output
-        assert done.stderr == ""
+    assert len(blocks(PAGE)) == 5
+    for line, output in blocks(PAGE):
+        assert says(tmp_path, line) == output
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
     assert lines[0] == "row,progression"
     assert len(lines) == 443
@@ -50,9 +27,10 @@ def test_the_page_says_what_happens(tmp_path: Path) -> None:
 
 
 def test_the_tables_are_what_their_script_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / "examples" / "make_tables.py"), str(tmp_path)], check=True)
+    for script in ("make_tables.py", "make_hospitals.py"):
+        subprocess.run([sys.executable, str(ROOT / "examples" / script), str(tmp_path)], check=True)
     written = sorted(tmp_path.glob("*.csv"))
-    assert [path.name for path in written] == ["cancer.csv", "diabetes.csv", "diabetes_labels.csv"]
+    assert [path.name for path in written] == ["cancer.csv", "diabetes.csv", "diabetes_labels.csv", "hospitals.csv"]
     for path in written:
         assert path.read_text() == (ROOT / "examples" / path.name).read_text()
 

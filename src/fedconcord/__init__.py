@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import compare, run, write_report
+    from fedconcord.api import compare, run, tune, write_report
     from fedconcord.basis.errors import UserError
+    from fedconcord.basis.search import Search
     from fedconcord.core import (
         Algorithm,
         Client,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedconcord.trained.program import export
     from fedconcord.transforms.server import OPTIMIZERS, with_server
     from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
+    from fedconcord.tuning import Tuned
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ __all__ = [
     "Row",
     "Run",
     "Schedule",
+    "Search",
     "Sender",
     "Serial",
     "Settle",
@@ -99,6 +102,7 @@ __all__ = [
     "State",
     "Supervised",
     "TensorBoard",
+    "Tuned",
     "UserError",
     "WandB",
     "Wire",
@@ -111,6 +115,7 @@ __all__ = [
     "run",
     "start",
     "train",
+    "tune",
     "with_server",
     "with_uploads",
     "write_report",
@@ -118,12 +123,13 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "compare run write_report",
+    "fedconcord.api": "compare run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",
+    "fedconcord.basis.search": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
     "fedconcord.federation.sampling": "SAMPLERS",
     "fedconcord.federation.schedule": "Schedule",
@@ -137,6 +143,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
+    "fedconcord.tuning": "Tuned",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
 }

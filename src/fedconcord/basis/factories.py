@@ -7,11 +7,13 @@ wrong one is refused.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -66,8 +68,12 @@ def expressible(annotation: Any) -> bool:
     return True
 
 
-def options(factory: Callable[..., Any]) -> list[Option]:
+def options(factory: Callable[..., Any]) -> tuple[Option, ...]:
     """The parameters of a factory that belong to the user, in order."""
+    return _read_once(factory) if isinstance(factory, FunctionType) else _options(factory)
+
+
+def _options(factory: Callable[..., Any]) -> tuple[Option, ...]:
     found = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -88,7 +94,10 @@ def options(factory: Callable[..., Any]) -> list[Option]:
                 parameter.annotation,
             )
         )
-    return found
+    return tuple(found)
+
+
+_read_once = functools.cache(_options)  # a schema takes milliseconds to make, and a search asks for thousands
 
 
 def describe(factory: Callable[..., Any]) -> tuple[str, str]:
