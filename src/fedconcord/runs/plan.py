@@ -218,9 +218,10 @@ def _jobs(jobs: int, config: Config) -> int:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
     if jobs > 1 and config.engine.name == "distributed":
         raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
+    jobs = min(jobs, len(settings_module.runs(config)))
     if jobs > 1:
         packed([config])
-    return min(jobs, len(settings_module.runs(config)))
+    return jobs
 
 
 def _with_threads(config: Config, jobs: int) -> Config:

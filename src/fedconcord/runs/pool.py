@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -81,11 +81,10 @@ def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress,
 
 
 class _Worker:
-    def __init__(
-        self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]], objects: Sequence[Mapping[str, str]]
-    ) -> None:
+    def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         self.number: int | None = None  # the run it does
         self.ready = False  # whether it has ever been
+        self.known: set[str] = set()  # texts of the objects that it was sent
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", WORKER],
@@ -98,8 +97,6 @@ class _Worker:
         self.last_words = ""
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.listener.start()
-        if objects:
-            self.send({"objects": objects})
 
     def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
@@ -133,10 +130,7 @@ class _Worker:
 
 
 class Crew:
-    """Worker processes that wait for the next call of `execute_all`: to start one costs two seconds of a core.
-
-    They know the objects of the call that they were started in.
-    """
+    """Worker processes that wait for the next call of `execute_all`: to start one costs two seconds of a core."""
 
     def __init__(self) -> None:
         self.waiting: list[_Worker] = []
@@ -214,7 +208,7 @@ class _Pool:
                 self._next(worker, stopping=False)
                 return
             worker.close()
-        self.workers.append(_Worker(self.events, self.objects))
+        self.workers.append(_Worker(self.events))
 
     def _next(self, worker: _Worker, stopping: bool) -> None:
         """Give a worker the next run, if there is one."""
@@ -222,6 +216,10 @@ class _Pool:
             worker.number = self.todo.pop(0)
             entry = self.planned[worker.number]
             self.tell(worker.number, None)
+            new = [one for one in self.objects if one["text"] not in worker.known]
+            if new:  # not before it is ready: it reads them only then, and a pipe holds little
+                worker.send({"objects": new})
+                worker.known |= {one["text"] for one in new}
             worker.send(
                 {
                     "config": entry.config.as_dict(),
@@ -259,7 +257,7 @@ class _Pool:
         if stopping:
             return
         if self.todo and worker.ready:
-            self.workers.append(_Worker(self.events, self.objects))
+            self.workers.append(_Worker(self.events))
         elif self.todo and not self.workers:  # none can even start
             raise UserError(f"no worker process could start, the last because {words or why}; use --jobs 1")
 
