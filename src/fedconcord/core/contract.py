@@ -18,7 +18,8 @@ A round, as every engine runs it:
 `start` and `finish` run at the client and see its orders; `contribute` and `update` run at the server.
 
 Hooks for what does not fit: `prelude` (a message before the local steps, Mime), `prologue` (all clients once before
-round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC).
+round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC),
+`own` (the answer is a model a client: every client alone).
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
         resume = planned.resume and (folder / "run.json").exists()
         clock.lap("load")
         course = Course(config.rounds, config.eval.every or 1, config.checkpoint.every, resume)
-        results.execute_begun(start, folder, course, info, on_row, wanted(config, problem), clock)
+        asked = wanted(config, problem)
+        if start.job.algorithm.own is not None:  # there is no model for all
+            asked = asked._replace(card=None)
+        results.execute_begun(start, folder, course, info, on_row, asked, clock)
     said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])
 
@@ -98,8 +101,7 @@ def wanted(config: Config, problem: Problem) -> Wanted:
         patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
     finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
     inner = modelled(problem)
-    named = inner if config.method != "local" else None  # every client has its own model
-    about = None if named is None else card(named, config.model or settings_module.DEFAULT_MODEL)
+    about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
     return Wanted(patience, settings_module.looks(config, problem), chosen.clients_every, finetune, about)
 
 
