@@ -66,7 +66,7 @@ def diagnose(
     """Train to the last of the rounds `at`, rising, and look at each.
 
     Args:
-        state: after rounds `at[0]`, where training need not begin anew; the rounds before are then known by their plans.
+        state: after round `at[0]`, where training need not begin anew; earlier rounds are then known by their plans.
         each: told of every round done.
     """
     ids = chosen(job)

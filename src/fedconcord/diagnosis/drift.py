@@ -47,8 +47,8 @@ def remedies(p: np.ndarray, moves: Tensor, work: np.ndarray, gradients: Tensor, 
     """Of moves [n, d], made without corrections by clients that did work a [n] from gradients [n, d] at x^t.
 
     Equal work: Delta_i a / a_i, with a = sum_i p_i a_i (Wang et al., IEEE TSP 2021, eq. (15)). Control variates:
-    Delta_i + eta a_i (g_i - sum_j p_j g_j) (Karimireddy et al., ICML 2020, eq. (4)), exact while gradients do not change
-    along the local steps.
+    Delta_i + eta a_i (g_i - sum_j p_j g_j) (Karimireddy et al., ICML 2020, Algorithm 1), exact while gradients do not
+    change along the local steps.
     """
     column = torch.as_tensor(work).to(moves)[:, None]
     scale = float(p @ work) / column
@@ -66,7 +66,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     ranks = [_ranks(np.asarray(column, np.float64)) for column in (a, b)]
     if len(a) < 2 or any(np.ptp(rank) == 0 for rank in ranks):
         return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

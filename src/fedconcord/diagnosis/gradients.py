@@ -74,8 +74,8 @@ def largest_curvature(
 ) -> float:
     """The largest |eigenvalue| of the Hessian of a loss at x [d], by power iteration on Hessian-vector products.
 
-    It ends where the estimate moves by less than `tolerance`, relatively; from below. Where the loss is smooth it bounds
-    L, the Lipschitz constant of the gradient, from below.
+    It comes from below, and ends where it moves by less than `tolerance`, relatively. Where the loss is smooth it
+    bounds L, the Lipschitz constant of the gradient, from below.
 
     Args:
         start: [d] not 0.

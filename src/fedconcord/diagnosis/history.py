@@ -1,4 +1,4 @@
-"""What a run's rounds did by client: who took part, when last, what it computed and sent, how long it took and waited."""
+"""What a run's rounds did by client: who took part, and when last; what it computed; how long it took and waited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look: a round's state, its clients asked for gradients and local steps that nobody keeps, and what they come to."""
+"""One look: at a state, clients are asked for gradients and local steps that nobody keeps, and what they come to."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def _held(job: Job, client: int) -> Tensor:
 def _gradient(objective: Objective, x: Tensor, samples: Tensor) -> Tensor:
     """The mean gradient [d] of samples at x [d], in slices of bounded memory."""
     total = torch.zeros_like(x)
-    for part in samples.split(SLICE):
+    for begin in range(0, len(samples), SLICE):
+        part = samples[begin : begin + SLICE]
         total += objective.gradient(x, part).detach() * (len(part) / len(samples))
     return total
 
@@ -216,7 +217,7 @@ class _Apart:
 
 
 def _round(job: Job, state: State, plan: Plan) -> tuple[Local, Tensor, np.ndarray]:
-    """Every client's local problem, where its local steps end [n, d], and its work ||a_i||_1 [n], in the plan's order."""
+    """In the plan's order: local problems, where local steps end [n, d], and work ||a_i||_1 [n]."""
     seen: dict[int, tuple[Local, Done]] = {}
     held, algorithm = threading.Lock(), job.algorithm
 
@@ -290,7 +291,7 @@ def _together(locals_: list[Local]) -> Local:
 
 
 def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
-    """The mean direction of each client's first step [n, d], and whether there is more in it than what all have in common.
+    """The mean direction of each client's first step [n, d], and whether it is corrected for the client.
 
     Args:
         local: of n clients (`_together`), `table` as the mean of each one's.

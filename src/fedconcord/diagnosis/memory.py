@@ -158,7 +158,7 @@ def staleness(p: np.ndarray, memory: Kept, gradients: Tensor) -> Staleness:
 
 
 class Residual(NamedTuple):
-    """V^t of FedADMM (Gong, Li, Freris, ICDE 2022, eq. (7)) with the clients' weights: 0 at a stationary point alone."""
+    """V^t of FedADMM (Gong, Li, Freris, ICDE 2022, eq. (7)), weighed by p: 0 at stationary points alone."""
 
     server: float  # ||sum_i p_i (y_i + rho (w_i - theta))||^2
     local: float  # sum_i p_i ||grad f_i(w_i) + y_i + rho (w_i - theta)||^2
