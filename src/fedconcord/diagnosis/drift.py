@@ -1,7 +1,7 @@
 """Client drift: where local steps end, away from where they go together; whose it is, and what would remove it.
 
 Symbols: Delta_i = x_i^K - x^t of n clients with weights p_i, Delta = sum_i p_i Delta_i, a_i = ||a_i||_1 the client's
-local steps as FedNova weighs them, g_i = grad f_i(x^t), eta the local step size.
+local steps as FedNova weighs them, eta the local step size.
 """
 
 from __future__ import annotations
@@ -39,26 +39,33 @@ class Remedies(NamedTuple):
     """The share of the drift, sum_i p_i ||Delta_i - Delta||^2, that a change would remove; below 0: it would add."""
 
     equal_work: float  # as many steps' worth from everyone: FedNova's normalised averaging
-    control: float  # exact control variates: SCAFFOLD, to first order in eta
-    both: float  # FedNova-VR
+    control: float  # control variates refreshed at this model: SCAFFOLD
 
 
-def remedies(p: np.ndarray, moves: Tensor, work: np.ndarray, gradients: Tensor, lr: float) -> Remedies:
-    """Of moves [n, d], made without corrections by clients that did work a [n] from gradients [n, d] at x^t.
+def remedies(p: np.ndarray, moves: Tensor, work: np.ndarray, steered: Tensor) -> Remedies:
+    """Of moves [n, d] that clients made without corrections, doing work a [n].
 
-    Equal work: Delta_i a / a_i, with a = sum_i p_i a_i (Wang et al., IEEE TSP 2021, eq. (15)). Control variates:
-    Delta_i + eta a_i (g_i - sum_j p_j g_j) (Karimireddy et al., ICML 2020, Algorithm 1), exact while gradients do not
-    change along the local steps.
+    Equal work: Delta_i a / a_i, with a = sum_i p_i a_i (Wang et al., IEEE TSP 2021, eq. (15)).
+
+    Args:
+        steered: [n, d] the moves of the same steps on the same batches, taken with `control(...)` in their direction.
     """
-    column = torch.as_tensor(work).to(moves)[:, None]
-    scale = float(p @ work) / column
-    steered = moves + lr * column * (gradients - mean_of(p, gradients))
+    before = max(_apart(p, moves), TINY)
+    equal = moves * (float(p @ work) / torch.as_tensor(work).to(moves)[:, None])
+    return Remedies(1 - _apart(p, equal) / before, 1 - _apart(p, steered) / before)
 
-    def total(of: Tensor) -> float:
-        return float(p @ lengths(of - mean_of(p, of)) ** 2)
 
-    before = max(total(moves), TINY)
-    return Remedies(*(1 - total(of) / before for of in (moves * scale, steered, steered * scale)))
+def control(p: np.ndarray, moves: Tensor, work: np.ndarray, lr: float) -> Tensor:
+    """c - c_i [n, d] with c_i = -Delta_i / (eta a_i), the client's mean gradient on its way, and c = sum_i p_i c_i.
+
+    Karimireddy et al., ICML 2020, Algorithm 1, option II, as it is just after a round of all clients.
+    """
+    held = -moves / (lr * torch.as_tensor(work).to(moves)[:, None])
+    return mean_of(p, held) - held
+
+
+def _apart(p: np.ndarray, moves: Tensor) -> float:
+    return float(p @ lengths(moves - mean_of(p, moves)) ** 2)
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:

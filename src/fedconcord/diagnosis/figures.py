@@ -19,7 +19,7 @@ SHARES = ("getting the model", "computing", "sending", "waiting")
 
 def drawings(found: Diagnosis) -> dict[str, list[Drawing]]:
     """Section -> its figures."""
-    out = {
+    return {
         "aim": _weights(found),
         "gradients": [_rounds(found), _agreement(found)],
         "drift": [_shares(found), _work(found)],
@@ -27,7 +27,6 @@ def drawings(found: Diagnosis) -> dict[str, list[Drawing]]:
         "skew": _skew(found),
         "time": _times(found),
     }
-    return {topic: [one for one in drawn if one is not None] for topic, drawn in out.items()}
 
 
 def _rounds(found: Diagnosis) -> Drawing:
@@ -133,7 +132,7 @@ def _work(found: Diagnosis) -> Drawing:
     )
 
 
-def _weights(found: Diagnosis) -> list[Drawing | None]:
+def _weights(found: Diagnosis) -> list[Drawing]:
     aim = found.aim
     known = {"plain average": (aim.plain, AMBER, "s"), "this method": (aim.own, BLUE, "o")}
     shown = {name: (of.w / aim.p, c, m) for name, (of, c, m) in known.items() if isinstance(of, Surrogate)}
@@ -163,7 +162,7 @@ def _weights(found: Diagnosis) -> list[Drawing | None]:
     ]
 
 
-def _memory(found: Diagnosis) -> list[Drawing | None]:
+def _memory(found: Diagnosis) -> list[Drawing]:
     look, age = found.looks[-1], found.history.age()
     if look.memory is None or look.round == 0 or look.round != found.history.rounds:
         return []
@@ -192,7 +191,7 @@ def _memory(found: Diagnosis) -> list[Drawing | None]:
     ]
 
 
-def _skew(found: Diagnosis) -> list[Drawing | None]:
+def _skew(found: Diagnosis) -> list[Drawing]:
     labels = found.skew.labels
     if labels is None:
         return []
@@ -216,7 +215,7 @@ def _skew(found: Diagnosis) -> list[Drawing | None]:
     ]
 
 
-def _times(found: Diagnosis) -> list[Drawing | None]:
+def _times(found: Diagnosis) -> list[Drawing]:
     seconds, taken = found.history.seconds, found.history.taken
     timed = seconds.sum() > 0
     who = np.flatnonzero(taken)

@@ -30,6 +30,8 @@ LABELS = 1.0  # mean distance of label shares, 0 to 2
 FEATURES = 0.05  # share of the features' variance that lies between clients
 AWAY = 0.1  # share of the clients that never took part
 
+NEITHER = "fewer local steps lessen it"  # where neither remedy is measured to
+
 
 class Finding(NamedTuple):
     """One sentence or two, and how much it matters: what passes its threshold by a factor of e has 1 more."""
@@ -57,8 +59,8 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
     chosen = sorted(first.values(), key=lambda one: -one.weight)[:most]
     chosen += [one for one in every if one not in chosen][: max(0, 3 - len(chosen))]
     return [one.text for one in chosen] or [
-        "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page is "
-        "passed; the step size and the number of rounds are what is left to tune."
+        "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page "
+        "is passed; the step size and the number of rounds are what is left to tune."
     ]
 
 
@@ -154,7 +156,7 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     if remedy is not None:
         fixes = [
             (remedy.equal_work, "equal work (fednova, or steps given by client)"),
-            (remedy.control, "exact control variates (scaffold)"),
+            (remedy.control, "control variates (scaffold)"),
         ]
     good = sorted((f for f in fixes if f[0] >= REMOVES), reverse=True)
     removes = " and ".join(f"{what} would remove {percent(share)} of it" for share, what in good)
@@ -165,13 +167,13 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             f"({names_of(found, look.ids[top])}), with {work_of(job, look, top)} where all do "
             f"{work_of(job, look, np.arange(n))}"
         )
-        out.append(Finding("drift", f"{text}; {removes or 'no remedy of this page removes a quarter of it'}.", 1.0))
+        out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 1.0))
     elif look.drift.ratio > APART:
         text = (
             f"After round {look.round} clients end {look.drift.ratio**0.5:.1f} times as far from each other as their "
             f"mean moves"
         )
-        out.append(Finding("drift", f"{text}; {removes or 'mini-batch noise may be what is left'}.", 0.5))
+        out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 0.5))
     along = rank_correlation(look.drift.move, look.steps)
     if along > 0.5:
         text = f"How far a client drifts goes with its local steps (rank correlation {along:.2f})."
@@ -207,9 +209,9 @@ def _noise(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     if ratio <= NOISY:
         return []
     text = (
-        f"Mini-batch noise is {ratio:.1f} times a client's gradient after round {look.round}: local steps are led by the "
-        "batch more than by the loss; a larger --batch-size or local.lr_decay helps from here on, corrections of drift "
-        "do not."
+        f"Mini-batch noise is {ratio:.1f} times a client's gradient after round {look.round}, so that the batch leads "
+        "local steps more than the loss does; a larger --batch-size or local.lr_decay helps from here on, corrections of "
+        "drift do not."
     )
     return [Finding("gradients", text, 0.5 * _over(ratio, NOISY))]
 
@@ -225,7 +227,7 @@ def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         )
         return [Finding("steps", text, 0.5 + 0.5 * _over(most, STEEP))]
     if 0 < most < TIMID:
-        text = f"The local step size {compact(steep.lr)} is short: eta L is about {compact(most)} at most; try a larger --lr."
+        text = f"The local step size {compact(steep.lr)} is short: eta L is about {compact(most)}; try a larger --lr."
         return [Finding("steps", text, 0.3)]
     return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedconcord.analysis.surrogate import schedule_of
 from fedconcord.core import Algorithm, Client, Done, Local, Objective, Plan, Tree, rng
 from fedconcord.diagnosis import gradients, memory, vra
-from fedconcord.diagnosis.drift import Drift, Remedies, drift, remedies
+from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
 from fedconcord.diagnosis.gradients import Agreement
 from fedconcord.diagnosis.memory import DUALS, Residual, Staleness
 from fedconcord.federation.participation import View
@@ -95,11 +96,16 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     held = [_held(job, int(i)) for i in ids]
     at = torch.stack([_gradient(own, x, samples) for samples in held])
     local, done, work = _round(job, state, plan)
-    first = local.x.expand(len(ids), d)
     moves = done - x
+    first = local.x.expand(len(ids), d)
     there = at if torch.equal(first, x.expand_as(first)) else _gradients(own, first, held)
     end = _gradients(own, done, held)
     direction, corrected = _direction(local, there)
+    remedy = None
+    if not corrected:
+        scale = torch.as_tensor(local.scale).double().reshape(-1).cpu().numpy()  # [n] of gradients beside `linear`
+        steered = _round(job, state, plan, control(p, moves, work / scale, plan.lr))[1] - x
+        remedy = remedies(p, moves, work, steered)
     found, agreed = drift(p, moves), gradients.agreement(p, at)
     secant = gradients.secant(end - there, done - first)
     kept = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
@@ -124,7 +130,7 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         secant=secant,
         curvature=_curvature(own, x, at, held, np.argsort(-secant, kind="stable")[:MOST_CURVED]),
         drift=found,
-        remedies=None if corrected else remedies(p, moves, work, at, plan.lr),
+        remedies=remedy,
         direction=gradients.spread(p, direction) / max(agreed.spread, gradients.TINY),
         cohort=gradients.cohort_noise(over.spread, over.full, job.problem.roster.n, job.schedule.cohort),
         memory=None if kept is None else memory.staleness(p, kept, at),
@@ -216,10 +222,16 @@ class _Apart:
         """Nothing."""
 
 
-def _round(job: Job, state: State, plan: Plan) -> tuple[Local, Tensor, np.ndarray]:
-    """In the plan's order: local problems, where local steps end [n, d], and work ||a_i||_1 [n]."""
+def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tuple[Local, Tensor, np.ndarray]:
+    """In the plan's order: local problems, where local steps end [n, d], and work ||a_i||_1 [n].
+
+    Args:
+        more: [n, d] to be added to each client's direction.
+    """
     seen: dict[int, tuple[Local, Done]] = {}
     held, algorithm = threading.Lock(), job.algorithm
+    if more is not None:
+        algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, _model(down), client.gradient)
@@ -245,6 +257,19 @@ def _round(job: Job, state: State, plan: Plan) -> tuple[Local, Tensor, np.ndarra
     ends = [seen[int(i)][1] for i in plan.ids]
     counted = [float(end.normaliser if watched.needs_normaliser else end.steps) for end in ends]
     return _together(locals_), torch.stack([end.x for end in ends]), np.array(counted)
+
+
+def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[Tree, Tree, Client], Local]:
+    """`start` with more [n, d] in the directions of clients ids [n]."""
+    place = {int(i): k for k, i in enumerate(ids)}
+
+    def start(down: Tree, row: Tree, client: Client) -> Local:
+        local = algorithm.start(down, row, client)
+        own = more[[place[int(i)] for i in client.id.reshape(-1)]]
+        own = own if client.id.ndim else own[0]
+        return local._replace(linear=own if local.linear is None else local.linear + own)
+
+    return start
 
 
 def _model(down: Tree) -> Tensor:

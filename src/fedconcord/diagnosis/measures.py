@@ -141,9 +141,9 @@ MEASURES = (
     ),
     Measure(
         "control_removes",
-        "drift that exact control variates would remove",
-        "1 - D(Delta_i + eta a_i (grad f_i - grad F)) / D(Delta_i), first order in eta",
-        f"{SCAFFOLD}, Algorithm 1",
+        "drift that control variates would remove",
+        "1 - D(same steps with c - c_i added) / D(Delta_i), c_i = -Delta_i / (eta a_i)",
+        f"{SCAFFOLD}, Algorithm 1, option II",
         "scaffold, fednova_vr",
         lambda found, look: None if look.remedies is None else look.remedies.control,
         CORRECTED,

@@ -244,8 +244,8 @@ def _notes(subject: Subject, found: Diagnosis, same: bool | None) -> list[str]:
     out = []
     if len(found.ids) < subject.config.clients:
         out.append(
-            f"A keyed sample of {len(found.ids)} of {subject.config.clients} clients was asked: sums over clients are of "
-            "these."
+            f"A keyed sample of {len(found.ids)} of {subject.config.clients} clients was asked: sums over clients are "
+            "of these."
         )
     if same is False:
         out.append(

@@ -57,8 +57,8 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
         for key in source.values:
             if key not in WHERE:
                 raise UserError(
-                    f"{key} ({source.origin[key]}) is the run's own in {folder}, which is trained again as it was; leave it "
-                    "out, or diagnose settings of your own without RUN"
+                    f"{key} ({source.origin[key]}) is the run's own in {folder}, which is trained again as it was; "
+                    "leave it out, or diagnose settings of your own without RUN"
                 )
     nested = dict(saved.get("config", {}))
     if any("engine.name" in source.values for source in changes):
@@ -111,7 +111,7 @@ def cost(subject: Subject) -> str:
     capped = int((job.problem.roster.samples[ids] > MOST_SAMPLES).sum())
     part = f"; gradients of {capped} clients are of {MOST_SAMPLES} of their samples" if capped else ""
     where = "goes on from the run's checkpoint" if subject.state is not None else f"trains {last} rounds"
-    looks = len(subject.rounds) * len(ids) * each
+    looks = len(subject.rounds) * 2 * len(ids) * each  # as they are, and with control variates
     return (
         f"{where} (about {training:,.0f} mini-batch gradients) and looks at {len(ids)} clients{some} "
         f"after round{'s' if len(subject.rounds) > 1 else ''} {', '.join(map(str, subject.rounds))} "
