@@ -9,6 +9,9 @@ variates and dual variables then hold the gradients exactly, and w is p where th
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,8 +26,9 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, blank
 from fedconcord.state import Storage
 
-MOST_ROUNDS = 400  # until the step must repeat itself
-SAME = 1e-7  # relative change of the step from round to round that counts as none
+MOST_ROUNDS = 300  # until the step must repeat itself
+FIRST = 3  # rounds in which gradients of twice the length must make steps of twice the length
+SAME = 1e-6  # relative change of the step from round to round that counts as none
 NEAR = 1e-3  # and what is still taken after so many rounds
 
 
@@ -86,13 +90,11 @@ def surrogate(job: Job, plan: Plan) -> Surrogate | str:
         return "L-BFGS's steps are not linear in the gradients"
     if job.algorithm.hessian_at is not None:
         return "Newton steps are not linear in the gradients"
-    one = _response(job, plan, 1.0)
-    if isinstance(one, str):
-        return one
-    two = _response(job, plan, 2.0)
-    if isinstance(two, str) or not np.allclose(two, 2 * one, rtol=1e-3, atol=1e-3 * np.abs(one).max()):
+    one, two = (np.array([*itertools.islice(_steps(job, plan, scale), FIRST)]) for scale in (1.0, 2.0))
+    if not np.allclose(two, 2 * one, rtol=1e-6, atol=1e-6 * np.abs(one).max()):
         return "the server's step is not linear in the gradients"
-    return Surrogate(one / one.sum(), float(one.sum()))
+    step = _at_rest(job, plan)
+    return step if isinstance(step, str) else Surrogate(step / step.sum(), float(step.sum()))
 
 
 def schedule_of(job: Job) -> Schedule:
@@ -106,8 +108,23 @@ def schedule_of(job: Job) -> Schedule:
     return job.schedule
 
 
-def _response(job: Job, plan: Plan, scale: float) -> np.ndarray | str:
-    """The server's step [n] along each client's own gradient in units of -eta, once it repeats itself."""
+def _at_rest(job: Job, plan: Plan) -> np.ndarray | str:
+    """The server's step [n] once it repeats itself, or why it never does."""
+    least = 10 * (job.algorithm.blocks or 0)  # rounds in which every block of a table was drawn
+    step, change = np.zeros(len(plan.ids)), math.inf
+    for t, now in enumerate(itertools.islice(_steps(job, plan, 1.0), MOST_ROUNDS)):
+        if not np.isfinite(now).all():
+            return "its steps grow without end under constant gradients"
+        change, step = float(np.linalg.norm(now - step)), now
+        if t >= least and change <= SAME * np.linalg.norm(step):
+            break
+    if change > NEAR * np.linalg.norm(step):
+        return f"its step does not come to rest under constant gradients in {MOST_ROUNDS} rounds"
+    return step if step.sum() > 0 else "its step vanishes under constant gradients"
+
+
+def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
+    """The server's step [n] of every round along each client's own gradient, of this length, in units of -eta."""
     n, held = job.problem.roster.n, job.algorithm.blocks or 1  # samples of a client: any number would do
     position = np.zeros(n, np.int64)
     position[plan.ids] = np.arange(len(plan.ids))
@@ -123,20 +140,8 @@ def _response(job: Job, plan: Plan, scale: float) -> np.ndarray | str:
         storage=Storage(),
     )
     state = blank(tried)
-    server, step, before = state.server, np.zeros(len(plan.ids)), np.zeros(len(plan.ids))
-    least = 10 * held if job.algorithm.blocks else 1  # rounds in which every block was drawn
-    for t in range(MOST_ROUNDS):
+    server = state.server
+    for t in itertools.count():
         done = tried.engine.round(problem, tried.duty, server, state.store, plan._replace(round=t))
-        step = ((server.x - done.server.x) / plan.lr).numpy()
+        yield ((server.x - done.server.x) / plan.lr).numpy()
         server = done.server
-        if not np.isfinite(step).all():
-            return "its steps grow without end under constant gradients"
-        if t >= least and np.linalg.norm(step - before) <= SAME * np.linalg.norm(step):
-            break
-        change, before = np.linalg.norm(step - before), step
-    else:
-        if change > NEAR * np.linalg.norm(step):
-            return f"its step does not come to rest under constant gradients in {MOST_ROUNDS} rounds"
-    if not step.sum() > 0:
-        return "its step vanishes under constant gradients"
-    return step

@@ -23,6 +23,7 @@ NOISY = 1.0  # mini-batch noise over gradient
 STEEP = 2.0  # eta L
 TIMID = 0.02  # eta L at a first look below which steps are said to be short
 WRONG = 0.7  # error of what clients remember from which it is said to be stale
+STALE = 0.7  # error of what was just updated over that of the rest, below which age is said to be the reason
 HELPS = 0.5  # variance of the direction that corrections leave, from which they are said to help
 SCATTERED = 1.0  # deviation of a cohort's direction over its length
 WAITS = 0.3  # share of the clients' time spent waiting
@@ -65,7 +66,7 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
 
 
 def _over(value: float, threshold: float) -> float:
-    return float(np.log(max(value, 1e-12) / threshold))
+    return float(min(np.log(max(value, 1e-12) / threshold), 5.0))
 
 
 def percent(share: float) -> str:
@@ -210,8 +211,8 @@ def _noise(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         return []
     text = (
         f"Mini-batch noise is {ratio:.1f} times a client's gradient after round {look.round}, so that the batch leads "
-        "local steps more than the loss does; a larger --batch-size or local.lr_decay helps from here on, corrections of "
-        "drift do not."
+        "local steps more than the loss does; a larger --batch-size or local.lr_decay helps from here on, corrections "
+        "of drift do not."
     )
     return [Finding("gradients", text, 0.5 * _over(ratio, NOISY))]
 
@@ -238,14 +239,29 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     age, out = found.history.age()[look.ids], []
     never = float((found.history.last[look.ids] < 0).mean())
     if look.memory.relative > WRONG:
-        grown = rank_correlation(age, look.memory.error) if look.round == found.history.rounds else 0.0
         text = (
             f"What clients remember ({look.remembered}) is {percent(look.memory.relative)} off their gradients after "
-            f"round {look.round}; the median client was last updated {compact(float(np.median(age)))} rounds before"
-            + (f", {percent(never)} never" if never > 0 else "")
-            + (f", and older is worse (rank correlation {grown:.2f})" if grown > 0.3 else "")
-            + "; a larger --cohort, or a larger dual step or penalty, makes it truer."
+            f"round {look.round}"
         )
+        if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
+            text += "; smaller local steps, or a larger dual step or penalty, make it truer."
+        else:
+            fresh, old = (
+                float((p @ look.memory.error[k] ** 2 / max(p @ look.gradient.norms[k] ** 2, 1e-300)) ** 0.5)
+                for k, p in ((k, look.p[k]) for k in (age == 0, age > 0))
+            )
+            text += (
+                f": {percent(fresh)} where the client took part in the last round and {percent(old)} where it did not, "
+                f"for {compact(float(np.median(age[age > 0])))} rounds in the median"
+                + (f", {percent(never)} of all never" if never > 0 else "")
+            )
+            stale = fresh < STALE * old
+            text += (
+                "; a larger --cohort, or virtual updates (afedpd), keep it fresh."
+                if stale
+                else "; it is wrong from the start, so that smaller or fewer local steps, or a larger dual step or "
+                "penalty, make it truer."
+            )
         out.append(Finding("memory", text, 0.5 + _over(look.memory.relative, WRONG)))
     elif look.direction < HELPS:
         text = (
