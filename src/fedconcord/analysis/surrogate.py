@@ -23,7 +23,8 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, Plan, roster_of
 from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job, blank
+from fedconcord.jobs import Job, population_of
+from fedconcord.jobs.job import template
 from fedconcord.state import Storage
 
 MOST_ROUNDS = 300  # until the step must repeat itself
@@ -139,9 +140,9 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
         engine=Stacked(None, 1, kernel="torch"),
         storage=Storage(),
     )
-    state = blank(tried)
-    server = state.server
+    server = tried.algorithm.init(problem.init(0), population_of(tried))
+    store = tried.engine.open(problem, tried.duty, tried.storage, template(tried), None)
     for t in itertools.count():
-        done = tried.engine.round(problem, tried.duty, server, state.store, plan._replace(round=t))
+        done = tried.engine.round(problem, tried.duty, server, store, plan._replace(round=t))
         yield ((server.x - done.server.x) / plan.lr).numpy()
         server = done.server

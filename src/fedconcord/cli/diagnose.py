@@ -28,25 +28,19 @@ def diagnose(
     with importing():
         from fedconcord.diagnosis import page
         from fedconcord.diagnosis import subject as subjects
-        from fedconcord.diagnosis.course import diagnose as look_at
-        from fedconcord.diagnosis.findings import findings, verdict
-        from fedconcord.runs.plan import threads
 
     sources = sources_of(given)
     subject = subjects.of_settings(sources, rounds) if run is None else subjects.of_run(Path(run), rounds, *sources)
-    say(f"{subject.title}: {subjects.cost(subject)}")
-    folder = subjects.folder_of(subject, given["out"])
-    with threads(subject.config.engine.threads), console.status("round 0") as status:
-        found = look_at(
-            subject.job, subject.rounds, subject.state, lambda t: status.update(f"round {t} of {subject.rounds[-1]}")
-        )
-    same = subjects.same_model(subject, found.state)
-    written = page.write(folder, subject, found, same)
-    for sentence in verdict(findings(subject.job, found)):
+    for sentence in subjects.notes(subject):
+        say(sentence)
+    folder, last = subjects.folder_of(subject, given["out"]), subject.rounds[-1]
+    with console.status("") as status:
+        done = page.diagnosed(subject, folder, lambda t: status.update(f"round {t} of {last}"))
+    for sentence in done.verdict:
         say(f"- {sentence}")
-    if same is not None:
-        say(f"the rounds trained again end {'at' if same else 'NOT at'} the run's own model, bit for bit")
-    say(f"diagnosis: {written}")
+    if done.same_model is not None:
+        say(f"the rounds trained again end {'at' if done.same_model else 'NOT at'} the run's own model, bit for bit")
+    say(f"diagnosis: {done.page}")
 
 
 def _rounds(at: str) -> list[int]:

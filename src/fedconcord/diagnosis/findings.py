@@ -10,12 +10,13 @@ from fedconcord.analysis.surrogate import Surrogate, schedule_of
 from fedconcord.diagnosis.course import Diagnosis
 from fedconcord.diagnosis.drift import rank_correlation
 from fedconcord.diagnosis.look import Look
+from fedconcord.diagnosis.memory import DUALS
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
 from fedconcord.report.format import compact, listing
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
-FEW, MOST_OF = 0.1, 0.4  # a tenth of the clients, at least 3, that make so much of the drift
+FEW, MOST_OF = 0.1, 0.4  # a tenth of the clients, at least 3, that make so much of the drift, and twice their part
 REMOVES = 0.25  # share of the drift that a remedy must remove to be named
 APART = 1.0  # drift apart over common move
 UNLIKE = 4.0  # B^2
@@ -162,12 +163,13 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     good = sorted((f for f in fixes if f[0] >= REMOVES), reverse=True)
     removes = " and ".join(f"{what} would remove {percent(share)} of it" for share, what in good)
     top, share = order[:few], float(look.drift.share[order[:few]].sum())
-    if n > 2 * few and share >= MOST_OF:
+    if share >= max(MOST_OF, 2 * few / n):
+        theirs, everyones = work_of(job, look, top), work_of(job, look, np.arange(n))
         text = (
             f"After round {look.round} {percent(share)} of the drift apart comes from {few} of {n} clients "
-            f"({names_of(found, look.ids[top])}), with {work_of(job, look, top)} where all do "
-            f"{work_of(job, look, np.arange(n))}"
+            f"({names_of(found, look.ids[top])})"
         )
+        text += "" if theirs == everyones else f", with {theirs} where all do {everyones}"
         out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 1.0))
     elif look.drift.ratio > APART:
         text = (
@@ -222,11 +224,11 @@ def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     most = steep.lr * steep.smoothness
     if most > STEEP:
         text = (
-            f"The local step size {compact(steep.lr)} is at the edge: eta L is at least {compact(most)} after round "
-            f"{steep.round} (steps on a quadratic are stable below 2); tune --lr below {compact(2 / steep.smoothness)} "
-            "too."
+            f"The local step size {compact(steep.lr)} overshoots where the losses are steepest: eta L is at least "
+            f"{compact(most)} after round {steep.round} (steps on a quadratic are stable below 2); if the curve jumps, "
+            f"tune --lr down to {compact(2 / steep.smoothness)}."
         )
-        return [Finding("steps", text, 0.5 + 0.5 * _over(most, STEEP))]
+        return [Finding("steps", text, 0.3 * _over(most, STEEP))]
     if 0 < most < TIMID:
         text = f"The local step size {compact(steep.lr)} is short: eta L is about {compact(most)}; try a larger --lr."
         return [Finding("steps", text, 0.3)]
@@ -244,7 +246,7 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             f"round {look.round}"
         )
         if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
-            text += "; smaller local steps, or a larger dual step or penalty, make it truer."
+            text += f"; fewer or smaller local steps{_penalty(job)} make it truer."
         else:
             fresh, old = (
                 float((p @ look.memory.error[k] ** 2 / max(p @ look.gradient.norms[k] ** 2, 1e-300)) ** 0.5)
@@ -259,8 +261,7 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             text += (
                 "; a larger --cohort, or virtual updates (afedpd), keep it fresh."
                 if stale
-                else "; it is wrong from the start, so that smaller or fewer local steps, or a larger dual step or "
-                "penalty, make it truer."
+                else f"; it is wrong from the start: fewer or smaller local steps{_penalty(job)} make it truer."
             )
         out.append(Finding("memory", text, 0.5 + _over(look.memory.relative, WRONG)))
     elif look.direction < HELPS:
@@ -270,6 +271,10 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         )
         out.append(Finding("memory", text, 0.3))
     return out
+
+
+def _penalty(job: Job) -> str:
+    return ", or a larger penalty or dual step," if job.algorithm.identity.method in DUALS else ""
 
 
 def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:

@@ -6,10 +6,11 @@ import html
 import json
 import math
 import re
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -17,16 +18,17 @@ import numpy as np
 from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.diagnosis.course import Diagnosis
+from fedconcord.diagnosis.course import Diagnosis, diagnose
 from fedconcord.diagnosis.figures import SHARES, drawings
 from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, numbers
-from fedconcord.diagnosis.subject import Subject
+from fedconcord.diagnosis.subject import Subject, same_model
 from fedconcord.report import elements
 from fedconcord.report.figures import to_files
 from fedconcord.report.figures.style import STYLE
 from fedconcord.report.format import compact
 from fedconcord.runs.folder import versions
+from fedconcord.runs.plan import threads
 
 FORMAT = 1
 FOLDER = "diagnosis"  # of figures and tables, beside the page
@@ -55,16 +57,30 @@ TOPICS = {
 esc = html.escape
 
 
-def write(folder: Path, subject: Subject, found: Diagnosis, same: bool | None) -> Path:
-    """Write diagnose.html and diagnosis/ (diagnosis.json, rounds.csv, clients.csv, figures) and return the page's path.
+class Diagnosed(NamedTuple):
+    """A diagnosis that was written."""
+
+    page: Path  # diagnose.html
+    verdict: list[str]  # three to five sentences
+    numbers: dict[str, Any]  # what diagnosis.json holds
+    same_model: bool | None  # whether the rounds trained again end at the run's own model; None without a run
+
+
+def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lambda t: None) -> Diagnosed:
+    """Train, look, and write diagnose.html and diagnosis/ (diagnosis.json, rounds.csv, clients.csv, figures).
+
+    Args:
+        each: told of every round done.
 
     Raises:
         UserError: the folder cannot be written.
     """
+    with threads(subject.config.engine.threads):
+        found = diagnose(subject.job, subject.rounds, subject.state, each)
+    same = same_model(subject, found.state)
     said = findings(subject.job, found)
-    content: dict[str, str | bytes] = {
-        "diagnosis.json": json.dumps(_clean(document(subject, found, said, same)), indent=2) + "\n"
-    }
+    told = _clean(document(subject, found, said, same))
+    content: dict[str, str | bytes] = {"diagnosis.json": json.dumps(told, indent=2) + "\n"}
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -77,7 +93,7 @@ def write(folder: Path, subject: Subject, found: Diagnosis, same: bool | None) -
         files.write_text(folder / "diagnose.html", page)
     except OSError as error:
         raise UserError(f"cannot write the diagnosis to {folder}: {error.strerror or error}") from None
-    return folder / "diagnose.html"
+    return Diagnosed(folder / "diagnose.html", verdict(said), told, same)
 
 
 def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> dict[str, Any]:

@@ -99,7 +99,12 @@ def folder_of(subject: Subject, out: str | None) -> Path:
     return folders.free_folder(Path("runs"), f"{settings_module.folder_name(subject.config.data)}-diagnosis")
 
 
-def cost(subject: Subject) -> str:
+def notes(subject: Subject) -> list[str]:
+    """What was guessed of data of the user's own, and what is going to be computed."""
+    return [*settings_module.notes(subject.config), f"{subject.title}: {_cost(subject)}"]
+
+
+def _cost(subject: Subject) -> str:
     """What the diagnosis is going to compute, in one sentence, from counted work."""
     job, ids = subject.job, chosen(subject.job)
     last = subject.rounds[-1]
