@@ -51,7 +51,7 @@ def after(job: Job, rounds: int) -> State:
 
 
 def looked(job: Job, rounds: int = 0) -> look.Look:
-    return look.look(job, after(job, rounds), look.chosen(job))
+    return look.look(job, after(job, rounds), np.arange(job.problem.roster.n))
 
 
 def weights_of(algorithm: Algorithm, **more: Any) -> tuple[np.ndarray, Surrogate]:
@@ -204,7 +204,7 @@ def test_drift_of_k_steps_in_closed_form() -> None:
             for H, b, k in zip(problem.H_mean, problem.b_mean, STEPS, strict=True)
         ]
     )
-    seen = look.look(job, state, look.chosen(job))
+    seen = look.look(job, state, np.arange(6))
     np.testing.assert_allclose(seen.drift.move, moves.norm(dim=1).numpy(), rtol=1e-10)
     np.testing.assert_allclose(seen.drift.away, (moves - moves.mean(0)).norm(dim=1).numpy(), rtol=1e-10)
 
@@ -263,7 +263,7 @@ def test_scaffolds_sum_is_the_last_models_gradient() -> None:
     def full(x: Tensor) -> Tensor:
         return problem.H_mean.mean(0) @ x - problem.b_mean.mean(0)
 
-    seen = look.look(job, now, look.chosen(job)).memory
+    seen = look.look(job, now, np.arange(6)).memory
     assert seen is not None
     wanted = (full(before.server.x) - full(now.server.x)).norm() / full(now.server.x).norm()
     assert seen.total == pytest.approx(float(wanted))
@@ -426,7 +426,19 @@ def test_many_clients_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     found = course.diagnose(job, (1,))
     assert len(found.ids) == 4
     assert found.looks[0].p.sum() == pytest.approx(1.0)
-    assert np.array_equal(found.ids, look.chosen(job))  # keyed: the same again
+    assert np.array_equal(found.ids, look.chosen(job, (1,)))  # keyed: the same again
+
+
+def test_looks_cost_no_more_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 clients of 4 steps: 8 rounds of 5 are 160 gradients, which 20 clients of one look or 10 of two come to."""
+    monkeypatch.setattr(look, "FREE_WORK", 0)
+    problem = quadratics(0, 60, torch.float64, CPU, dim=4)
+    job = job_of(METHODS["fedavg"](), problem, cohort=5, work=per_client([4] * 60))
+    assert len(look.chosen(job, (8,))) == 20
+    assert len(look.chosen(job, (0, 8))) == 10
+    assert len(look.chosen(job, (0, 2, 4, 8))) == look.LEAST_CLIENTS
+    monkeypatch.setattr(look, "FREE_WORK", 10_000)
+    assert len(look.chosen(job, (0, 8))) == 60
 
 
 def test_nothing_is_said_of_a_federation_without_trouble() -> None:

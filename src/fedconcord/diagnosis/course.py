@@ -69,7 +69,7 @@ def diagnose(
         state: after round `at[0]`, where training need not begin anew; earlier rounds are then known by their plans.
         each: told of every round done.
     """
-    ids = chosen(job)
+    ids = chosen(job, at)
     past, looks, diverged = history.nothing(job.problem.roster.n), [], None
     if state is None:
         state = start(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,9 @@ from fedconcord.jobs import Job, State
 from fedconcord.local.duty import open_rows, with_oracle
 from fedconcord.state import Store
 
-MOST_CLIENTS = 100  # that a look asks
+MOST_CLIENTS, LEAST_CLIENTS = 100, 10  # that a look asks
+FREE_WORK = 5_000  # mini-batch gradients of all looks that nobody waits for
+ROUNDS_OF_A_LOOK = 2  # local steps as they are, and with control variates
 MOST_NUMBERS = 2**24  # of the vectors [n, d] that a look holds
 MOST_SAMPLES = 1000  # of a client, for its gradient at one model
 MOST_BATCHES = 8  # of a client, for its noise
@@ -60,10 +62,16 @@ class Look(NamedTuple):
         return max(self.curvature or 0.0, float(self.secant.max()))
 
 
-def chosen(job: Job) -> np.ndarray:
-    """The clients [n] that looks ask, sorted: all, or a keyed sample where they are many or the model is large."""
+def chosen(job: Job, at: Sequence[int]) -> np.ndarray:
+    """The clients [n] that looks after rounds `at` ask, sorted: all, or a keyed sample.
+
+    A sample where clients are many, the model is large, or their local steps would cost more than the training does.
+    """
     n = job.problem.roster.n
-    most = min(n, MOST_CLIENTS, max(2, MOST_NUMBERS // job.problem.objective.dim))
+    each = steps_of(job, np.arange(min(n, MOST_CLIENTS)))
+    work = max(FREE_WORK, at[-1] * min(job.schedule.cohort, n) * each)
+    worth = max(LEAST_CLIENTS, int(work / (ROUNDS_OF_A_LOOK * len(at) * each)))
+    most = min(n, MOST_CLIENTS, worth, max(2, MOST_NUMBERS // job.problem.objective.dim))
     draw = rng.generator(job.schedule.seed, rng.Purpose.LOOK)
     return np.arange(n) if most == n else np.sort(draw.choice(n, most, replace=False))
 
@@ -86,6 +94,12 @@ def plan_for(job: Job, round: int, ids: np.ndarray) -> Plan:
     )
     view = View(lambda: job.cost, np.zeros_like, job.problem.objective.dim)
     return everyone.plan(round, job.algorithm, job.problem.roster, view)
+
+
+def steps_of(job: Job, ids: np.ndarray) -> float:
+    """Mini-batch gradients of the local steps of one of these clients in round 0, in the mean."""
+    full = job.schedule.draws.full_cost(job.algorithm, job.problem.roster.samples[ids])
+    return float(job.cost.gradients(plan_for(job, 0, ids).steps, full).mean())
 
 
 def look(job: Job, state: State, ids: np.ndarray) -> Look:

@@ -12,7 +12,7 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import folders
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors
-from fedconcord.diagnosis.look import MOST_SAMPLES, chosen, plan_for
+from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
 from fedconcord.runs.begun import Begun
@@ -106,17 +106,14 @@ def notes(subject: Subject) -> list[str]:
 
 def _cost(subject: Subject) -> str:
     """What the diagnosis is going to compute, in one sentence, from counted work."""
-    job, ids = subject.job, chosen(subject.job)
-    last = subject.rounds[-1]
-    plan = plan_for(job, 0, ids)
-    full = job.schedule.draws.full_cost(job.algorithm, job.problem.roster.samples[ids])
-    each = float(job.cost.gradients(plan.steps, full).mean())
+    job, ids = subject.job, chosen(subject.job, subject.rounds)
+    last, each = subject.rounds[-1], steps_of(subject.job, ids)
     training = 0.0 if subject.state is not None else last * min(job.schedule.cohort, job.problem.roster.n) * each
     some = "" if len(ids) == job.problem.roster.n else f", a sample of {job.problem.roster.n}"
     capped = int((job.problem.roster.samples[ids] > MOST_SAMPLES).sum())
     part = f"; gradients of {capped} clients are of {MOST_SAMPLES} of their samples" if capped else ""
     where = "goes on from the run's checkpoint" if subject.state is not None else f"trains {last} rounds"
-    looks = len(subject.rounds) * 2 * len(ids) * each  # as they are, and with control variates
+    looks = len(subject.rounds) * ROUNDS_OF_A_LOOK * len(ids) * each
     return (
         f"{where} (about {training:,.0f} mini-batch gradients) and looks at {len(ids)} clients{some} "
         f"after round{'s' if len(subject.rounds) > 1 else ''} {', '.join(map(str, subject.rounds))} "
