@@ -16,7 +16,8 @@ from fedconcord.jobs import Job
 from fedconcord.report.format import compact, listing
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
-FEW, MOST_OF = 0.1, 0.4  # a tenth of the clients, at least 3, that make so much of the drift, and twice their part
+HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients
+ALIKE = 0.7  # and those after them whose part is nearly that of the one before
 REMOVES = 0.25  # share of the drift that a remedy must remove to be named
 APART = 1.0  # drift apart over common move
 UNLIKE = 4.0  # B^2
@@ -143,15 +144,18 @@ def _aim(job: Job, found: Diagnosis) -> list[Finding]:
             return [Finding("aim", text, _over(plain, MISSED))]
         text = (
             f"A plain average would go down another objective on this work ({work}, chi-square {plain:.2f}); {method} "
-            f"keeps the true weights (chi-square {own:.1e})."
+            f"keeps the true weights (chi-square {compact(own, '.1e') if own > 1e-9 else 0})."
         )
         return [Finding("aim", text, 0.5 * _over(plain, MISSED))]
     return []
 
 
 def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
-    order, n = np.argsort(-look.drift.share, kind="stable"), len(look.ids)
-    few = max(3, round(FEW * n))
+    n, order = len(look.ids), np.argsort(-look.drift.share, kind="stable")
+    part = look.drift.share[order]
+    few, limit = int(np.searchsorted(part.cumsum(), HALF) + 1), max(1, int(FEW * n))
+    while few < limit and part[few] > ALIKE * part[few - 1]:
+        few += 1
     out: list[Finding] = []
     remedy = look.remedies
     fixes: list[tuple[float, str]] = []
@@ -162,8 +166,8 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         ]
     good = sorted((f for f in fixes if f[0] >= REMOVES), reverse=True)
     removes = " and ".join(f"{what} would remove {percent(share)} of it" for share, what in good)
-    top, share = order[:few], float(look.drift.share[order[:few]].sum())
-    if share >= max(MOST_OF, 2 * few / n):
+    top, share = order[: min(few, n)], float(part[:few].sum())
+    if few <= limit and n > 1:
         theirs, everyones = work_of(job, look, top), work_of(job, look, np.arange(n))
         text = (
             f"After round {look.round} {percent(share)} of the drift apart comes from {few} of {n} clients "
@@ -192,10 +196,10 @@ def _unlike(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     text = f"The clients' gradients disagree: B^2 is {compact(B2)} after round {look.round} (1 if all are the same)" + (
         f", and {percent(against)} of the clients point against the full gradient" if against > 0.05 else ""
     )
-    left = look.direction
-    if left < HELPS:
+    if look.remedies is None:
         text += (
-            f"; {job.algorithm.identity.method}'s corrections leave {percent(left)} of that in the search direction."
+            f"; {job.algorithm.identity.method}'s corrections leave {percent(look.direction)} of that in the first "
+            "direction of the local steps."
         )
     else:
         text += (
@@ -246,6 +250,7 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             f"round {look.round}"
         )
         if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
+            text += f" ({percent(never)} of the clients were never updated)" if never > 0 else ""
             text += f"; fewer or smaller local steps{_penalty(job)} make it truer."
         else:
             fresh, old = (
@@ -259,7 +264,7 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             )
             stale = fresh < STALE * old
             text += (
-                "; a larger --cohort, or virtual updates (afedpd), keep it fresh."
+                f"; a larger --cohort{_virtual(job)} keeps it fresh."
                 if stale
                 else f"; it is wrong from the start: fewer or smaller local steps{_penalty(job)} make it truer."
             )
@@ -275,6 +280,10 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
 
 def _penalty(job: Job) -> str:
     return ", or a larger penalty or dual step," if job.algorithm.identity.method in DUALS else ""
+
+
+def _virtual(job: Job) -> str:
+    return "" if job.algorithm.identity.method.startswith("afedpd") else ", or virtual updates (afedpd),"
 
 
 def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
