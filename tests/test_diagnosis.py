@@ -270,11 +270,11 @@ def test_scaffolds_sum_is_the_last_models_gradient() -> None:
     assert seen.gap == pytest.approx(0.0, abs=1e-12)
 
 
-FAST = ["fedvra"]
-SLOW = ["scaffold", "fednova_vr", "vrlsgd", "feddyn", "fedpd", "fedhybrid", "afedpd", "losac", "fedsaga"]
+MEMORY = ["scaffold", "fedvra", "fednova_vr", "vrlsgd", "feddyn", "fedpd", "fedhybrid", "afedpd", "losac", "fedsaga"]
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMORY)
 def test_what_is_remembered_is_the_gradient_at_a_fixed_point(name: str) -> None:
     """Where the method stands still, every client's memory is its gradient there, and V^t is 0."""
     options = {"feddyn": {"alpha": 1.0}, "afedpd": {"rho": 1.0}, "fedvra": {"gamma": 1.0, "a": 1.0, "d": 1.0}}
@@ -392,7 +392,7 @@ def test_looks_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         for key, value in numbers(found, one).items():
             assert value is None or math.isfinite(value) or key.endswith("chi2"), (key, value)
         assert numbers(found, one)["dissimilarity"] >= 1 - 1e-9
-    assert 3 <= len(findings.verdict(findings.findings(job, found))) <= 5 or findings.findings(job, found) == []
+    assert 1 <= len(findings.verdict(findings.findings(job, found))) <= 5
 
 
 def rows(state: State) -> Any:
@@ -446,7 +446,7 @@ def test_nothing_is_said_of_a_federation_without_trouble() -> None:
     problem = Quadratic(torch.eye(4, dtype=torch.float64).expand(6, 1, 4, 4), torch.ones(6, 1, 4, dtype=torch.float64))
     job = job_of(METHODS["fedavg"](), problem, work=per_client([3] * 6))
     said = findings.findings(job, course.diagnose(job, (0, 2)))
-    assert [one.text for one in said] == []
+    assert [one.text for one in said if one.weight > 0] == []
     assert findings.verdict(said)[0].startswith("Nothing stands out")
 
 
@@ -487,14 +487,15 @@ def test_the_command_on_digits(tmp_path: Path) -> None:
     run, fedconcord = tmp_path / "run", [sys.executable, "-m", "fedconcord"]
     assert call(["run", *SMALL, "--method", "scaffold", "--epochs", "by_client(1,5)", "--out", str(run)]) == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    done = subprocess.run([*fedconcord, "diagnose", str(run)], capture_output=True, text=True, check=False)
+    told = [*fedconcord, "diagnose", str(run), "--at", "0,4"]
+    done = subprocess.run(told, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "looks at 12 clients after rounds 0, 1, 2, 4" in done.stdout
+    assert "looks at 12 clients after rounds 0, 4" in done.stdout
     assert "end at the run's own model, bit for bit" in done.stdout
     assert before == {name: (run / name).read_bytes() for name in before}  # of the run nothing is touched
     saved = json.loads((run / "diagnosis" / "diagnosis.json").read_text())
     assert saved["same_model_as_run"] is True
-    assert saved["looked_at"] == [0, 1, 2, 4]
+    assert saved["looked_at"] == [0, 4]
     assert saved["surrogate"]["average"]["chi2"] > 0.05 > 1e-6 > saved["surrogate"]["method"]["chi2"]
     page = (run / "diagnose.html").read_text()
     for wanted in (
@@ -507,7 +508,7 @@ def test_the_command_on_digits(tmp_path: Path) -> None:
         assert wanted in page
     assert page.count("<figure") == page.count("</figure>") >= 6
     with open(run / "diagnosis" / "clients.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 4 * 12
+        assert len(list(csv.DictReader(file))) == 2 * 12
 
 
 def test_the_checkpoint_gives_what_training_again_gives(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _shares(found: Diagnosis) -> Drawing:
     def draw(legend: bool) -> Figure:
         fig, ax = panel(*PANEL)
         n = len(rising)
-        ax.step(np.arange(n + 1), np.append(0, rising), where="post", color=BLUE, linewidth=1.5)
+        ax.plot(np.arange(n + 1), np.append(0, rising), color=BLUE, linewidth=1.5)
         ax.plot([0, n], [0, 1], color=MUTED, linewidth=0.8, linestyle="dashed")
         ax.axvspan(0, few, color=MUTED, alpha=0.12, linewidth=0)
         ax.set_xlim(0, n)
@@ -199,6 +199,7 @@ def _skew(found: Diagnosis) -> list[Drawing]:
     def draw(legend: bool) -> Figure:
         fig, ax = panel(*PANEL)
         ax.scatter(found.skew.samples, labels, s=14, color=BLUE, linewidths=0, alpha=0.8)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set_xlabel("samples of the client")
         ax.set_ylabel("distance of its classes to everybody's")
         ax.set_ylim(0, 2)

@@ -13,7 +13,7 @@ from fedconcord.diagnosis.look import Look
 from fedconcord.diagnosis.memory import DUALS
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
-from fedconcord.report.format import compact, listing
+from fedconcord.report.format import compact, listing, size
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
 HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients
@@ -59,8 +59,8 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
     first: dict[str, Finding] = {}
     for one in every:
         first.setdefault(one.topic, one)
-    chosen = sorted(first.values(), key=lambda one: -one.weight)[:most]
-    chosen += [one for one in every if one not in chosen][: max(0, 3 - len(chosen))]
+    chosen = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
+    chosen += [one for one in every if one not in chosen and one.weight > 0][: max(0, 3 - len(chosen))]
     return [one.text for one in chosen] or [
         "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page "
         "is passed; the step size and the number of rounds are what is left to tune."
@@ -343,9 +343,16 @@ def _skew(found: Diagnosis) -> list[Finding]:
 
 
 def _times(job: Job, found: Diagnosis) -> list[Finding]:
-    total = found.history.seconds.sum(0)
+    total, did = found.history.seconds.sum(0), found.history.gradients
     if not total.sum() > 0:
-        return []
+        if not did.any():
+            return []
+        text = (
+            f"No devices are simulated (devices); over {found.history.rounds} rounds a client evaluated from "
+            f"{did.min():.0f} to {did.max():.0f} mini-batch gradients, and got {size(job.cost.down)} and sent "
+            f"{size(job.cost.up)} each time it took part."
+        )
+        return [Finding("time", text, 0.0)]
     down, compute, up, waiting = total / total.sum()
     text = (
         f"Of the clients' simulated time {percent(compute)} is computing, {percent(down + up)} sending and "

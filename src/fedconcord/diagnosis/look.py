@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.analysis.surrogate import schedule_of
-from fedconcord.core import Algorithm, Client, Done, Local, Objective, Plan, Tree, rng
+from fedconcord.core import Algorithm, Client, Done, Local, Objective, Plan, Tree, model_of, rng
 from fedconcord.diagnosis import gradients, memory, vra
 from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
 from fedconcord.diagnosis.gradients import Agreement
@@ -48,7 +48,7 @@ class Look(NamedTuple):
     secant: np.ndarray  # [n] ||grad f_i(x_i^K) - g_i|| / ||x_i^K - x^t||, at most L_i
     curvature: float | None  # largest |eigenvalue| of the Hessian over a few clients; None: cannot be differentiated
     drift: Drift
-    remedies: Remedies | None  # None: the method corrects its clients' directions already
+    remedies: Remedies | None  # None: the method corrects its clients' directions already, or takes no gradient steps
     direction: float  # variance over clients of the first direction, over that of their gradients
     cohort: float  # deviation of a cohort's mean direction from everybody's, over its length
     memory: Staleness | None  # None: clients keep nothing that stands for a gradient
@@ -116,7 +116,7 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     end = _gradients(own, done, held)
     direction, corrected = _direction(local, there)
     remedy = None
-    if not corrected:
+    if not corrected and job.solver.kind == "sgd" and job.algorithm.hessian_at is None:
         scale = torch.as_tensor(local.scale).double().reshape(-1).cpu().numpy()  # [n] of gradients beside `linear`
         steered = _round(job, state, plan, control(p, moves, work / scale, plan.lr))[1] - x
         remedy = remedies(p, moves, work, steered)
@@ -237,7 +237,7 @@ class _Apart:
 
 
 def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tuple[Local, Tensor, np.ndarray]:
-    """In the plan's order: local problems, where local steps end [n, d], and work ||a_i||_1 [n].
+    """In the plan's order: local problems (`table` its mean [d]), where local steps end [n, d], work ||a_i||_1 [n].
 
     Args:
         more: [n, d] to be added to each client's direction.
@@ -248,7 +248,10 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, _model(down), client.gradient)
+        local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, model_of(down), client.gradient)
+        table = None if local.table is None else local.table.mean(-2)
+        local = local._replace(table=table, table_rate=0.0, buffer=None, tilt=None, metric=None)  # large, and not asked
+        done = done._replace(linear=None, table=None, buffer=None, tilt=None)
         stacked = client.id.ndim > 0
         with held:
             for k, i in enumerate(client.id.reshape(-1).tolist()):
@@ -286,24 +289,15 @@ def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[T
     return start
 
 
-def _model(down: Tree) -> Tensor:
-    x: Tensor = down if isinstance(down, Tensor) else down.x
-    return x
-
-
 def _pick(of: Any, k: int) -> Any:
-    """One client's part of a Local or Done of a stacked cohort: tensors [S, ...] at k; [d] and [] are common to all."""
+    """One client's part of a Local or Done of a stacked cohort: vectors [S, d] and columns [S, 1] at k."""
+    columns = ("prox", "scale", "steps", "normaliser")
 
-    def at(leaf: Any, most: int) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.ndim < most:
-            return leaf
-        return leaf[k].clone()
+    def at(name: str, leaf: Any) -> Any:
+        own = isinstance(leaf, Tensor) and leaf.ndim >= (1 if name in columns else 2)
+        return leaf[k].clone() if own else leaf
 
-    numbers = ("prox", "scale", "table_rate", "steps", "normaliser")
-    tables = ("table", "metric")
-    most = {name: 1 if name in numbers else 3 if name in tables else 2 for name in of._fields}
-    kept = {name: at(leaf, most[name]) for name, leaf in of._asdict().items() if name != "tilt"}
-    return of._replace(**kept, tilt=None)
+    return of._replace(**{name: at(name, leaf) for name, leaf in of._asdict().items()})
 
 
 def _together(locals_: list[Local]) -> Local:
@@ -325,7 +319,7 @@ def _together(locals_: list[Local]) -> Local:
         anchor=rows([local.anchor for local in locals_]),
         scale=column([local.scale for local in locals_]),
         snapshot=rows([local.snapshot for local in locals_]),
-        table=rows([None if local.table is None else local.table.mean(0) for local in locals_]),
+        table=rows([local.table for local in locals_]),
     )
 
 
@@ -333,7 +327,7 @@ def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
     """The mean direction of each client's first step [n, d], and whether it is corrected for the client.
 
     Args:
-        local: of n clients (`_together`), `table` as the mean of each one's.
+        local: of n clients (`_together`); `table` is the mean [d] of each one's.
         at: gradients [n, d] where they start.
     """
     found = local.scale * at

@@ -30,7 +30,7 @@ FEDVRA = "Wang et al. (FedVRA), AAAI 2023"
 AFEDPD = "A-FedPD, NeurIPS 2024"
 FEDADMM = "Gong, Li, Freris (FedADMM), ICDE 2022"
 NO_MEMORY = "the method's clients keep nothing that stands for their gradient"
-CORRECTED = "the method corrects its clients' directions already"
+CORRECTED = "the method corrects its clients' directions already, or takes no gradient steps"
 
 MEASURES = (
     Measure(

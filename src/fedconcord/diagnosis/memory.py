@@ -55,7 +55,9 @@ def kept(algorithm: Algorithm, server: Tree, rows: Tree, p: np.ndarray, mean: Te
         total = server.phi / (scale * table.shape[1]) if hasattr(server, "phi") else None
         return Kept("mean of its table", table.mean(1), total)
     rule = RULES.get(algorithm.identity.method)
-    return None if rule is None else rule(given_to(algorithm), server, inner_of(rows), torch.as_tensor(p), mean)
+    return (
+        None if rule is None else rule(given_to(algorithm), server, inner_of(rows), torch.as_tensor(p).to(mean), mean)
+    )
 
 
 def inner_of(tree: Tree) -> Any:
