@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import compare, run, tune, write_report
+    from fedconcord.api import compare, diagnose, run, tune, write_report
     from fedconcord.basis.errors import UserError
     from fedconcord.basis.search import Search
     from fedconcord.core import (
@@ -109,6 +109,7 @@ __all__ = [
     "__version__",
     "advance",
     "compare",
+    "diagnose",
     "evaluate",
     "export",
     "predict",
@@ -123,7 +124,7 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "compare run tune write_report",
+    "fedconcord.api": "compare diagnose run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",

@@ -34,6 +34,9 @@ from fedconcord.tracking import check, trackers
 if TYPE_CHECKING:
     from fedconcord.tuning import Tuned
 
+if TYPE_CHECKING:
+    from fedconcord.diagnosis.page import Diagnosed
+
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 
 # -- the two jobs --------------------------------------------------------------------------------------------------
@@ -188,6 +191,36 @@ def _key(call: Callable[..., object], name: str) -> str:
     longer = [key for key in every if key.rpartition(".")[2] == name and name not in KEYS]
     way = f"; write settings={{{longer[0]!r}: ...}}" if longer else closest(name, known)
     raise UserError(f"{call.__name__} has no argument {name!r}{way}")
+
+
+@listed(RunOptions)
+def diagnose(
+    method: str | None = None,
+    *,
+    folder: str | Path | None = None,
+    at: Sequence[int] | None = None,
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Unpack[RunOptions],
+) -> Diagnosed:
+    """Look at chosen rounds of a run, or of settings that are trained for it, and write what makes them hard.
+
+    Args:
+        folder: of a run, which is trained again to the same bits; `out` alone may then be given besides.
+        at: rounds to look at; the start, a quarter, half and the end if none.
+        config: a TOML file of settings.
+        settings: any other key, dotted.
+        options: settings with a short name, described in `RunOptions`.
+
+    Raises:
+        UserError: the folder holds no run, a setting is wrong, or a round lies beyond the last.
+    """
+    from fedconcord.diagnosis import page, subject  # matplotlib: a run by itself draws nothing
+
+    sources = [*_file(config), _source(diagnose, {"method": method, **options}, settings)]
+    seen = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
+    out = options.get("out")
+    return page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))
 
 
 # -- reports -------------------------------------------------------------------------------------------------------

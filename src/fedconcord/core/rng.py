@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     DEVICE = 22  # a client's device (round 0) and how quick it is in a round (round + 1)
     DROPOUT = 23  # who is lost in a round, and when
     FAULT = 24  # what becomes of the messages of a round on a wire with faults
+    LOOK = 30  # clients and samples that a diagnosis looks at
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

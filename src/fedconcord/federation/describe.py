@@ -45,11 +45,16 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     else:
         table = counts(dataset.train_y, list(parts), dataset.classes)
         names, what = _names(dataset, dataset.classes), "class"
-    everybody = table.sum(axis=0) / max(1, table.sum())
     own = table / np.maximum(1, table.sum(axis=1, keepdims=True))
-    distance = np.abs(own - everybody).sum(axis=1)
     unused = len(dataset.train_y) - int(sizes.sum())
-    return Description(sizes, table, names, what, entropy(own), distance, unused)
+    return Description(sizes, table, names, what, entropy(own), distance(table), unused)
+
+
+def distance(counts: np.ndarray) -> np.ndarray:
+    """sum_c |p_i(c) - p(c)| [N] of samples of each column [N, C]: a client's shares against those of all together."""
+    everybody = counts.sum(axis=0) / max(1, counts.sum())
+    own = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    return np.asarray(np.abs(own - everybody).sum(axis=1))
 
 
 def entropy(shares: np.ndarray) -> np.ndarray:

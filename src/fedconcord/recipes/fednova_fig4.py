@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Objective, rng, roster_of
+from fedconcord.analysis.surrogate import Units, chi_square
+from fedconcord.core import rng
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, start
@@ -42,7 +41,7 @@ def effect(tau: np.ndarray, one: Array, two: Array) -> Effect:
     effective = p @ one
     w = p * one / effective
     return Effect(
-        float(((p - w) ** 2 / w).sum()),
+        chi_square(p, w),
         float(p @ tau / effective),
         float(len(tau) * effective * (w**2 * two / one**2).sum()),
     )
@@ -56,41 +55,10 @@ def closed(tau: np.ndarray, alpha: float) -> Effect:
     return effect(tau, (1 - shrink**tau) / alpha, (1 - shrink ** (2 * tau)) / (1 - shrink**2))
 
 
-class _Units:
-    """One client whose s-th sample has the s-th unit vector as its gradient: x_0 - x shows how each step counted."""
-
-    def __init__(self, dim: int) -> None:
-        self.eye = torch.eye(dim, dtype=torch.float64)
-        self.objective = Objective(
-            dim=dim,
-            offsets=np.array([0, dim]),
-            dtype=self.eye.dtype,
-            device=self.eye.device,
-            gradient=lambda x, samples: self.eye[samples].mean(0),
-            gradients=self._gradients,
-            loss=lambda x, samples: x[samples].mean(),
-            alone=lambda place: self.objective,
-        )
-        self.roster, self.evaluator = roster_of(self.objective.offsets), self
-
-    def init(self, seed: int) -> Tensor:
-        return torch.zeros(self.objective.dim, dtype=self.objective.dtype)
-
-    def _gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        units = self.eye[samples]
-        return units.mean(1) if weight is None else torch.einsum("sb,sbd->sd", weight, units)
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return {}
-
-    def export(self, x: Tensor) -> dict[str, Tensor]:
-        return {"x": x}
-
-
 def accumulation(tau: int, alpha: float, lr: float = 0.05) -> Array:
-    """The entries of a_i [tau], in the order of the samples: a round of FedProx with mu = alpha / eta, batch size 1."""
-    schedule = Schedule(0, 1, lr, batch_size=1)
-    job = Job(_Units(tau), METHODS["fedprox"](mu=alpha / lr), schedule, engine=Serial())
+    """The entries of a_i [tau]: a round of FedProx with mu = alpha / eta and batch size 1, a unit gradient a sample."""
+    problem = Units(np.array([0, tau]), np.arange(tau), tau)
+    job = Job(problem, METHODS["fedprox"](mu=alpha / lr), Schedule(0, 1, lr, batch_size=1), engine=Serial())
     return np.asarray(-advance(job, start(job)).server.x.numpy() / lr)
 
 

@@ -76,7 +76,7 @@ def execute_begun(
             sweep(folder)
         job = resolved(start.job, start.state, course.rounds)
         if course.resume:
-            job = _as_before(start, job, folder)
+            job = as_before(start, job, folder)
         clock.lap("compile")
         return _loop(start._replace(job=job), folder, course, info, on_row, wanted, clock)
 
@@ -141,7 +141,7 @@ def _loop(
     return status
 
 
-def _as_before(start: Begun, chosen: Job, folder: Path) -> Job:
+def as_before(start: Begun, chosen: Job, folder: Path) -> Job:
     """The job with the engine's choices of run.json: made anew on other threads they might move the last bits.
 
     But as `chosen` where its longer form is for compiled steps and the shorter was not: such a run starts anew.

@@ -1,0 +1,50 @@
+"""diagnose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedconcord.basis.errors import UserError
+from fedconcord.cli.base import app, console, importing, say
+from fedconcord.cli.options import Given, option, sources_of, takes_settings
+
+
+@app.command()
+@takes_settings("run", hidden=("methods", "seeds"))
+def diagnose(
+    given: Given,
+    run: Annotated[
+        str | None, typer.Argument(help="Folder of a run; without, the settings are trained.", metavar="[RUN]")
+    ] = None,
+    at: Annotated[str | None, option("Rounds to look at. [the start, a quarter, half and the end]", "N,N,...")] = None,
+) -> None:
+    """See what makes a federation hard, and what a method does about it."""
+    if run is not None and given["config"] is not None:
+        raise UserError(f"RUN {run} and --config {given['config']} are two jobs; give one of them")
+    rounds = None if at is None else _rounds(at)
+    with importing():
+        from fedconcord.diagnosis import page
+        from fedconcord.diagnosis import subject as subjects
+
+    sources = sources_of(given)
+    subject = subjects.of_settings(sources, rounds) if run is None else subjects.of_run(Path(run), rounds, *sources)
+    for sentence in subjects.notes(subject):
+        say(sentence)
+    folder, last = subjects.folder_of(subject, given["out"]), subject.rounds[-1]
+    with console.status("") as status:
+        done = page.diagnosed(subject, folder, lambda t: status.update(f"round {t} of {last}"))
+    for sentence in done.verdict:
+        say(f"- {sentence}")
+    if done.same_model is not None:
+        say(f"the rounds trained again end {'at' if done.same_model else 'NOT at'} the run's own model, bit for bit")
+    say(f"diagnosis: {done.page}")
+
+
+def _rounds(at: str) -> list[int]:
+    parts = [part.strip() for part in at.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise UserError(f"--at must list rounds >= 0, such as 0,10,20, given {at!r}")
+    return [int(part) for part in parts]

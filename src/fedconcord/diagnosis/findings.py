@@ -1,0 +1,367 @@
+"""What the numbers say, in sentences: each stands only where its numbers pass the threshold beside it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.analysis.surrogate import Surrogate, schedule_of
+from fedconcord.diagnosis.course import Diagnosis
+from fedconcord.diagnosis.drift import rank_correlation
+from fedconcord.diagnosis.look import Look
+from fedconcord.diagnosis.memory import DUALS
+from fedconcord.federation.work import epoch_steps
+from fedconcord.jobs import Job
+from fedconcord.report.format import compact, listing, size
+
+MISSED = 0.05  # chi^2 from which the objective is said to be another
+HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients
+ALIKE = 0.7  # and those after them whose part is nearly that of the one before
+REMOVES = 0.25  # share of the drift that a remedy must remove to be named
+APART = 1.0  # drift apart over common move
+UNLIKE = 4.0  # B^2
+NOISY = 1.0  # mini-batch noise over gradient
+STEEP = 2.0  # eta L
+TIMID = 0.02  # eta L at a first look below which steps are said to be short
+WRONG = 0.7  # error of what clients remember from which it is said to be stale
+STALE = 0.7  # error of what was just updated over that of the rest, below which age is said to be the reason
+HELPS = 0.5  # variance of the direction that corrections leave, from which they are said to help
+SCATTERED = 1.0  # deviation of a cohort's direction over its length
+WAITS = 0.3  # share of the clients' time spent waiting
+LABELS = 1.0  # mean distance of label shares, 0 to 2
+FEATURES = 0.05  # share of the features' variance that lies between clients
+AWAY = 0.1  # share of the clients that never took part
+
+NEITHER = "fewer local steps lessen it"  # where neither remedy is measured to
+
+
+class Finding(NamedTuple):
+    """One sentence or two, and how much it matters: what passes its threshold by a factor of e has 1 more."""
+
+    topic: str  # the section of the page
+    text: str
+    weight: float
+
+
+def findings(job: Job, found: Diagnosis) -> list[Finding]:
+    """What there is to say, what matters most first."""
+    if not found.looks:
+        return [Finding("course", "The model was not finite before the first look; a smaller --lr may help.", 9.0)]
+    every = [*_course(found), *_aim(job, found), *_skew(found), *_times(job, found)]
+    for what in (_drift, _unlike, _noise, _steps, _memory, _cohort, _conditions):
+        every += what(job, found, found.looks[-1])
+    return sorted(every, key=lambda one: -one.weight)
+
+
+def verdict(every: list[Finding], most: int = 5) -> list[str]:
+    """The three to five sentences that come first, of as many topics as there are; never none."""
+    first: dict[str, Finding] = {}
+    for one in every:
+        first.setdefault(one.topic, one)
+    chosen = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
+    chosen += [one for one in every if one not in chosen and one.weight > 0][: max(0, 3 - len(chosen))]
+    return [one.text for one in chosen] or [
+        "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page "
+        "is passed; the step size and the number of rounds are what is left to tune."
+    ]
+
+
+def _over(value: float, threshold: float) -> float:
+    return float(min(np.log(max(value, 1e-12) / threshold), 5.0))
+
+
+def percent(share: float) -> str:
+    """62 %."""
+    return f"{100 * share:.0f} %"
+
+
+def names_of(found: Diagnosis, ids: np.ndarray, most: int = 3) -> str:
+    """Clients by name where the data have one."""
+    known = found.names
+    told = [known[int(i)] if known is not None else str(int(i)) for i in ids[:most]]
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ("" if known is not None else "client " if len(ids) == 1 else "clients ") + (
+        f"{', '.join(told)}{more}" if more else listing(told)
+    )
+
+
+def work_of(job: Job, look: Look, which: np.ndarray) -> str:
+    """The local work of some of a look's clients: 5 epochs, or 3 to 40 local steps."""
+    schedule = schedule_of(job)
+    steps = look.steps[which]
+    if schedule.unit == "epochs" and job.algorithm.steps is None:
+        held = job.problem.roster.samples[look.ids[which]]
+        one = [job.algorithm.blocks or epoch_steps(int(n), schedule.batch_size) for n in held]
+        epochs = np.rint(steps / np.array(one)).astype(int)
+        return _range(epochs, "epoch")
+    return _range(steps, "local step")
+
+
+def _range(values: np.ndarray, what: str) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low} {what}{'' if low == 1 else 's'}" if low == high else f"{low} to {high} {what}s"
+
+
+# -- one topic each ------------------------------------------------------------------------------------------------
+
+
+def _course(found: Diagnosis) -> list[Finding]:
+    if found.diverged is None:
+        return []
+    return [
+        Finding(
+            "course",
+            f"The run diverged: after round {found.diverged} the model is no longer finite; a smaller --lr, or "
+            "local.clip, is the first thing to change.",
+            9.0,
+        )
+    ]
+
+
+def _aim(job: Job, found: Diagnosis) -> list[Finding]:
+    aim, method = found.aim, job.algorithm.identity.method
+    plain, own = aim.miss(aim.plain), aim.miss(aim.own)
+    low, high = aim.steps.min(), aim.steps.max()
+    work = f"from {compact(float(low))} to {compact(float(high))} local steps a round"
+    if own is not None and own > MISSED and isinstance(aim.own, Surrogate):
+        ratio = aim.own.w / aim.p
+        top, least = int(ratio.argmax()), int(ratio.argmin())
+        who = names_of(found, found.ids[[top]])
+        text = (
+            f"{method} goes down another objective than it is asked to: the clients do {work}, so that {who} counts "
+            f"{ratio[top]:.1f} times and {names_of(found, found.ids[[least]])} {ratio[least]:.2f} times its weight "
+            f"(chi-square {own:.2f}); "
+        )
+        fix = "fednova has 0 on the same work, as have equal local steps for all (--steps)"
+        return [Finding("aim", text + fix + ".", 1 + _over(own, MISSED))]
+    if plain is not None and plain > MISSED:
+        if own is None:
+            text = (
+                f"On this work ({work}) a plain average goes down another objective (chi-square {plain:.2f}), and what "
+                f"{method} makes of it cannot be said: {aim.own}."
+            )
+            return [Finding("aim", text, _over(plain, MISSED))]
+        text = (
+            f"A plain average would go down another objective on this work ({work}, chi-square {plain:.2f}); {method} "
+            f"keeps the true weights (chi-square {compact(own, '.1e') if own > 1e-9 else 0})."
+        )
+        return [Finding("aim", text, 0.5 * _over(plain, MISSED))]
+    return []
+
+
+def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    n, order = len(look.ids), np.argsort(-look.drift.share, kind="stable")
+    part = look.drift.share[order]
+    few, limit = int(np.searchsorted(part.cumsum(), HALF) + 1), max(1, int(FEW * n))
+    while few < limit and part[few] > ALIKE * part[few - 1]:
+        few += 1
+    out: list[Finding] = []
+    remedy = look.remedies
+    fixes: list[tuple[float, str]] = []
+    if remedy is not None:
+        fixes = [
+            (remedy.equal_work, "equal work (fednova, or steps given by client)"),
+            (remedy.control, "control variates (scaffold)"),
+        ]
+    good = sorted((f for f in fixes if f[0] >= REMOVES), reverse=True)
+    removes = " and ".join(f"{what} would remove {percent(share)} of it" for share, what in good)
+    top, share = order[: min(few, n)], float(part[:few].sum())
+    if few <= limit and n > 1:
+        theirs, everyones = work_of(job, look, top), work_of(job, look, np.arange(n))
+        text = (
+            f"After round {look.round} {percent(share)} of the drift apart comes from {few} of {n} clients "
+            f"({names_of(found, look.ids[top])})"
+        )
+        text += "" if theirs == everyones else f", with {theirs} where all do {everyones}"
+        out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 1.0))
+    elif look.drift.ratio > APART:
+        text = (
+            f"After round {look.round} clients end {look.drift.ratio**0.5:.1f} times as far from each other as their "
+            f"mean moves"
+        )
+        out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 0.5))
+    along = rank_correlation(look.drift.move, look.steps)
+    if along > 0.5:
+        text = f"How far a client drifts goes with its local steps (rank correlation {along:.2f})."
+        out.append(Finding("drift", text, 0.2))
+    return out
+
+
+def _unlike(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    B2 = look.gradient.dissimilarity
+    if B2 <= UNLIKE:
+        return []
+    against = float((look.gradient.alignment < 0).mean())
+    text = f"The clients' gradients disagree: B^2 is {compact(B2)} after round {look.round} (1 if all are the same)" + (
+        f", and {percent(against)} of the clients point against the full gradient" if against > 0.05 else ""
+    )
+    if look.remedies is None:
+        text += (
+            f"; {job.algorithm.identity.method}'s corrections leave {percent(look.direction)} of that in the first "
+            "direction of the local steps."
+        )
+    else:
+        text += (
+            "; methods that correct each client's direction (scaffold, feddyn, afedpd) are made for this, fewer local "
+            "steps lessen it."
+        )
+    return [Finding("gradients", text, 0.3 * _over(B2, UNLIKE) + 0.3)]
+
+
+def _noise(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    if look.noise is None:
+        return []
+    ratio = float((look.p @ look.noise / max(float(look.p @ look.gradient.norms**2), 1e-300)) ** 0.5)
+    if ratio <= NOISY:
+        return []
+    text = (
+        f"Mini-batch noise is {ratio:.1f} times a client's gradient after round {look.round}, so that the batch leads "
+        "local steps more than the loss does; a larger --batch-size or local.lr_decay helps from here on, corrections "
+        "of drift do not."
+    )
+    return [Finding("gradients", text, 0.5 * _over(ratio, NOISY))]
+
+
+def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    steep = max(found.looks, key=lambda one: one.lr * one.smoothness)
+    most = steep.lr * steep.smoothness
+    if most > STEEP:
+        text = (
+            f"The local step size {compact(steep.lr)} overshoots where the losses are steepest: eta L is at least "
+            f"{compact(most)} after round {steep.round} (steps on a quadratic are stable below 2); if the curve jumps, "
+            f"tune --lr down to {compact(2 / steep.smoothness)}."
+        )
+        return [Finding("steps", text, 0.3 * _over(most, STEEP))]
+    if 0 < most < TIMID:
+        text = f"The local step size {compact(steep.lr)} is short: eta L is about {compact(most)}; try a larger --lr."
+        return [Finding("steps", text, 0.3)]
+    return []
+
+
+def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    if look.memory is None or look.round == 0:
+        return []
+    age, out = found.history.age()[look.ids], []
+    never = float((found.history.last[look.ids] < 0).mean())
+    if look.memory.relative > WRONG:
+        text = (
+            f"What clients remember ({look.remembered}) is {percent(look.memory.relative)} off their gradients after "
+            f"round {look.round}"
+        )
+        if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
+            text += f" ({percent(never)} of the clients were never updated)" if never > 0 else ""
+            text += f"; fewer or smaller local steps{_penalty(job)} make it truer."
+        else:
+            fresh, old = (
+                float((p @ look.memory.error[k] ** 2 / max(p @ look.gradient.norms[k] ** 2, 1e-300)) ** 0.5)
+                for k, p in ((k, look.p[k]) for k in (age == 0, age > 0))
+            )
+            text += (
+                f": {percent(fresh)} where the client took part in the last round and {percent(old)} where it did not, "
+                f"for {compact(float(np.median(age[age > 0])))} rounds in the median"
+                + (f", {percent(never)} of all never" if never > 0 else "")
+            )
+            stale = fresh < STALE * old
+            text += (
+                f"; a larger --cohort{_virtual(job)} keeps it fresh."
+                if stale
+                else f"; it is wrong from the start: fewer or smaller local steps{_penalty(job)} make it truer."
+            )
+        out.append(Finding("memory", text, 0.5 + _over(look.memory.relative, WRONG)))
+    elif look.direction < HELPS:
+        text = (
+            f"What clients remember ({look.remembered}) is {percent(look.memory.relative)} off their gradients, which "
+            f"leaves {percent(look.direction)} of the variance between clients in the search direction."
+        )
+        out.append(Finding("memory", text, 0.3))
+    return out
+
+
+def _penalty(job: Job) -> str:
+    return ", or a larger penalty or dual step," if job.algorithm.identity.method in DUALS else ""
+
+
+def _virtual(job: Job) -> str:
+    return "" if job.algorithm.identity.method.startswith("afedpd") else ", or virtual updates (afedpd),"
+
+
+def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    if look.cohort <= SCATTERED:
+        return []
+    size, n = min(job.schedule.cohort, job.problem.roster.n), job.problem.roster.n
+    text = (
+        f"Who is drawn decides where a round goes: the direction of a cohort of {size} of {n} is off by "
+        f"{look.cohort:.1f} times its length after round {look.round}; a larger --cohort, corrections, or momentum at "
+        "the server (--server) average it out."
+    )
+    return [Finding("cohort", text, 0.5 * _over(look.cohort, SCATTERED))]
+
+
+def _conditions(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+    if look.vra is None:
+        return []
+    broken = [one for one in look.vra.conditions if one.holds < one.of]
+    out = []
+    if broken:
+        told = "; ".join(f"{c.formula} has {c.left:.3g} on the left, {c.right:.3g} on the right" for c in broken)
+        text = (
+            f"FedVRA's sufficient conditions do not hold for all clients: {told} where it is worst. (17) asks for far "
+            "more than any published run has."
+        )
+        out.append(Finding("memory", text, 0.1))
+    if look.vra.suggested is not None:
+        a, d = look.vra.suggested
+        out.append(Finding("memory", f"Remark 1 would choose a = {a:.3g} and d = {d:.3g} here.", 0.05))
+    elif look.vra.why_none is not None:
+        out.append(Finding("memory", f"Remark 1 gives no (a, d) here: {look.vra.why_none}.", 0.05))
+    return out
+
+
+def _skew(found: Diagnosis) -> list[Finding]:
+    out = []
+    if found.skew.labels is not None:
+        mean = float(found.skew.labels.mean())
+        if mean > LABELS:
+            text = (
+                f"Labels are skewed: the shares of classes of a client are {mean:.2f} from everybody's (0 to 2), the "
+                f"sizes go from {found.skew.samples.min()} to {found.skew.samples.max()} samples."
+            )
+            out.append(Finding("skew", text, 0.3 + _over(mean, LABELS)))
+    if found.skew.features is not None and found.skew.features.share > FEATURES:
+        how = "beyond what their labels explain, " if found.skew.features.within == "class" else ""
+        text = (
+            f"Features are skewed: {how}{percent(found.skew.features.share)} of their variance lies between clients; "
+            "normalise by client, or personalise (eval.personalise)."
+        )
+        out.append(Finding("skew", text, 0.3 + 0.3 * _over(found.skew.features.share, FEATURES)))
+    away = float((found.history.last < 0).mean())
+    if found.history.rounds and away > AWAY:
+        text = f"{percent(away)} of the clients took part in none of the {found.history.rounds} rounds."
+        out.append(Finding("skew", text, 0.2))
+    return out
+
+
+def _times(job: Job, found: Diagnosis) -> list[Finding]:
+    total, did = found.history.seconds.sum(0), found.history.gradients
+    if not total.sum() > 0:
+        if not did.any():
+            return []
+        text = (
+            f"No devices are simulated (devices); over {found.history.rounds} rounds a client evaluated from "
+            f"{did.min():.0f} to {did.max():.0f} mini-batch gradients, and got {size(job.cost.down)} and sent "
+            f"{size(job.cost.up)} each time it took part."
+        )
+        return [Finding("time", text, 0.0)]
+    down, compute, up, waiting = total / total.sum()
+    text = (
+        f"Of the clients' simulated time {percent(compute)} is computing, {percent(down + up)} sending and "
+        f"{percent(waiting)} waiting for the slowest of the round"
+    )
+    if waiting > WAITS:
+        text += "; a deadline (--set deadline), or local work by seconds (local.seconds), gives it to training."
+        return [Finding("time", text, 0.5 + _over(float(waiting), WAITS))]
+    if down + up > compute:
+        text += "; links are what costs: more local steps, or compressed messages (--upload)."
+        return [Finding("time", text, 0.4)]
+    return [Finding("time", text + ".", 0.0)]

@@ -1,0 +1,344 @@
+"""One look: at a state, clients are asked for gradients and local steps that nobody keeps, and what they come to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.analysis.surrogate import schedule_of
+from fedconcord.core import Algorithm, Client, Done, Local, Objective, Plan, Tree, model_of, rng
+from fedconcord.diagnosis import gradients, memory, vra
+from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
+from fedconcord.diagnosis.gradients import Agreement
+from fedconcord.diagnosis.memory import DUALS, Residual, Staleness
+from fedconcord.federation.participation import View
+from fedconcord.federation.sampling import Drawn, Losses, Sampler
+from fedconcord.jobs import Job, State
+from fedconcord.local.duty import open_rows, with_oracle
+from fedconcord.state import Store
+
+MOST_CLIENTS, LEAST_CLIENTS = 100, 10  # that a look asks
+FREE_WORK = 5_000  # mini-batch gradients of all looks that nobody waits for
+ROUNDS_OF_A_LOOK = 2  # local steps as they are, and with control variates
+MOST_NUMBERS = 2**24  # of the vectors [n, d] that a look holds
+MOST_SAMPLES = 1000  # of a client, for its gradient at one model
+MOST_BATCHES = 8  # of a client, for its noise
+MOST_CURVED = 3  # clients whose Hessian is asked
+SAMPLES_CURVED = 256  # of a client there
+SLICE = 256  # samples in one gradient
+
+
+class Look(NamedTuple):
+    """What was seen of n clients after `round` rounds."""
+
+    round: int
+    ids: np.ndarray  # [n] int64
+    p: np.ndarray  # [n] weights in the objective, sum 1 over these clients
+    steps: np.ndarray  # [n] local steps they would take in the round that begins
+    lr: float  # local step size of that round
+    samples: np.ndarray  # [n] of each client that its gradients are of
+    gradient: Agreement  # of g_i = grad f_i(x^t)
+    noise: np.ndarray | None  # [n] sigma_i^2 of a mini-batch's gradient; None: steps use full gradients
+    secant: np.ndarray  # [n] ||grad f_i(x_i^K) - g_i|| / ||x_i^K - x^t||, at most L_i
+    curvature: float | None  # largest |eigenvalue| of the Hessian over a few clients; None: cannot be differentiated
+    drift: Drift
+    remedies: Remedies | None  # None: the method corrects its clients' directions already, or takes no gradient steps
+    direction: float  # variance over clients of the first direction, over that of their gradients
+    cohort: float  # deviation of a cohort's mean direction from everybody's, over its length
+    memory: Staleness | None  # None: clients keep nothing that stands for a gradient
+    remembered: str | None  # what that is
+    residual: Residual | None
+    vra: vra.Steps | None
+
+    @property
+    def smoothness(self) -> float:
+        """The largest bound of L from below."""
+        return max(self.curvature or 0.0, float(self.secant.max()))
+
+
+def chosen(job: Job, at: Sequence[int]) -> np.ndarray:
+    """The clients [n] that looks after rounds `at` ask, sorted: all, or a keyed sample.
+
+    A sample where clients are many, the model is large, or their local steps would cost more than the training does.
+    """
+    n = job.problem.roster.n
+    each = steps_of(job, np.arange(min(n, MOST_CLIENTS)))
+    work = max(FREE_WORK, at[-1] * min(job.schedule.cohort, n) * each)
+    worth = max(LEAST_CLIENTS, int(work / (ROUNDS_OF_A_LOOK * len(at) * each)))
+    most = min(n, MOST_CLIENTS, worth, max(2, MOST_NUMBERS // job.problem.objective.dim))
+    draw = rng.generator(job.schedule.seed, rng.Purpose.LOOK)
+    return np.arange(n) if most == n else np.sort(draw.choice(n, most, replace=False))
+
+
+def plan_for(job: Job, round: int, ids: np.ndarray) -> Plan:
+    """The plan of a round in which just these clients take part, all there and in time."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        once = np.ones(len(ids))
+        return Drawn(ids, once, once, once)
+
+    everyone = replace(
+        schedule_of(job),
+        cohort=len(ids),
+        sampler=Sampler(draw, takes_all="always"),
+        availability=None,
+        dropout=None,
+        deadline=None,
+        late="discard",
+    )
+    view = View(lambda: job.cost, np.zeros_like, job.problem.objective.dim)
+    return everyone.plan(round, job.algorithm, job.problem.roster, view)
+
+
+def steps_of(job: Job, ids: np.ndarray) -> float:
+    """Mini-batch gradients of the local steps of one of these clients in round 0, in the mean."""
+    full = job.schedule.draws.full_cost(job.algorithm, job.problem.roster.samples[ids])
+    return float(job.cost.gradients(plan_for(job, 0, ids).steps, full).mean())
+
+
+def look(job: Job, state: State, ids: np.ndarray) -> Look:
+    """What clients ids [n] would do in the round that a state begins; the state stays as it is."""
+    plan, x = plan_for(job, state.round, ids), state.server.x
+    p, d = plan.p / plan.p.sum(), job.problem.objective.dim
+    own, rows, _ = open_rows(job.problem.objective, x, state.store.gather(ids), ids)
+    held = [_held(job, int(i)) for i in ids]
+    at = torch.stack([_gradient(own, x, samples) for samples in held])
+    local, done, work = _round(job, state, plan)
+    moves = done - x
+    first = local.x.expand(len(ids), d)
+    there = at if torch.equal(first, x.expand_as(first)) else _gradients(own, first, held)
+    end = _gradients(own, done, held)
+    direction, corrected = _direction(local, there)
+    remedy = None
+    if not corrected and job.solver.kind == "sgd" and job.algorithm.hessian_at is None:
+        scale = torch.as_tensor(local.scale).double().reshape(-1).cpu().numpy()  # [n] of gradients beside `linear`
+        steered = _round(job, state, plan, control(p, moves, work / scale, plan.lr))[1] - x
+        remedy = remedies(p, moves, work, steered)
+    found, agreed = drift(p, moves), gradients.agreement(p, at)
+    secant = gradients.secant(end - there, done - first)
+    kept = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
+    over = gradients.agreement(p, at if job.algorithm.prelude is not None else direction)
+    method = job.algorithm.identity.method
+    conditions = None
+    if method == "fedvra":
+        share = np.full(len(ids), min(1.0, job.schedule.cohort / job.problem.roster.n))
+        conditions = vra.steps(memory.given_to(job.algorithm), ids, share, plan.steps, plan.lr, secant)
+    residual = None
+    if kept is not None and method in DUALS:
+        residual = memory.residual(p, -kept.gradients, first, x, there, local.prox / local.scale)
+    return Look(
+        round=state.round,
+        ids=ids,
+        p=p,
+        steps=plan.steps,
+        lr=plan.lr,
+        samples=np.array([len(samples) for samples in held]),
+        gradient=agreed,
+        noise=_noise(job, own, x, at, ids, held),
+        secant=secant,
+        curvature=_curvature(own, x, at, held, np.argsort(-secant, kind="stable")[:MOST_CURVED]),
+        drift=found,
+        remedies=remedy,
+        direction=gradients.spread(p, direction) / max(agreed.spread, gradients.TINY),
+        cohort=gradients.cohort_noise(over.spread, over.full, job.problem.roster.n, job.schedule.cohort),
+        memory=None if kept is None else memory.staleness(p, kept, at),
+        remembered=None if kept is None else kept.what,
+        residual=residual,
+        vra=conditions,
+    )
+
+
+# -- asking clients ------------------------------------------------------------------------------------------------
+
+
+def _held(job: Job, client: int) -> Tensor:
+    """The samples of a client that its gradients are of: all, or a keyed sample."""
+    samples = job.problem.objective.samples(client)
+    if len(samples) <= MOST_SAMPLES:
+        return samples
+    keep = rng.generator(job.schedule.seed, rng.Purpose.LOOK, 0, client + 1).permutation(len(samples))[:MOST_SAMPLES]
+    return samples[torch.as_tensor(np.sort(keep), device=samples.device)]
+
+
+def _gradient(objective: Objective, x: Tensor, samples: Tensor) -> Tensor:
+    """The mean gradient [d] of samples at x [d], in slices of bounded memory."""
+    total = torch.zeros_like(x)
+    for begin in range(0, len(samples), SLICE):
+        part = samples[begin : begin + SLICE]
+        total += objective.gradient(x, part).detach() * (len(part) / len(samples))
+    return total
+
+
+def _gradients(objective: Objective, points: Tensor, held: list[Tensor]) -> Tensor:
+    """Every client's gradient [n, d] at its own point [n, d]."""
+    return torch.stack([_gradient(objective, x, samples) for x, samples in zip(points, held, strict=True)])
+
+
+def _noise(
+    job: Job, objective: Objective, x: Tensor, at: Tensor, ids: np.ndarray, held: list[Tensor]
+) -> np.ndarray | None:
+    """sigma_i^2 [n] of the gradient of one local step's mini-batch: the batches of one keyed pass, or some of them."""
+    if job.duty.oracle.kind == "full":
+        return None
+    found = np.zeros(len(held))
+    for k, (i, samples) in enumerate(zip(ids, held, strict=True)):
+        size = job.schedule.draws.width(job.algorithm, len(samples))
+        if size >= len(samples):
+            continue
+        order = rng.generator(job.schedule.seed, rng.Purpose.LOOK, 1, int(i) + 1).permutation(len(samples))
+        whole = order[: len(samples) // size * size].reshape(-1, size)[:MOST_BATCHES]
+        batches = [_gradient(objective, x, samples[torch.as_tensor(b, device=samples.device)]) for b in whole]
+        found[k] = gradients.noise(at[k], torch.stack(batches))
+    return found if found.any() else None
+
+
+def _curvature(objective: Objective, x: Tensor, at: Tensor, held: list[Tensor], which: np.ndarray) -> float | None:
+    """The largest curvature over these clients; power iteration starts from the client's own gradient."""
+    found = []
+    for k in which:
+        samples = held[k][:SAMPLES_CURVED]
+        start = at[k] if bool(at[k].any()) else torch.ones_like(x)
+        try:
+            found.append(
+                gradients.largest_curvature(lambda y, of=samples: objective.loss(y, of), x, start)  # type: ignore[misc]
+            )
+        except (RuntimeError, NotImplementedError):  # somebody's layer or loss has no second derivative
+            return None
+    return max(found)
+
+
+class _Apart:
+    """A store that is read, and keeps nothing of what is written."""
+
+    def __init__(self, store: Store) -> None:
+        self.template, self.gather, self.known, self.ids = store.template, store.gather, store.known, store.ids
+        self.held = store
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def scatter(self, ids: np.ndarray, rows: Tree) -> None:
+        """Nothing."""
+
+    def export(self) -> dict[str, Tensor]:
+        return {}
+
+    def commit(self) -> None:
+        """Nothing."""
+
+    def restore(self, tensors: Any) -> None:
+        """Nothing."""
+
+
+def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tuple[Local, Tensor, np.ndarray]:
+    """In the plan's order: local problems (`table` its mean [d]), where local steps end [n, d], work ||a_i||_1 [n].
+
+    Args:
+        more: [n, d] to be added to each client's direction.
+    """
+    seen: dict[int, tuple[Local, Done]] = {}
+    held, algorithm = threading.Lock(), job.algorithm
+    if more is not None:
+        algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
+
+    def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
+        local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, model_of(down), client.gradient)
+        table = None if local.table is None else local.table.mean(-2)
+        local = local._replace(table=table, table_rate=0.0, buffer=None, tilt=None, metric=None)  # large, and not asked
+        done = done._replace(linear=None, table=None, buffer=None, tilt=None)
+        stacked = client.id.ndim > 0
+        with held:
+            for k, i in enumerate(client.id.reshape(-1).tolist()):
+                seen[i] = (_pick(local, k) if stacked else local, _pick(done, k) if stacked else done)
+        return (), row
+
+    linear = job.solver.kind != "lbfgs"
+    watched: Algorithm = replace(
+        algorithm,
+        finish=finish,
+        contribute=lambda up, sender, cohort: (),
+        update=lambda server, total, cohort: server,
+        settle=None,
+        communicates=None,
+        needs_normaliser=linear and job.solver.clip_direction is None,
+    )
+    duty = job.duty._replace(algorithm=watched)
+    job.engine.round(job.problem, duty, state.server, _Apart(state.store), plan)
+    locals_ = [seen[int(i)][0] for i in plan.ids]
+    ends = [seen[int(i)][1] for i in plan.ids]
+    counted = [float(end.normaliser if watched.needs_normaliser else end.steps) for end in ends]
+    return _together(locals_), torch.stack([end.x for end in ends]), np.array(counted)
+
+
+def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[Tree, Tree, Client], Local]:
+    """`start` with more [n, d] in the directions of clients ids [n]."""
+    place = {int(i): k for k, i in enumerate(ids)}
+
+    def start(down: Tree, row: Tree, client: Client) -> Local:
+        local = algorithm.start(down, row, client)
+        own = more[[place[int(i)] for i in client.id.reshape(-1)]]
+        own = own if client.id.ndim else own[0]
+        return local._replace(linear=own if local.linear is None else local.linear + own)
+
+    return start
+
+
+def _pick(of: Any, k: int) -> Any:
+    """One client's part of a Local or Done of a stacked cohort: vectors [S, d] and columns [S, 1] at k."""
+    columns = ("prox", "scale", "steps", "normaliser")
+
+    def at(name: str, leaf: Any) -> Any:
+        own = isinstance(leaf, Tensor) and leaf.ndim >= (1 if name in columns else 2)
+        return leaf[k].clone() if own else leaf
+
+    return of._replace(**{name: at(name, leaf) for name, leaf in of._asdict().items()})
+
+
+def _together(locals_: list[Local]) -> Local:
+    """Local problems of n clients as one, tensors stacked [n, ...], numbers as [n, 1]; without what no look asks."""
+
+    def column(values: list[Any]) -> Tensor:
+        like = locals_[0].x
+        return torch.stack([torch.as_tensor(v, dtype=like.dtype, device=like.device).reshape(1) for v in values])
+
+    def rows(values: list[Tensor | None]) -> Tensor | None:
+        given = [v for v in values if v is not None]
+        return torch.stack(given) if len(given) == len(values) else None
+
+    x = torch.stack([local.x for local in locals_])
+    return Local(
+        x,
+        linear=rows([local.linear for local in locals_]),
+        prox=column([local.prox for local in locals_]),
+        anchor=rows([local.anchor for local in locals_]),
+        scale=column([local.scale for local in locals_]),
+        snapshot=rows([local.snapshot for local in locals_]),
+        table=rows([local.table for local in locals_]),
+    )
+
+
+def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
+    """The mean direction of each client's first step [n, d], and whether it is corrected for the client.
+
+    Args:
+        local: of n clients (`_together`); `table` is the mean [d] of each one's.
+        at: gradients [n, d] where they start.
+    """
+    found = local.scale * at
+    if local.snapshot is not None:  # g(x) - g(z), z the server's model, where it is 0
+        found = torch.zeros_like(at)
+    if local.table is not None:
+        found = found - local.scale * local.table
+    if local.linear is not None:
+        found = found + local.linear
+    if local.anchor is not None:
+        found = found + local.prox * (local.x - local.anchor)
+    left = found - local.scale * at
+    own = left - left.mean(0)
+    return found, bool(own.square().sum() > 1e-10 * (local.scale * at).square().sum())

@@ -1,0 +1,297 @@
+"""diagnose.html, diagnosis.json and the tables beside them."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+
+from fedconcord.analysis.surrogate import Surrogate
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
+from fedconcord.diagnosis.course import Diagnosis, diagnose
+from fedconcord.diagnosis.figures import SHARES, drawings
+from fedconcord.diagnosis.findings import Finding, findings, verdict
+from fedconcord.diagnosis.measures import MEASURES, numbers
+from fedconcord.diagnosis.subject import Subject, same_model
+from fedconcord.report import elements
+from fedconcord.report.figures import to_files
+from fedconcord.report.figures.style import STYLE
+from fedconcord.report.format import compact
+from fedconcord.runs.folder import versions
+from fedconcord.runs.plan import threads
+
+FORMAT = 1
+FOLDER = "diagnosis"  # of figures and tables, beside the page
+TOPICS = {
+    "course": ("The run", ""),
+    "aim": (
+        "Which objective it goes down",
+        "Clients that do more local steps count more in an average (FedNova, Theorem 1). The weights are found by the "
+        "method's own steps on unit gradients, with each client's mean work over the run.",
+    ),
+    "gradients": ("How far clients agree", "Gradients of the clients' own losses at the server's model."),
+    "drift": (
+        "Client drift",
+        "Where the next round's local steps would end, if all these clients took part: nobody keeps them.",
+    ),
+    "steps": ("Step size and smoothness", ""),
+    "memory": (
+        "What clients remember",
+        "Control variates and dual variables stand for a client's gradient; a client that was away brings back that of "
+        "an old model.",
+    ),
+    "cohort": ("Who is drawn", ""),
+    "skew": ("Who holds what", ""),
+    "time": ("Where the time goes", ""),
+}
+esc = html.escape
+
+
+class Diagnosed(NamedTuple):
+    """A diagnosis that was written."""
+
+    page: Path  # diagnose.html
+    verdict: list[str]  # three to five sentences
+    numbers: dict[str, Any]  # what diagnosis.json holds
+    same_model: bool | None  # whether the rounds trained again end at the run's own model; None without a run
+
+
+def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lambda t: None) -> Diagnosed:
+    """Train, look, and write diagnose.html and diagnosis/ (diagnosis.json, rounds.csv, clients.csv, figures).
+
+    Args:
+        each: told of every round done.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    with threads(subject.config.engine.threads):
+        found = diagnose(subject.job, subject.rounds, subject.state, each)
+    same = same_model(subject, found.state)
+    said = findings(subject.job, found)
+    told = _clean(document(subject, found, said, same))
+    content: dict[str, str | bytes] = {"diagnosis.json": json.dumps(told, indent=2) + "\n"}
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        page = _page(subject, found, said, same, content)
+    try:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        for name, what in content.items():
+            files.write_bytes(folder / FOLDER / name, what.encode() if isinstance(what, str) else what)
+        _tables(folder / FOLDER, subject, found)
+        files.write_text(folder / "diagnose.html", page)
+    except OSError as error:
+        raise UserError(f"cannot write the diagnosis to {folder}: {error.strerror or error}") from None
+    return Diagnosed(folder / "diagnose.html", verdict(said), told, same)
+
+
+def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> dict[str, Any]:
+    """What diagnosis.json holds."""
+    aim = {
+        name: {"why_none": of} if isinstance(of, str) else {"effective_steps": of.effective, "chi2": found.aim.miss(of)}
+        for name, of in (("method", found.aim.own), ("average", found.aim.plain))
+    }
+    total = found.history.seconds.sum(0)
+    last = found.looks[-1] if found.looks else None
+    return {
+        "format": FORMAT,
+        "method": subject.config.method,
+        "label": subject.config.label,
+        "config": subject.config.as_dict(),
+        "versions": versions(),
+        "looked_at": [look.round for look in found.looks],
+        "clients": subject.config.clients,
+        "clients_asked": len(found.ids),
+        "same_model_as_run": same,
+        "diverged": found.diverged,
+        "verdict": verdict(said),
+        "findings": [{"topic": one.topic, "text": one.text, "weight": one.weight} for one in said],
+        "surrogate": aim,
+        "rounds": [{"round": look.round, **numbers(found, look)} for look in found.looks],
+        "features": None
+        if found.skew.features is None
+        else {"share": found.skew.features.share, "within": found.skew.features.within},
+        "seconds": dict(zip(SHARES, total.tolist(), strict=True)) if total.sum() > 0 else None,
+        "fedvra": None if last is None or last.vra is None else last.vra._asdict(),
+        "measures": {
+            one.key: {"title": one.title, "formula": one.formula, "source": one.source, "change": one.change}
+            for one in MEASURES
+        },
+    }
+
+
+def _clean(value: Any) -> Any:
+    """Plain values, with None where a number is not finite: JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _clean(v) for key, v in value.items()}
+    if hasattr(value, "_asdict"):
+        return _clean(value._asdict())
+    if isinstance(value, list | tuple):
+        return [_clean(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def _tables(folder: Path, subject: Subject, found: Diagnosis) -> None:
+    keys = [one.key for one in MEASURES]
+    rounds = [{"round": look.round, **numbers(found, look)} for look in found.looks]
+    files.write_csv(
+        folder / "rounds.csv",
+        ["round", *keys],
+        [{key: "" if value is None else value for key, value in row.items()} for row in rounds],
+    )
+    names, aim = found.names, found.aim
+    header = [
+        *("round", "client", "name", "weight", "samples", "steps", "gradient", "cosine", "noise", "smoothness"),
+        *("move", "apart", "drift_share", "memory_error", "taken_part", "age"),
+        *("weight_method", "weight_average", "label_distance"),
+    ]
+    ages = found.history.age()
+    rows = []
+    for look in found.looks:
+        ends = look.round == found.history.rounds
+        for k, i in enumerate(look.ids.tolist()):
+            rows.append(
+                [
+                    look.round,
+                    i,
+                    "" if names is None else names[i],
+                    float(look.p[k]),
+                    int(found.skew.samples[i]),
+                    int(look.steps[k]),
+                    float(look.gradient.norms[k]),
+                    float(look.gradient.alignment[k]),
+                    "" if look.noise is None else float(look.noise[k]),
+                    float(look.secant[k]),
+                    float(look.drift.move[k]),
+                    float(look.drift.away[k]),
+                    float(look.drift.share[k]),
+                    "" if look.memory is None else float(look.memory.error[k]),
+                    int(found.history.taken[i]) if ends else "",
+                    int(ages[i]) if ends else "",
+                    float(aim.own.w[k]) if isinstance(aim.own, Surrogate) else "",
+                    float(aim.plain.w[k]) if isinstance(aim.plain, Surrogate) else "",
+                    "" if found.skew.labels is None else float(found.skew.labels[i]),
+                ]
+            )
+    files.write_csv(folder / "clients.csv", header, rows)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def _page(
+    subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None, content: dict[str, str | bytes]
+) -> str:
+    head = "".join(f"<p>{_text(sentence)}</p>" for sentence in verdict(said))
+    parts = [f'<section class="words"><h2>In words</h2>{head}</section>']
+    notes = _notes(subject, found, same)
+    if notes:
+        parts.append(
+            '<section class="warn"><h2>Note</h2><ul>' + "".join(f"<li>{esc(n)}</li>" for n in notes) + "</ul></section>"
+        )
+    number, drawn = 0, drawings(found) if found.looks else {}
+    for topic, (title, lead) in TOPICS.items():
+        sentences = [one.text for one in said if one.topic == topic]
+        shown = []
+        for d in drawn.get(topic, []):
+            number += 1
+            shown.append(elements.figure(d, number))
+            content[f"{d.name}.svg"], content[f"{d.name}.png"] = to_files(d.draw(True))
+        if not sentences and not shown:
+            continue
+        grid = f'<div class="grid">{"".join(shown)}</div>' if shown else ""
+        note = f'<p class="note">{esc(lead)}</p>' if lead else ""
+        parts.append(f"<h2>{title}</h2>{note}{''.join(f'<p>{_text(s)}</p>' for s in sentences)}{grid}")
+    if found.looks:
+        parts.append("<h2>Every number</h2>" + _numbers(found))
+        parts.append("<h2>What each is</h2>" + _meaning(found))
+    size = (
+        f"{len(found.ids)} of {subject.config.clients} clients"
+        if len(found.ids) < subject.config.clients
+        else (f"all {subject.config.clients} clients")
+    )
+    job = " · ".join(
+        filter(
+            None,
+            [
+                subject.config.label,
+                subject.config.data,
+                subject.config.partition,
+                subject.config.model,
+                f"{size}, {subject.config.cohort} a round",
+                f"seed {subject.config.seed}",
+                f"looked at after rounds {', '.join(str(look.round) for look in found.looks) or 'none'}",
+            ],
+        )
+    )
+    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
+    heading = f"Diagnosis of {subject.config.method} on {subject.config.data}"
+    return template.substitute(
+        title=esc(f"{heading} · fedconcord"),
+        heading=esc(heading),
+        job=esc(job),
+        body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),
+        footer="Written by fedconcord. Figures, tables (CSV) and every number (JSON) are in <code>diagnosis/</code>.",
+    )
+
+
+def _text(sentence: str) -> str:
+    """A sentence with its options set apart."""
+    return re.sub(r"(?<![\w-])(--[a-z][\w-]*|(?:local|eval)\.\w+)", r"<code>\1</code>", esc(sentence))
+
+
+def _notes(subject: Subject, found: Diagnosis, same: bool | None) -> list[str]:
+    out = []
+    if len(found.ids) < subject.config.clients:
+        out.append(
+            f"A keyed sample of {len(found.ids)} of {subject.config.clients} clients was asked: sums over clients are "
+            "of these."
+        )
+    if same is False:
+        out.append(
+            "The rounds trained again do not end at the model in the run's folder, bit for bit: another version, "
+            "machine or number of threads computed it. The numbers are those of this machine's rounds."
+        )
+    return out
+
+
+def _numbers(found: Diagnosis) -> str:
+    head = ["measure", *(f"round {look.round}" for look in found.looks)]
+    rows = []
+    for one in MEASURES:
+        values = [one.of(found, look) for look in found.looks]
+        if any(v is not None for v in values):
+            rows.append((one.title, *(_cell(v, one.percent) for v in values)))
+    return elements.pairs(rows, head)
+
+
+def _meaning(found: Diagnosis) -> str:
+    rows = []
+    for one in MEASURES:
+        none = all(one.of(found, look) is None for look in found.looks)
+        rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else one.change))
+    return elements.pairs(rows, ["measure", "formula", "source", "what changes it"])
+
+
+def _cell(value: float | None, percent: bool) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{100 * value:.0f} %" if percent else compact(value)

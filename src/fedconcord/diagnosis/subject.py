@@ -1,0 +1,158 @@
+"""What is diagnosed: a run's folder or settings, as a job to train again, and the rounds that are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedconcord import settings as settings_module
+from fedconcord.basis import folders
+from fedconcord.basis.errors import UserError
+from fedconcord.core import tensors
+from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job, State, blank, checkpoint, resolved
+from fedconcord.runs.begun import Begun
+from fedconcord.runs.final import MODEL
+from fedconcord.runs.folder import CHECKPOINT, read_description
+from fedconcord.runs.results import as_before
+from fedconcord.settings import Config, Source
+
+ENGINES = ("stacked", "serial")
+WHERE = ("engine.name", "engine.device", "engine.threads", "data_dir", "out")
+
+
+class Subject(NamedTuple):
+    """A job, and what is known of it."""
+
+    job: Job
+    config: Config
+    rounds: tuple[int, ...]  # that are looked at, rising
+    run: Path | None  # the run's folder
+    saved: dict[str, Any]  # its run.json
+    state: State | None = None  # after the first of the rounds, where the run's checkpoint has it
+
+    @property
+    def title(self) -> str:
+        """The method, the data and the seed."""
+        return f"{self.config.label} on {self.config.data}, seed {self.config.seed}"
+
+
+def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subject:
+    """The run of a folder; `changes` may say where it computes, and nothing else.
+
+    Raises:
+        UserError: it holds no run, a comparison, or one that cannot be looked at; or a round it has not done.
+    """
+    if not (folder / "run.json").exists() and (folder / "compare.json").exists():
+        runs = sorted(str(path.parent) for path in folder.rglob("run.json"))
+        raise UserError(
+            f"{folder} holds a comparison; diagnose one of its runs: {', '.join(runs) or 'it has none yet'}"
+        )
+    saved = read_description(folder)
+    for source in changes:
+        for key in source.values:
+            if key not in WHERE:
+                raise UserError(
+                    f"{key} ({source.origin[key]}) is the run's own in {folder}, which is trained again as it was; "
+                    "leave it out, or diagnose settings of your own without RUN"
+                )
+    nested = dict(saved.get("config", {}))
+    if any("engine.name" in source.values for source in changes):
+        nested.pop("wire", None)
+    config = settings_module.resolve_run(settings_module.from_nested(nested, "run.json"), *changes)
+    done = int(saved.get("rounds_done", 0))
+    at = _rounds(rounds, done, f"{folder} has done {done} rounds")
+    job = _job(config)
+    fresh = blank(job)
+    job = as_before(Begun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])), folder)
+    state = None
+    if at == (done,) and done > 0 and (folder / CHECKPOINT).exists() and _plannable(job) and job.storage.kind != "disk":
+        state = checkpoint.read(folder / CHECKPOINT, job, fresh)
+        state = state if state.round == done else None
+    return Subject(job, config, at, folder, saved, state)
+
+
+def of_settings(sources: Sequence[Source], rounds: Sequence[int] | None) -> Subject:
+    """What settings say, to be trained now.
+
+    Raises:
+        UserError: a setting is wrong, or a round lies beyond the last.
+    """
+    config = settings_module.resolve_run(*sources)
+    settings_module.advise(config)
+    job = _job(config)
+    settings_module.refuse(job, config)
+    at = _rounds(rounds, config.rounds, f"rounds is {config.rounds}")
+    return Subject(resolved(job, rounds=config.rounds), config, at, None, {})
+
+
+def folder_of(subject: Subject, out: str | None) -> Path:
+    """Where the page goes: the folder asked for, the run's own, or a new one below runs/."""
+    if out is not None:
+        return Path(out).expanduser()
+    if subject.run is not None:
+        return subject.run
+    return folders.free_folder(Path("runs"), f"{settings_module.folder_name(subject.config.data)}-diagnosis")
+
+
+def notes(subject: Subject) -> list[str]:
+    """What was guessed of data of the user's own, and what is going to be computed."""
+    return [*settings_module.notes(subject.config), f"{subject.title}: {_cost(subject)}"]
+
+
+def _cost(subject: Subject) -> str:
+    """What the diagnosis is going to compute, in one sentence, from counted work."""
+    job, ids = subject.job, chosen(subject.job, subject.rounds)
+    last, each = subject.rounds[-1], steps_of(subject.job, ids)
+    training = 0.0 if subject.state is not None else last * min(job.schedule.cohort, job.problem.roster.n) * each
+    some = "" if len(ids) == job.problem.roster.n else f", a sample of {job.problem.roster.n}"
+    capped = int((job.problem.roster.samples[ids] > MOST_SAMPLES).sum())
+    part = f"; gradients of {capped} clients are of {MOST_SAMPLES} of their samples" if capped else ""
+    where = "goes on from the run's checkpoint" if subject.state is not None else f"trains {last} rounds"
+    looks = len(subject.rounds) * ROUNDS_OF_A_LOOK * len(ids) * each
+    return (
+        f"{where} (about {training:,.0f} mini-batch gradients) and looks at {len(ids)} clients{some} "
+        f"after round{'s' if len(subject.rounds) > 1 else ''} {', '.join(map(str, subject.rounds))} "
+        f"(about {looks:,.0f} more for local steps, and full gradients){part}"
+    )
+
+
+def same_model(subject: Subject, state: State) -> bool | None:
+    """Whether the rounds trained again end at the run's own model, bit for bit; None where that cannot be said."""
+    if subject.run is None or state.round != subject.saved.get("rounds_done"):
+        return None
+    path = subject.run / MODEL
+    if subject.config.eval.patience is not None or not path.exists():
+        return None
+    named, _ = tensors.read(path)
+    x = next(iter(subject.job.algorithm.models(state.server).values()))
+    ours = subject.job.problem.evaluator.export(x)
+    return all(torch.equal(named[name], tensor.cpu()) for name, tensor in ours.items())
+
+
+def _job(config: Config) -> Job:
+    if config.engine.name not in ENGINES:
+        raise UserError(
+            f"a diagnosis asks all clients in one process, and engine.name is {config.engine.name}; diagnose the same "
+            "settings with --engine stacked, whose results agree to rounding"
+        )
+    return settings_module.build(config)
+
+
+def _plannable(job: Job) -> bool:
+    """Whether who took part can be known without the models of those rounds."""
+    return isinstance(job.schedule, Schedule) and not job.schedule.sampler.by_loss
+
+
+def _rounds(given: Sequence[int] | None, last: int, why: str) -> tuple[int, ...]:
+    """The rounds to look at: those given, or the start, a quarter, half and the end."""
+    if given is None:
+        return tuple(sorted({0, round(last / 4), round(last / 2), last}))
+    beyond = [t for t in given if t > last]
+    if beyond:
+        raise UserError(f"--at {beyond[0]} lies beyond the last round: {why}; give rounds from 0 to {last}")
+    return tuple(sorted(set(given)))
