@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from fedconcord.advice.facts import Facts, facts_of
-from fedconcord.advice.rules import CAUTIONS, METHODS, RANGES, RULES, STEP_SIZES, Rule
+from fedconcord.advice.rules import CAUTIONS, METHODS, RULES, Rule
+from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.search import search_of
 from fedconcord.core import tree_bytes
 from fedconcord.jobs import Job, refusals, row_bytes
-from fedconcord.settings import Config, Source, build, resolve_run, single
+from fedconcord.settings import Config, Source, build, resolve_run, searched, single
 
 MOST = 3  # methods that are named
 OF_METHODS = ("method", "methods", "algorithm", "label", "server")  # settings that advice leaves out
@@ -33,7 +35,7 @@ class Named(NamedTuple):
     """A method to tune, by its messages and rows as they are in this federation."""
 
     method: str  # with the settings to begin with
-    tune: str  # parameters and ranges
+    tune: dict[str, str]  # parameter -> range
     why: str
     source: str
     up: int  # bytes that a client sends in a round
@@ -134,10 +136,10 @@ def refused(config: Config, method: str, wishes: Wishes) -> str | None:
 
 
 def _named(config: Config, text: str, rule: Rule) -> Named:
-    job, costs, tuned = _job(config, text), catalogue.describe(text), RANGES[name_of(text)]
+    job, costs = _job(config, text), catalogue.describe(text)
     return Named(
         method=text,
-        tune=f"local.lr {STEP_SIZES}" + (f", {tuned}" if tuned else ""),
+        tune=ranges(name_of(text)),
         why=f"{rule.words}: {rule.why}",
         source=rule.source,
         up=_sent(config, job, costs),
@@ -145,6 +147,13 @@ def _named(config: Config, text: str, rule: Rule) -> Named:
         kept=row_bytes(job),
         gradients=1 + costs.step_gradients,
     )
+
+
+def ranges(name: str) -> dict[str, str]:
+    """What `tune` looks for of a method with its defaults, and where: `0.01 to 1, log`."""
+    options = factories.options(plugins.available()[name])
+    own = {option.name: place for option in options if (place := search_of(option.annotation)) and option.default}
+    return {key: str(place) for key, place in {**searched(), **own}.items()}
 
 
 def _sent(config: Config, job: Job, costs: catalogue.Facts) -> int:

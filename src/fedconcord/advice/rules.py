@@ -13,22 +13,6 @@ from typing import NamedTuple
 from fedconcord.advice.facts import Facts
 
 SELDOM, UNEQUAL, SKEWED, APART = 2.0, 0.3, 0.3, 0.1  # where the words below begin
-STEP_SIZES = "0.01 to 1"  # of local.lr, the range of every method
-
-RANGES = {  # what to tune of a method beside its local step size; "" nothing
-    "fedavg": "",
-    "fedprox": "mu 0.001 to 1",
-    "fedavgm": "server_momentum 0.5 to 0.95",
-    "fedadam": "server_lr 0.01 to 0.3",
-    "fednova": "",
-    "scaffold": "",
-    "fedcm": "alpha 0.05 to 0.5",
-    "feddyn": "alpha 0.01 to 0.3",
-    "fedspeed": "alpha 0.01 to 0.3",
-    "fedadmm": "rho 0.01 to 0.3",
-    "afedpd": "rho 0.01 to 0.3",
-    "fedvra": "gamma 0.01 to 0.3",
-}
 
 
 class Rule(NamedTuple):

@@ -31,7 +31,13 @@ def told(advice: Advice) -> list[str]:
     """Advice as lines for people; the command last."""
     said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts)), "tune first"]
     for place, one in enumerate(advice.named, 1):
-        said += [f"  {place}. {one.method}; tune {one.tune}", f"     {one.why} ({one.source})", f"     {_costs(one)}"]
+        tuned = "; ".join(f"{key} {range}" for key, range in one.tune.items())
+        said += [
+            f"  {place}. {one.method}",
+            f"     {one.why} ({one.source})",
+            f"     {_costs(one)}",
+            f"     tune {tuned}",
+        ]
     if advice.config.upload is not None:
         said.append(f"  uploads compressed by {advice.config.upload}")
     if advice.against:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
 
 Step = Annotated[float, Field(gt=0)]
@@ -34,10 +35,13 @@ class Row(NamedTuple):
 
 @definition(version=2)
 def fedadmm(
-    rho: Annotated[float, Field(gt=0, description="penalty; its inverse is the step of the consensus")] = 0.01,
+    rho: Annotated[
+        float, Field(gt=0, description="penalty; its inverse is the step of the consensus"), Search(0.001, 1.0)
+    ] = 0.01,
     server_lr: Annotated[
         Step | Literal["participation"] | Schedule,
         Field(description="server step: a number, participation (|S|/N), or [[round, step], ...]"),
+        Search(0.5, 1.5, "linear"),
     ] = 1.0,
     form: Annotated[
         Literal["released", "paper"],

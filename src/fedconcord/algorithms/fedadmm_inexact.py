@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
 
 
@@ -34,7 +35,7 @@ class Row(NamedTuple):
 
 @definition()
 def fedadmm_inexact(
-    rho: Annotated[float, Field(gt=0, description="penalty")] = 1.0,
+    rho: Annotated[float, Field(gt=0, description="penalty"), Search(0.1, 10.0)] = 1.0,
     objective: Annotated[
         Literal["sum", "mean"], Field(description="scale of f_i beside the penalty: 1, or 1/N as published")
     ] = "sum",

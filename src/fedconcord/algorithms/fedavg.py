@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Local, Oracle, Weights
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
-Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM")]
+Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM"), Search(0.005, 0.5)]
 WeightsOption = Annotated[Weights, Field(description="how the server weighs the cohort")]
 
 
@@ -67,7 +68,7 @@ def fedsam(
 
 @definition()
 def fedprox(
-    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.1,
+    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model"), Search(0.001, 1.0)] = 0.1,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:

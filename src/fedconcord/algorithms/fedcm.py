@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Cohort, Local, Oracle, Sender
 
 
@@ -29,7 +30,7 @@ class Message(NamedTuple):
     steps: Tensor  # [] local steps taken
 
 
-Alpha = Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient")]
+Alpha = Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient"), Search(0.02, 1.0)]
 
 
 @definition(version=2)

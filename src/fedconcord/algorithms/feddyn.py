@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Population, Sender
 
-Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser")]
+Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser"), Search(0.01, 1.0)]
 
 
 class Server(NamedTuple):

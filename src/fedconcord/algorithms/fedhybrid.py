@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle
 
 
@@ -32,7 +33,7 @@ class Row(NamedTuple):
 
 @definition(version=2)
 def fedhybrid(
-    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian")] = 1.0,
+    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian"), Search(0.1, 10.0)] = 1.0,
     newton_share: Annotated[float, Field(ge=0, le=1, description="share of the clients with Newton steps")] = 0.5,
     newton_lr: Annotated[float, Field(gt=0, le=1, description="step size of Newton clients")] = 1.0,
     gradient_dual_lr: Annotated[float, Field(gt=0, description="dual step size of gradient clients")] = 0.5,

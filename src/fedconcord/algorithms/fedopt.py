@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm
 from fedconcord.transforms.server import (
     LR,
@@ -32,7 +33,9 @@ from fedconcord.transforms.server import (
 
 @definition()
 def fedavgm(
-    server_momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of the server")] = 0.9,
+    server_momentum: Annotated[
+        float, Field(ge=0, lt=1, description="momentum of the server"), Search(0.0, 0.95, "linear")
+    ] = 0.9,
     server_lr: LR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Done, Local, Settle
 
 
@@ -26,7 +27,9 @@ class Row(NamedTuple):
 
 @definition()
 def fedpd(
-    eta: Annotated[float, Field(gt=0, description="inverse penalty of the augmented Lagrangian")] = 1.0,
+    eta: Annotated[
+        float, Field(gt=0, description="inverse penalty of the augmented Lagrangian"), Search(0.3, 30.0)
+    ] = 1.0,
     p_skip: Annotated[float, Field(ge=0, lt=1, description="probability that a round is not communicated")] = 0.0,
 ) -> Algorithm:
     """FedPD: local augmented Lagrangians, averaged only with some probability.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.basis.identity import definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Tree, tree_map
 
 
@@ -24,7 +25,9 @@ class Server(NamedTuple):
 
 @definition()
 def mfl(
-    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum, kept across rounds and averaged")] = 0.9,
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, description="momentum, kept across rounds and averaged"), Search(0.0, 0.95, "linear")
+    ] = 0.9,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:

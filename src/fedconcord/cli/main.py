@@ -15,7 +15,7 @@ import typer
 
 from fedconcord.basis import process
 from fedconcord.basis.errors import LostError, UserError, closest
-from fedconcord.cli import advise, data, listing, model, privacy, train  # noqa: F401  (they add their commands to `app`)
+from fedconcord.cli import advise, data, listing, model, privacy, train, tune  # noqa: F401  (each adds its commands)
 from fedconcord.cli.base import app, complain, fail
 
 

@@ -86,12 +86,12 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     if chosen.patience is not None:
         patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
     finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
-    inner = _modelled(problem)
+    inner = modelled(problem)
     about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
     return Wanted(patience, settings_module.looks(config, problem), chosen.clients_every, finetune, about)
 
 
-def _modelled(problem: Problem) -> Supervised | None:
+def modelled(problem: Problem) -> Supervised | None:
     """What has the model: also where its clients cannot be judged one by one."""
     smooth = problem.smooth if isinstance(problem, Regularised) else problem
     return smooth.judged if isinstance(smooth, Streamed) else supervised(smooth)
@@ -99,5 +99,5 @@ def _modelled(problem: Problem) -> Supervised | None:
 
 def ranking(problem: Problem) -> list[dict[str, object]]:
     """The test metrics, the one that ranks first, each with whether more is better."""
-    inner = _modelled(problem)
+    inner = modelled(problem)
     return [] if inner is None else [{"column": f"test_{m.name}", "higher": m.higher} for m in inner.metrics]

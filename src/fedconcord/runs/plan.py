@@ -42,7 +42,7 @@ def plan_run(*sources: Source) -> Planned:
     """A new run in a new folder, which is made when the run starts."""
     config = settings_module.resolve_run(*sources)
     settings_module.advise(config)
-    return Planned(config.model_copy(update={"out": None}), _new_folder(config, config.method or "run"))
+    return Planned(config.model_copy(update={"out": None}), new_folder(config, config.method or "run"))
 
 
 def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
@@ -69,7 +69,7 @@ def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Plan
     config = settings_module.resolve_compare(*sources)
     jobs = _jobs(1 if jobs is None else jobs, config)
     config = _with_threads(config, jobs)
-    folder = _new_folder(config, "compare")
+    folder = new_folder(config, "compare")
     config, why = settings_module.judged(config.model_copy(update={"out": None}))
     judging = settings_module.evaluation(config, settings_module.first_problem(config), why)
     planned = _runs(config, folder)
@@ -136,7 +136,7 @@ def _save_comparison(folder: Path, config: Config, jobs: int, judging: Mapping[s
     files.write_json(folder / "compare.json", said)
 
 
-def _new_folder(config: Config, what: str) -> Path:
+def new_folder(config: Config, what: str) -> Path:
     """The folder asked for, if it is free, else a numbered one below runs/; one choice for all processes."""
     return Path(settings_module.team_of(config).tell(lambda: str(_free_folder(config, what))))
 

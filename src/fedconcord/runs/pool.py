@@ -27,8 +27,12 @@ from fedconcord.runs.plan import Planned
 WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
 
 
-def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None) -> list[Finished]:
+def execute_all(
+    planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None, crew: Crew | None = None
+) -> list[Finished]:
     """Do all runs, `jobs` at once; finished ones are not repeated, failed ones do not stop the others.
+
+    The processes of a `crew` are used, and stay for the next call; without one they end with this call.
 
     Ctrl-C lets the rounds that are running end, leaves every folder usable and returns; runs that did not begin are
     `interrupted` after 0 rounds.
@@ -40,8 +44,8 @@ def execute_all(planned: Sequence[Planned], jobs: int = 1, progress: Progress | 
             ended[number] = finished(entry.folder)
             tell(number, ended[number])
     todo = [number for number in range(len(planned)) if number not in ended]
-    if jobs > 1 and len(todo) > 1:
-        _Pool(planned, tell, ended).work(todo, min(jobs, len(todo)))
+    if jobs > 1 and todo and (len(todo) > 1 or crew is not None):
+        _Pool(planned, tell, ended, crew).work(todo, min(jobs, len(todo)))
     else:
         _one_by_one(planned, todo, tell, ended)
     return [ended.get(number) or not_done(entry, "interrupted") for number, entry in enumerate(planned)]
@@ -122,12 +126,29 @@ class _Worker:
         return status
 
 
+class Crew:
+    """Worker processes that wait for the next call of `execute_all`: to start one costs two seconds of a core."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Worker] = []
+        self.events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self.waiting:
+            self.waiting.pop().close()
+
+
 class _Pool:
     """Runs in worker processes; tells about them in the calling thread."""
 
-    def __init__(self, planned: Sequence[Planned], tell: Progress, ended: dict[int, Finished]) -> None:
-        self.planned, self.tell, self.ended = planned, tell, ended
-        self.events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+    def __init__(
+        self, planned: Sequence[Planned], tell: Progress, ended: dict[int, Finished], crew: Crew | None
+    ) -> None:
+        self.planned, self.tell, self.ended, self.crew = planned, tell, ended, crew
+        self.events = queue.Queue() if crew is None else crew.events
         self.workers: list[_Worker] = []
         self.todo: list[int] = []
 
@@ -136,7 +157,8 @@ class _Pool:
         told = 0
         with _counted_interrupts() as interrupts:
             try:
-                self.workers = [_Worker(self.events) for _ in range(jobs)]
+                for _ in range(jobs):
+                    self._join()
                 while self.workers:
                     if interrupts[0] > told:
                         told = interrupts[0]
@@ -171,11 +193,29 @@ class _Pool:
             assert worker.number is not None
             self._end(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
         worker.ready = True
+        self._next(worker, stopping)
+
+    def _join(self) -> None:
+        """One more worker: one that waits, else a new one, whose first event will say that it is ready."""
+        while self.crew is not None and self.crew.waiting:
+            worker = self.crew.waiting.pop()
+            if worker.process.poll() is None:
+                self.workers.append(worker)
+                self._next(worker, stopping=False)
+                return
+            worker.close()
+        self.workers.append(_Worker(self.events))
+
+    def _next(self, worker: _Worker, stopping: bool) -> None:
+        """Give a worker the next run, if there is one."""
         if self.todo and not stopping:
             worker.number = self.todo.pop(0)
             entry = self.planned[worker.number]
             self.tell(worker.number, None)
             worker.send({"config": entry.config.as_dict(), "folder": str(entry.folder), "resume": entry.resume})
+        elif self.crew is not None and not stopping:
+            self.workers.remove(worker)
+            self.crew.waiting.append(worker)
         else:
             self._drop(worker)
 

@@ -19,10 +19,10 @@ from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.resolve import resolve_compare, resolve_run
-from fedconcord.settings.schema import default_text, keys, values_text
+from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
-from fedconcord.settings.sources import Source, from_file, from_nested, from_options, toml_value
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, toml_value
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -53,12 +53,14 @@ __all__ = [
     "looks",
     "notes",
     "part",
+    "prepare",
     "problem_of",
     "read_method",
     "refuse",
     "resolve_compare",
     "resolve_run",
     "runs",
+    "searched",
     "single",
     "team_of",
     "toml_value",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedconcord.basis import grammar, wanted
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.search import Search
 from fedconcord.settings.sections import SECTIONS
 from fedconcord.settings.settings import Config
 
@@ -23,6 +24,18 @@ def keys() -> dict[str, dict[str, Any]]:
         del found[section]
         found |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
     return found
+
+
+@functools.cache
+def searched() -> dict[str, Search]:
+    """The keys that are looked for when methods are tuned, and where."""
+    return {
+        f"{section}.{name}": part
+        for section, model in SECTIONS.items()
+        for name, field in model.model_fields.items()
+        for part in field.metadata
+        if type(part) is Search
+    }
 
 
 def default_text(schema: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedconcord.basis.search import Search
 from fedconcord.options.option import Short
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -39,7 +40,7 @@ class LocalSettings(BaseModel):
     batch_size: Annotated[
         Count | Literal["full"], Field(description="samples a local step, or full"), Short("batch_size", "job")
     ] = 10
-    lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job")] = 0.1
+    lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job"), Search(0.01, 1.0)] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
     momentum: Annotated[
         float,

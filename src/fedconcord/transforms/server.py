@@ -19,10 +19,11 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.identity import UNNAMED, Identity, definition
+from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Cohort, Tree
 from fedconcord.transforms.lift import lift_server
 
-LR = Annotated[float, Field(gt=0, description="server step size")]
+LR = Annotated[float, Field(gt=0, description="server step size"), Search(0.01, 2.0)]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
 Beta2 = Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")]
 Tau = Annotated[float, Field(ge=0, description="adaptivity: added to the root")]
@@ -58,7 +59,7 @@ def sgd(lr: LR = 1.0) -> Optimizer:
 
 @definition()
 def momentum(
-    beta: Annotated[float, Field(ge=0, lt=1, description="momentum")] = 0.9,
+    beta: Annotated[float, Field(ge=0, lt=1, description="momentum"), Search(0.0, 0.95, "linear")] = 0.9,
     lr: LR = 1.0,
     units: Annotated[
         Units, Field(description="of the buffer; gradients, as FedNova's code: matters when the local step size decays")

@@ -1,0 +1,75 @@
+"""Where the best trial stands at the end of its range, and how far to extend that."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fedconcord.basis import factories
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.search import Search
+from fedconcord.settings import Config, local_for, read_method
+from fedconcord.tuning.search import Found
+
+NEAR = 0.1  # of a range's length, in its own scale, is its edge
+FACTOR = 3.0  # by which an edge in logarithms is extended
+
+
+class Edge(NamedTuple):
+    """A parameter whose best value is at an end of what was searched."""
+
+    key: str
+    value: float
+    side: str  # low or high
+    search: str  # what to give to --search; empty where the parameter ends there too
+    range: Search
+
+
+def edges(config: Config, found: Found) -> list[Edge]:
+    """The edges at which the best trial stands. A grid's ends are edges as well."""
+    if found.best is None:
+        return []
+    noted = []
+    for key, place in found.space.places.items():
+        value = found.best.values[key]
+        side = _side(place, value)
+        if side is None or place.low == place.high:
+            continue
+        low, high = _further(place, side)
+        end = low if side == "low" else high
+        written = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, found.space.method, key, end) else ""
+        noted.append(Edge(key, value, side, written, place))
+    return noted
+
+
+def _side(place: Search, value: float) -> str | None:
+    share = position(place, value)
+    return "low" if share <= NEAR else "high" if share >= 1 - NEAR else None
+
+
+def position(place: Search, value: float) -> float:
+    """Where a value stands in its range, from 0 to 1 in the range's own scale."""
+    if place.scale == "log":
+        return math.log(value / place.low) / math.log(place.high / place.low)
+    return (value - place.low) / (place.high - place.low)
+
+
+def _further(place: Search, side: str) -> tuple[float, float]:
+    """The range from its middle to beyond an end: as wide, the best in its inside."""
+    if place.scale == "log":
+        return (place.low / FACTOR, place.high) if side == "low" else (place.low, place.high * FACTOR)
+    length = place.high - place.low
+    return (place.low - length / 2, place.high) if side == "low" else (place.low, place.high + length / 2)
+
+
+def _takes(config: Config, method: str, key: str, value: float) -> bool:
+    """Whether a method's parameter may have a value."""
+    call, _ = read_method(method)
+    try:
+        if key.startswith("local."):
+            local_for(config.local, call.name, {key: value})
+        elif not key.startswith("server."):
+            next(option for option in factories.options(call.factory) if option.name == key).validate(value, method)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""What a search leaves: tune.json, and a TOML file a method that `compare --config` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedconcord.basis import files, folders
+from fedconcord.report.again import to_toml
+from fedconcord.runs.tables import rows_of
+from fedconcord.tuning.edges import edges
+from fedconcord.tuning.plan import Tuning, save
+from fedconcord.tuning.scores import Score
+from fedconcord.tuning.search import Found, Trial, shown, winner, winners
+from fedconcord.tuning.space import text_of
+
+
+class Spent(NamedTuple):
+    """What the trials of a method took, all seeds together."""
+
+    rounds: int
+    gradient_steps: int
+    bytes: int  # up and down
+    seconds: float  # of training and evaluating, on one core each
+
+
+def spent(tuning: Tuning, found: Found) -> Spent:
+    """What the trials of a method took. Runs that began anew after an interruption count once."""
+    rounds = steps = size = 0
+    seconds = 0.0
+    for trial in found.trials:
+        for seed in tuning.seeds:
+            folder = tuning.run(found.space, trial.values, trial.number, seed, 1).folder
+            if not (folder / "metrics.csv").exists():
+                continue
+            rows = rows_of(folder / "metrics.csv", tuning.config.rounds)
+            last = rows[-1] if rows else {"round": 0, "gradient_steps": 0, "bytes_up": 0, "bytes_down": 0}
+            rounds += int(last["round"])
+            steps += int(last["gradient_steps"])
+            size += int(last["bytes_up"]) + int(last["bytes_down"])
+            seconds += sum(float(row["seconds"]) for row in rows_of(folder / "timing.csv", tuning.config.rounds))
+    return Spent(rounds, steps, size, seconds)
+
+
+def write(tuning: Tuning, found: Sequence[Found]) -> None:
+    """The TOML files and tune.json. The same search writes the same bytes: there are no times in it."""
+    for one in found:
+        text = winner(tuning, one)
+        if text is not None:
+            name = f"{folders.folder_name(one.space.method)}.toml"
+            files.write_text(tuning.folder / name, _toml(tuning, [text], _why(tuning, one)))
+    said = f"The winners of {tuning.folder.name}: fedconcord compare --config best.toml"
+    files.write_text(tuning.folder / "best.toml", _toml(tuning, winners(tuning, found), said))
+    objective = tuning.objective
+    save(
+        tuning,
+        {
+            "status": "complete",
+            "objective": {
+                "column": objective.metric.column,
+                "higher": objective.metric.higher,
+                "target": objective.target,
+                "held": objective.held,
+            },
+            "methods": [_method(tuning, one) for one in found],
+            "final": "final",
+        },
+    )
+
+
+def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
+    """The job as it was asked for, with these methods and the fresh seeds."""
+    job = tuning.config.model_copy(update={"label": None, "seed": None}).as_dict()
+    job |= {"methods": list(methods), "seeds": list(tuning.asked.final_seeds or ())}
+    first = {key: job.pop(key) for key in ("methods", "seeds")}
+    return f"# {comment}\n{to_toml(first | job)}\n"
+
+
+def _why(tuning: Tuning, found: Found) -> str:
+    """Where the values of a method come from, on one line."""
+    if found.best is None:
+        return "nothing to tune"
+    seeds = ", ".join(map(str, tuning.seeds))
+    return (
+        f"{shown(tuning, found.best.last)} after {found.best.rounds} rounds, the best of {len(found.trials)} trials "
+        f"with seed {seeds}; untuned: {shown(tuning, found.trials[0].last)}"
+    )
+
+
+def _method(tuning: Tuning, found: Found) -> dict[str, Any]:
+    cost = spent(tuning, found)
+    return {
+        "method": found.space.method,
+        "winner": winner(tuning, found),
+        "search": {key: list(place) for key, place in found.space.places.items()},
+        "best": None if found.best is None else found.best.number,
+        "extend": [edge.search for edge in edges(tuning.config, found) if edge.search],
+        "rungs": [list(rung) for rung in tuning.rungs[found.space.method]] if found.trials else [],
+        "trials": [_trial(tuning, found, trial) for trial in found.trials],
+        "cost": {"rounds": cost.rounds, "gradient_steps": cost.gradient_steps, "bytes": cost.bytes},
+    }
+
+
+def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "method": text_of(tuning.config, found.space.method, trial.values),
+        "values": dict(trial.values),
+        "scores": [{"rounds": rounds, **_score(score)} for rounds, score in trial.scores.items()],
+        **({"errors": list(trial.errors)} if trial.errors else {}),
+    }
+
+
+def _score(score: Score) -> Mapping[str, Any]:
+    value = score.value if math.isfinite(score.value) else None
+    return {"value": value, "rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
+
+
+def places(folder: Path) -> list[str]:
+    """The TOML files of a search, the winners' last."""
+    own = sorted(path.name for path in folder.glob("*.toml") if path.name != "best.toml")
+    return [*own, "best.toml"]

@@ -1,0 +1,178 @@
+"""report.html of a search: the verdict, what tuning changed, sensitivity, what it cost, and all trials."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import matplotlib
+
+from fedconcord.basis import files
+from fedconcord.report import elements, tables
+from fedconcord.report.figures.style import STYLE
+from fedconcord.report.format import quantity, size
+from fedconcord.report.load import load_runs
+from fedconcord.report.page import write_report
+from fedconcord.report.summary import Summary, summarise
+from fedconcord.report.words import words
+from fedconcord.tuning.edges import Edge, edges
+from fedconcord.tuning.figures import extend_words, sensitivity
+from fedconcord.tuning.output import spent, write
+from fedconcord.tuning.plan import Tuning, sentences
+from fedconcord.tuning.search import Found, Trial, shown, winner
+
+esc = html.escape
+
+
+def write_all(tuning: Tuning, found: Sequence[Found]) -> Path:
+    """All that a search leaves beside its runs: settings, numbers, the report of the winners and its own page."""
+    write_report([tuning.folder / "final"], tuning.folder / "final")
+    page = write_page(tuning, found)
+    write(tuning, found)
+    return page
+
+
+def write_page(tuning: Tuning, found: Sequence[Found]) -> Path:
+    """Write report.html, which links to the report of the final comparison; the path."""
+    summary = summarise(load_runs([tuning.folder / "final"]))
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
+        matplotlib.rcParams.update(STYLE)
+        body = _body(tuning, found, summary)
+    config = tuning.config
+    names = [one.space.method for one in found]
+    heading = f"{len(names)} methods tuned on {config.data}" if len(names) > 1 else f"{names[0]} tuned on {config.data}"
+    job = [config.data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
+    job += [f"{config.rounds} rounds", f"tuned with seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}"]
+    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
+    page = template.substitute(
+        title=esc(f"{heading} · fedconcord"),
+        heading=esc(heading),
+        job=esc(" · ".join(part for part in job if part)),
+        body=re.sub(r"(\d) %", "\\1\u00a0%", body),
+        footer="Written by fedconcord. All numbers of this page are in <code>tune.json</code>, the runs in "
+        "<code>trials/</code> and <code>final/</code>, the trials for Optuna's tools in <code>study.journal</code>.",
+    )
+    files.write_text(tuning.folder / "report.html", page)
+    return tuning.folder / "report.html"
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
+    tuned = [one for one in found if one.trials]
+    at = {one.space.method: edges(tuning.config, one) for one in tuned}
+    main = tables.table(summary, summary.rows)
+    parts = [
+        '<section class="words"><h2>In words</h2>' + "".join(f"<p>{w}</p>" for w in words(summary)),
+        f"<p>Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning "
+        'has not seen: <a href="final/report.html">the whole comparison</a>.</p></section>',
+        _notes([edge for each in at.values() for edge in each], tuned, at),
+        "<h2>The winners, with fresh seeds</h2>" + elements.table(main, [row.style for row in summary.rows]),
+        "<h2>What tuning changed</h2>" + _changed(tuning, found),
+    ]
+    if tuned:
+        first = dict.fromkeys(tuning.rungs[one.space.method][0].rounds for one in tuned)
+        parts.append(
+            f'<h2>Sensitivity</h2><p class="note">{esc(tuning.objective.metric.title)} against each parameter. '
+            f"Hollow: all trials after {' or '.join(map(str, first))} rounds; filled: those that went on, after their "
+            "last; ringed: the best. × marks trials that diverged or failed. A dotted line is the end of a range that "
+            "the best is at.</p>" + _figures(tuning, tuned, at, summary)
+        )
+        parts.append("<h2>What tuning cost</h2>" + _cost(tuning, tuned))
+        parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, one) for one in tuned))
+    parts.append("<h2>How to get this again</h2>" + _again(tuning, found))
+    return "\n".join(part for part in parts if part)
+
+
+def _notes(every: Sequence[Edge], tuned: Sequence[Found], at: dict[str, list[Edge]]) -> str:
+    """What the reader should do: ranges to extend, methods of which nothing ended well."""
+    said = [f"{one.space.method}: {extend_words(edge)}" for one in tuned for edge in at[one.space.method]]
+    said += [
+        f"{one.space.method}: no trial ended well, so it is not in the comparison; search smaller values."
+        for one in tuned
+        if one.best is None
+    ]
+    if not said:
+        return ""
+    return f'<section class="warn"><h2>Note</h2><ul>{"".join(f"<li>{esc(line)}</li>" for line in said)}</ul></section>'
+
+
+def _changed(tuning: Tuning, found: Sequence[Found]) -> str:
+    rows = []
+    for one in found:
+        if not one.trials:
+            rows.append((one.space.method, "nothing to tune", "", "", ""))
+            continue
+        lost = sum(trial.last.broken > 0 for trial in one.trials)
+        count = f"{len(one.trials)} ({lost} diverged or failed)" if lost else str(len(one.trials))
+        best = "none ended well" if one.best is None else shown(tuning, one.best.last)
+        rows.append((one.space.method, winner(tuning, one) or "", shown(tuning, one.trials[0].last), best, count))
+    head = ("method", "best settings", "as it was", "tuned", "trials")
+    note = (
+        f"Judged by {tuning.objective}, seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}. The best of many "
+        "trials looks better than it is; the table above, of fresh seeds, does not."
+    )
+    return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
+
+
+def _figures(tuning: Tuning, tuned: Sequence[Found], at: dict[str, list[Edge]], summary: Summary) -> str:
+    styles = {method.name: method.index for method in summary.methods}
+    drawn = [
+        drawing
+        for k, one in enumerate(tuned)
+        for drawing in sensitivity(tuning, one, styles.get(winner(tuning, one) or "", k), at[one.space.method])
+    ]
+    return f'<div class="grid">{"".join(elements.figure(d, number) for number, d in enumerate(drawn, 1))}</div>'
+
+
+def _cost(tuning: Tuning, tuned: Sequence[Found]) -> str:
+    rows, total = [], 0.0
+    for one in tuned:
+        cost = spent(tuning, one)
+        total += cost.seconds
+        steps, moved = quantity(cost.gradient_steps), size(cost.bytes)
+        rows.append((one.space.method, f"{cost.rounds:,}", steps, moved, f"{cost.seconds:.1f}"))
+    head = ("method", "rounds", "gradient steps", "bytes up and down", "seconds of training")
+    fewer = "A trial that diverges ends there, so that its method has fewer rounds than it was given. "
+    given = len({tuple(tuning.rungs[one.space.method]) for one in tuned}) == 1
+    equal = "Every method was given the same rounds. " if given else "Methods have grids of different sizes. "
+    note = f"{equal}{fewer}Seconds: of one core, training alone, {total:.0f} in all."
+    return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
+
+
+def _trials(tuning: Tuning, one: Found) -> str:
+    keys = tuple(one.space.places)
+    order = sorted(one.trials, key=lambda trial: (one.best is None or trial.number != one.best.number, trial.number))
+    rows = [(_name(one, trial), *(f"{trial.values[key]:g}" for key in keys), *_went(tuning, trial)) for trial in order]
+    table = elements.pairs(rows, ("trial", *keys, "rounds", "outcome"))
+    return f"<details><summary>{esc(one.space.method)}: {len(one.trials)} trials</summary>{table}</details>"
+
+
+def _name(one: Found, trial: Trial) -> str:
+    best = one.best is not None and trial.number == one.best.number
+    return f"{trial.number}{' (as it was)' if trial.number == 0 else ''}{', best' if best else ''}"
+
+
+def _went(tuning: Tuning, trial: Trial) -> tuple[str, str]:
+    if trial.errors:
+        return str(trial.rounds), f"failed: {trial.errors[0]}"
+    if trial.last.broken:
+        return str(trial.rounds), f"diverged ({trial.last.broken} of {len(tuning.seeds)} seeds)"
+    return str(trial.rounds), shown(tuning, trial.last)
+
+
+def _again(tuning: Tuning, found: Sequence[Found]) -> str:
+    folder = shlex.quote(str(tuning.folder))
+    plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
+    return (
+        f"<ul>{plan}</ul><p>The winners again, or one of them, as any comparison:</p>"
+        f"<pre>fedconcord compare --config {esc(folder)}/best.toml --out runs/again</pre>"
+    )

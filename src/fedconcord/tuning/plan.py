@@ -1,0 +1,221 @@
+"""A search that is to be done: its settings, spaces and rungs; said, refused and saved before the first round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedconcord import settings as settings_module
+from fedconcord.basis import files, folders
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.search import Search
+from fedconcord.engines import Stacked
+from fedconcord.jobs import resolved
+from fedconcord.runs import lock
+from fedconcord.runs.folder import refuse_taken
+from fedconcord.runs.plan import Planned, new_folder, prepared, threads
+from fedconcord.settings import Config, Source
+from fedconcord.tuning.rungs import Rung, cost, rungs_of
+from fedconcord.tuning.scores import Objective, objective_of
+from fedconcord.tuning.space import Space, grid_space, read_grid, read_search, refuse_grid, space_of, text_of
+
+NAME = "tune.json"
+FORMAT = 1
+BUDGET = 16  # trials of a method
+SHARE = 0.2  # of each client's samples that judges the trials, where the settings name none
+FRESH = 3  # seeds of the final comparison
+
+
+class Asked(NamedTuple):
+    """What a search is asked for beside settings, as it is written; None: the default."""
+
+    budget: int | None = None
+    search: Sequence[str] = ()
+    grid: str | None = None
+    final_seeds: Sequence[int] | None = None
+
+
+class Tuning(NamedTuple):
+    """A search that is to be done."""
+
+    folder: Path
+    config: Config  # the comparison that is asked for, as the user's files get it
+    asked: Asked  # defaults filled in
+    trial: Config  # the same as trials run it
+    objective: Objective
+    spaces: tuple[Space, ...]
+    rungs: Mapping[str, tuple[Rung, ...]]  # of each method
+    kernels: Mapping[str, str]  # of each method, as a run of all rounds chooses
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.config.seeds or [0]
+
+    @property
+    def rounds(self) -> int:
+        """Of all trials of all methods, and of the final comparison."""
+        tried = sum(len(self.seeds) * cost(self.rungs[space.method]) for space in self.spaces if space.places)
+        return tried + len(self.spaces) * len(self.asked.final_seeds or ()) * self.config.rounds
+
+    def run(self, space: Space, values: Mapping[str, float], number: int, seed: int, rounds: int) -> Planned:
+        """One run of a trial."""
+        one = settings_module.single(self.trial, text_of(self.config, space.method, values), seed)
+        engine = one.engine.model_copy(update={"kernel": self.kernels[space.method]})
+        place = self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
+        return Planned(one.model_copy(update={"rounds": rounds, "engine": engine}), place, resume=True)
+
+
+def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
+    """A new search in a new folder, where its settings are written.
+
+    Raises:
+        UserError: a setting is wrong or a method cannot run, before anything is written.
+    """
+    config = settings_module.resolve_compare(*sources)
+    tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), asked)
+    with lock.held(tuning.folder):
+        refuse_taken(tuning.folder)
+        save(tuning, {"status": "running"})
+    return tuning
+
+
+def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
+    """The search of a folder, to be continued with its own settings.
+
+    Raises:
+        UserError: the folder holds no search, or anything is to change.
+    """
+    path = folder / NAME
+    for given in ({name: value for name, value in asked._asdict().items() if value}, *(s.values for s in sources)):
+        for key in given:
+            raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        nested, before = saved["settings"], Asked(**saved["asked"])
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no search (no {NAME}); give the folder that fedconcord tune wrote") from None
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the search again") from None
+    return _planned(folder, settings_module.resolve_compare(settings_module.from_nested(nested, NAME)), before)
+
+
+def save(tuning: Tuning, found: Mapping[str, Any]) -> None:
+    """tune.json: what was asked for, and what was found."""
+    asked = tuning.asked._asdict()
+    said = {"format": FORMAT, **found, "settings": tuning.config.as_dict(), "asked": asked}
+    files.write_json(tuning.folder / NAME, said)
+
+
+def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
+    if config.engine.name == "distributed":
+        raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
+    asked = _filled(asked, config)
+    trial, objective = _trial(config)
+    spaces = _spaces(config, asked)
+    assert trial.eval.every is not None
+    assert asked.budget is not None
+    rungs = {s.method: rungs_of(s.trials(asked.budget), config.rounds, trial.eval.every) for s in spaces}
+    tuning = Tuning(folder, config, asked, trial, objective, spaces, rungs, {s.method: "auto" for s in spaces})
+    kernels = {space.method: _kernel(tuning, space) for space in spaces}
+    settings_module.forget_problem()  # trials are of other seeds, or the workers'
+    return tuning._replace(kernels=kernels)
+
+
+def _filled(asked: Asked, config: Config) -> Asked:
+    """With defaults, checked."""
+    budget = BUDGET if asked.budget is None else asked.budget
+    if budget < 1:
+        raise UserError(f"budget must be an integer >= 1, given {budget}: the trials of each method")
+    seeds = config.seeds or [0]
+    fresh = list(asked.final_seeds or range(max(seeds) + 1, max(seeds) + 1 + FRESH))
+    for seed in fresh:
+        if not isinstance(seed, int) or seed in seeds or fresh.count(seed) > 1 or seed < 0:
+            raise UserError(
+                f"final seeds must be integers >= 0, each once, that tuning does not use, given {seed} with seeds "
+                f"{', '.join(map(str, seeds))}; give others, as in --final-seeds {max(seeds) + 1}"
+            )
+    if asked.search and asked.grid is not None:
+        raise UserError("--search gives ranges and --grid gives points; give one of them")
+    return Asked(budget, list(asked.search), asked.grid, fresh)
+
+
+def _trial(config: Config) -> tuple[Config, Objective]:
+    """The settings that all trials share, and what judges them.
+
+    No trial knows the test set's target, looks at every client or fine-tunes: that is for the final comparison. One
+    thread each, so that results do not depend on how many run at once.
+    """
+    samples = config.partition is not None and config.task is None
+    share = config.validation if isinstance(config.validation, float) else SHARE
+    config = config.model_copy(update={"validation": share if samples else None, "label": None})
+    judged, _ = settings_module.judged(config)
+    bare = {"target": None, "clients": False, "clients_every": None, "personalise": None}
+    engine = judged.engine
+    if engine.threads is None:
+        engine = engine.model_copy(update={"threads": 1})
+    trial = judged.model_copy(update={"eval": judged.eval.model_copy(update=bare), "engine": engine})
+    with threads(engine.threads):
+        return trial, objective_of(settings_module.first_problem(trial), config.eval.target)
+
+
+def _spaces(config: Config, asked: Asked) -> tuple[Space, ...]:
+    methods = config.methods or []
+    if asked.grid is None:
+        more: dict[str, Search] = dict(read_search(one, config) for one in asked.search)
+        return tuple(space_of(config, method, more) for method in methods)
+    grid = read_grid(asked.grid)
+    refuse_grid(grid, config)
+    spaces = tuple(grid_space(config, method, grid) for method in methods)
+    largest = max(spaces, key=lambda space: len(space.points))
+    if len(largest.points) > (asked.budget or 0):
+        raise UserError(
+            f"--grid {asked.grid} has {len(largest.points)} trials for {largest.method}, the job's own values among "
+            f"them, given budget {asked.budget}; give --budget {len(largest.points)}"
+        )
+    return spaces
+
+
+def _kernel(tuning: Tuning, space: Space) -> str:
+    """What computes a run of all rounds: a trial that goes on must not begin anew with another.
+
+    Raises:
+        UserError: the method cannot run.
+    """
+    planned = tuning.run(space, space.start, 0, tuning.seeds[0], tuning.config.rounds)
+    with threads(planned.config.engine.threads):
+        start = prepared(planned.config, planned.folder)
+        if not isinstance(start.job.engine, Stacked):
+            return planned.config.engine.kernel
+        engine = resolved(start.job, start.state, tuning.config.rounds).engine
+    assert isinstance(engine, Stacked)
+    return engine.kernel
+
+
+def sentences(tuning: Tuning) -> list[str]:
+    """What will be done, for a person who waits for it."""
+    budget = tuning.asked.budget
+    free = [space for space in tuning.spaces if space.places]
+    said = []
+    for space in tuning.spaces:
+        if not space.places:
+            said.append(f"{space.method}: nothing to tune, so it is only in the final comparison")
+            continue
+        places = "; ".join(f"{key} {at}" for key, at in space.places.items())
+        count = f"{len(space.points)} points of {places}" if space.points else places
+        said.append(f"{space.method}: {count}")
+    seeds, fresh = (", ".join(map(str, some)) for some in (tuning.seeds, tuning.asked.final_seeds or ()))
+    plural = "s" * (len(tuning.seeds) > 1)
+    for rungs in dict.fromkeys(tuning.rungs[space.method] for space in free):
+        of = [space.method for space in free if tuning.rungs[space.method] == rungs]
+        who = "each method" if len(of) == len(free) else ", ".join(of)
+        steps = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in rungs)
+        total = len(tuning.seeds) * cost(rungs)
+        given = "" if tuning.asked.grid is not None else f" of budget {budget}"
+        said.append(f"{who}: {rungs[0].trials} trials{given} with seed{plural} {seeds}: {steps}; {total} rounds")
+    said.append(
+        f"judged by {tuning.objective}; then the winners with seeds {fresh}, {tuning.config.rounds} rounds each; "
+        f"{tuning.rounds} rounds in all"
+    )
+    return said

@@ -1,0 +1,222 @@
+"""What is looked for of a method, and the method's text with values put in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fedconcord.algorithms import plugins
+from fedconcord.basis import factories, grammar
+from fedconcord.basis.errors import UserError, closest, unknown
+from fedconcord.basis.search import Search, search_of
+from fedconcord.settings import Config, local_for, read_method, searched, single
+from fedconcord.transforms.server import OPTIMIZERS
+
+Values = Mapping[str, float]
+"""By key: a parameter of the method, `local.lr`, or `server.lr` of the server optimiser that it runs with."""
+
+GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {  # the papers', by name
+    "fedadmm": {  # Gong, Li, Freris, ICDE 2022, section V
+        "local.lr": (0.01, 0.1, 0.2, 0.5),
+        "fedprox.mu": (0.001, 0.01, 0.1, 1.0),
+    },
+    "fednova": {  # Wang et al., IEEE TSP 2021, section VI
+        "local.lr": (0.005, 0.01, 0.02, 0.05, 0.08),
+        "fedprox.mu": (0.0005, 0.001, 0.005, 0.01),
+        "fednova.mu": (0.0005, 0.001, 0.005, 0.01),
+    },
+}
+
+
+class Space(NamedTuple):
+    """What is looked for of one method."""
+
+    method: str  # canonical text, as it was asked for
+    start: Values  # where trial 0 stands
+    places: Mapping[str, Search]  # key -> range
+    points: tuple[Values, ...] = ()  # of a grid, instead of ranges
+
+    def trials(self, budget: int) -> int:
+        """How many there are: one where nothing is looked for, all of a grid, else the budget."""
+        if self.points:
+            return len(self.points)
+        return budget if self.places else 1
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What is looked for."""
+        return tuple(self.places)
+
+
+def text_of(config: Config, method: str, values: Values) -> str:
+    """The canonical text of a method with these values; `config` is a comparison's."""
+    call, overrides = read_method(method)
+    own = {key: value for key, value in values.items() if "." not in key}
+    local = {key: value for key, value in values.items() if key.startswith("local.")}
+    server = {key.removeprefix("server."): value for key, value in values.items() if key.startswith("server.")}
+    if server:
+        part = _server(config, method)
+        assert part is not None
+        overrides = overrides | {"server": replace(part, kwargs={**part.kwargs, **server})}
+    written = grammar.Spec(call.name, (), {**call.given, **own, **overrides, **local})
+    label = single(config.model_copy(update={"label": None}), str(written), 0).label
+    assert label is not None
+    return label
+
+
+def space_of(config: Config, method: str, more: Mapping[str, Search]) -> Space:
+    """The free parameters of a method that state a range, and those that `more` names; with the local step size.
+
+    A range grows to where the job stands.
+    """
+    call, overrides = read_method(method)
+    start: dict[str, float] = {}
+    places: dict[str, Search] = {}
+
+    def offer(key: str, value: object, stated: Search | None) -> None:
+        place = more.get(key, stated)
+        if place is None or isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if place.scale == "log" and value <= 0:
+            return  # a method that stands at 0 has a part of it switched off
+        start[key] = float(value)
+        places[key] = place._replace(low=min(place.low, value), high=max(place.high, value))
+
+    local = local_for(config.local, call.name, overrides)
+    for key, stated in searched().items():
+        if key not in overrides:
+            offer(key, getattr(local, key.removeprefix("local.")), stated)
+    for key in more:
+        if key.startswith("local.") and key not in overrides and key not in searched():
+            offer(key, getattr(local, key.removeprefix("local.")), None)
+    for option in factories.options(call.factory):
+        if option.name not in call.given:
+            offer(option.name, option.default, search_of(option.annotation))
+    server = _server(config, method)
+    if server is not None:
+        for option in factories.options(OPTIMIZERS[server.name]):
+            if option.name not in server.kwargs:
+                offer(f"server.{option.name}", option.default, search_of(option.annotation))
+    return Space(method, start, places)
+
+
+def _server(config: Config, method: str) -> grammar.Spec | None:
+    """The server optimiser that a method runs with, parameters by name."""
+    _, overrides = read_method(method)
+    written = overrides.get("server", config.server)
+    return grammar.parse(str(written)) if written is not None else None
+
+
+# -- what the user says of it --------------------------------------------------------------------------------------
+
+
+def read_search(written: str, config: Config) -> tuple[str, Search]:
+    """`mu=log(0.001,1)` or `server_momentum=linear(0,0.9)`, for the methods of a comparison that have it.
+
+    Raises:
+        UserError: it cannot be read, no method has such a parameter, or an end of the range is no value of it.
+    """
+    key, mark, value = (part.strip() for part in written.partition("="))
+    if not mark:
+        raise UserError(f"--search needs key=log(low,high) or key=linear(low,high), given {written!r}")
+    spec = grammar.parse(value, "range")
+    ends = spec.args
+    if spec.name not in ("log", "linear") or spec.kwargs or len(ends) != 2 or not all(map(_real, ends)):
+        raise UserError(f"--search {key} must be log(low,high) or linear(low,high), given {value!r}")
+    low, high = map(float, ends)
+    if not low < high or (spec.name == "log" and low <= 0):
+        least = "0 < low < high" if spec.name == "log" else "low < high"
+        raise UserError(f"--search {key} needs {least}, given {value}")
+    for end in (low, high):
+        _allowed(config, key, end)
+    return key, Search(low, high, "log" if spec.name == "log" else "linear")
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _allowed(config: Config, key: str, value: float) -> None:
+    """Refuse what no method of the comparison takes as this parameter."""
+    methods = config.methods or []
+    if key.startswith("local."):
+        local_for(config.local, read_method(methods[0])[0].name, {key: value})
+        return
+    known: list[str] = list(searched())
+    for method in methods:
+        call, server = read_method(method)[0], _server(config, method)
+        options = {option.name: option for option in factories.options(call.factory)}
+        if server is not None:
+            options |= {f"server.{option.name}": option for option in factories.options(OPTIMIZERS[server.name])}
+        if key in options:
+            options[key].validate(value, f"--search for method {call.name}")
+            return
+        known += options
+    raise UserError(
+        f"--search names {key!r}, which no method of the comparison has{closest(key, known)}; "
+        f"known: {', '.join(dict.fromkeys(known))}"
+    )
+
+
+def read_grid(written: str) -> Mapping[str, Sequence[float]]:
+    """A paper's grid by name, or one's own: `points(local.lr=[0.01,0.1],mu=[0.001,1])`.
+
+    A key is a method's parameter, of one method alone with its name before it (`fedprox.mu`), or of local settings.
+
+    Raises:
+        UserError: there is no such grid, or it lists no numbers.
+    """
+    spec = grammar.parse(written, "grid")
+    if spec.name != "points":
+        if spec.name not in GRIDS or spec.args or spec.kwargs:
+            raise unknown("grid", written, [*GRIDS, "points(key=[values])"])
+        return GRIDS[spec.name]
+    for key, values in spec.kwargs.items():
+        if not isinstance(values, list) or not values or not all(map(_real, values)):
+            raise UserError(f"--grid points: {key} must be a list of numbers such as [0.01,0.1], given {values}")
+    if spec.args or not spec.kwargs:
+        raise UserError("--grid points needs keys with lists, as in points(local.lr=[0.01,0.1])")
+    return {key: [float(value) for value in values] for key, values in spec.kwargs.items()}
+
+
+def grid_space(config: Config, method: str, grid: Mapping[str, Sequence[float]]) -> Space:
+    """A method with the points of a grid: where the job stands, then all others in the grid's order."""
+    call, overrides = read_method(method)
+    local = local_for(config.local, call.name, overrides)
+    known = {option.name: option for option in factories.options(call.factory) if option.name not in call.given}
+    start: dict[str, float] = {}
+    values: dict[str, Sequence[float]] = {}
+    for key, listed in grid.items():
+        owner, _, name = key.rpartition(".")
+        if owner == "local":
+            if key in overrides:
+                continue
+            for value in listed:
+                local_for(config.local, call.name, {key: value})
+            start[key], values[key] = float(getattr(local, name)), listed
+        elif owner in ("", call.name) and name in known:
+            for value in listed:
+                known[name].validate(value, f"--grid for method {call.name}")
+            start[name], values[name] = float(known[name].default), listed
+    points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+    places = {key: _around([*listed, start[key]]) for key, listed in values.items()}
+    return Space(method, start, places, (start, *(point for point in points if point != start)))
+
+
+def _around(values: Sequence[float]) -> Search:
+    return Search(min(values), max(values), "log" if min(values) > 0 else "linear")
+
+
+def refuse_grid(grid: Mapping[str, Sequence[float]], config: Config) -> None:
+    """Refuse keys that no method of the comparison has; a paper's grid may have methods that are not compared."""
+    methods = plugins.available()
+    for key in grid:
+        owner, _, name = key.rpartition(".")
+        if owner == "local":
+            continue
+        of = [owner] if owner else [read_method(method)[0].name for method in config.methods or []]
+        every = {option.name for each in of if each in methods for option in factories.options(methods[each])}
+        if name not in every:
+            raise UserError(f"--grid names {key!r}, which no method of the comparison has{closest(name, every)}")
