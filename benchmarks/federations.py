@@ -232,7 +232,7 @@ def first_choice(one: dict[str, Any]) -> str:
     """The method that the rules name first."""
     ran = values(one, "score")
     possible = {text for text in METHODS_OF_RULES if choice.name_of(text) in ran}
-    return choice.name_of(choice.choose(Facts(**one["facts"]), possible)[0][0])
+    return choice.name_of(choice.choose(Facts(**one["facts"]), possible)[0][0].method)
 
 
 def share(done: dict[str, Any], held_out: bool | None, by: str, method: str | None = None) -> tuple[int, int]:
@@ -244,7 +244,10 @@ def share(done: dict[str, Any], held_out: bool | None, by: str, method: str | No
 def tables(done: dict[str, Any]) -> dict[str, str]:
     """What docs/choosing.md prints: rules, cautions, outcomes and shares, by the name of their place."""
     rules = ["| where | tune first | why | source |", "|---|---|---|---|"]
-    rules += [f"| {r.words} | {', '.join(f'`{m}`' for m in r.methods)} | {r.why} | {r.source} |" for r in RULES]
+    for rule in RULES:
+        firsts = [rule.words, *[""] * (len(rule.picks) - 1)]
+        lasts = [rule.source, *[""] * (len(rule.picks) - 1)]
+        rules += [f"| {a} | `{p.method}` | {p.why} | {b} |" for a, p, b in zip(firsts, rule.picks, lasts, strict=True)]
     cautions = ["| where | rather not | why | source |", "|---|---|---|---|"]
     cautions += [f"| {c.words} | {', '.join(f'`{m}`' for m in c.methods)} | {c.why} | {c.source} |" for c in CAUTIONS]
     outcomes = ["| federation | first choice | best tuned | within 5 % | FedAvg |", "|---|---|---|---|---|"]

@@ -127,12 +127,13 @@ def test_the_rules_are_whole() -> None:
 def test_the_first_rule_that_holds_comes_first_and_later_ones_fill_up() -> None:
     facts = Facts(100, 10, 5.0, 0.0, (1, 1.0, 1), 0.0, (1, 1.0, 1), 0.0, 1.0, None, None, None, 4)
     holding = [rule for rule in RULES if rule.holds(facts)]
-    first = holding[0]
-    assert [text for text, _ in choose(facts, set(METHODS))][: len(first.methods)] == list(first.methods[:3])
-    without = choose(facts, set(METHODS) - {first.methods[0]})
-    assert without[0] == (first.methods[1], first)
-    only = choose(facts, {holding[-1].methods[-1]})
-    assert only == [(holding[-1].methods[-1], holding[-1])]
+    first, last = holding[0], holding[-1]
+    assert first != last
+    assert [pick for pick, _ in choose(facts, set(METHODS))] == list(first.picks[:3])
+    without = choose(facts, set(METHODS) - {first.picks[0].method})
+    assert without[0] == (first.picks[1], first)
+    only = choose(facts, {last.picks[-1].method})
+    assert only == [(last.picks[-1], last)]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,17 @@ def test_the_command_says_it_in_lines_and_writes_nothing(tmp_path: Path) -> None
     config = federation(clients=40, rounds=20)
     assert done.stdout.splitlines() == told(advise(config, Wishes(stateless=True)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_next_command_tunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What advice says to type runs as it stands; here in a folder of its own, with two trials a method."""
+    monkeypatch.chdir(tmp_path)
+    config = federation(clients=20, cohort=5, rounds=3)
+    _, *words = shlex.split(as_json(advise(config))["command"])
+    words[words.index("--budget") + 1] = "2"
+    assert call([*words, "--final-seeds", "2"]) == 0
+    assert list((tmp_path / "runs" / "tuned").glob("*.toml"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from fedconcord.advice.facts import Facts, facts_of
-from fedconcord.advice.rules import CAUTIONS, METHODS, RULES, Rule
+from fedconcord.advice.rules import CAUTIONS, METHODS, RULES, Pick, Rule
 from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.basis import factories, grammar
@@ -36,6 +36,7 @@ class Named(NamedTuple):
 
     method: str  # with the settings to begin with
     tune: dict[str, str]  # parameter -> range
+    where: str  # the rule's condition
     why: str
     source: str
     up: int  # bytes that a client sends in a round
@@ -93,7 +94,7 @@ def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
     if not chosen:
         first = METHODS[-1]
         raise UserError(f"no method can be advised, not even {first}: {why_not[first]}")
-    named = [_named(fitting, text, rule) for text, rule in chosen]
+    named = [_named(fitting, pick, rule) for pick, rule in chosen]
     against = {name_of(text): why for text, why in why_not.items() if why is not None}
     for caution in CAUTIONS:
         if caution.holds(facts):
@@ -102,14 +103,14 @@ def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
     return Advice(facts, named, {name: why for name, why in against.items() if name not in names}, fitting)
 
 
-def choose(facts: Facts, possible: set[str]) -> list[tuple[str, Rule]]:
+def choose(facts: Facts, possible: set[str]) -> list[tuple[Pick, Rule]]:
     """The methods to tune with the rule that named each, best first: those of the first rule that holds, filled up from
     the rules after it. `possible` are the texts that can run."""
-    found: dict[str, tuple[str, Rule]] = {}
+    found: dict[str, tuple[Pick, Rule]] = {}
     for rule in RULES:
-        for text in rule.methods:
-            if rule.holds(facts) and text in possible:
-                found.setdefault(name_of(text), (text, rule))
+        for pick in rule.picks:
+            if rule.holds(facts) and pick.method in possible:
+                found.setdefault(name_of(pick.method), (pick, rule))
     return list(found.values())[:MOST]
 
 
@@ -135,12 +136,14 @@ def refused(config: Config, method: str, wishes: Wishes) -> str | None:
     return None
 
 
-def _named(config: Config, text: str, rule: Rule) -> Named:
+def _named(config: Config, pick: Pick, rule: Rule) -> Named:
+    text = pick.method
     job, costs = _job(config, text), catalogue.describe(text)
     return Named(
         method=text,
         tune=ranges(name_of(text)),
-        why=f"{rule.words}: {rule.why}",
+        where=rule.words,
+        why=pick.why,
         source=rule.source,
         up=_sent(config, job, costs),
         down=round(costs.down * _model_bytes(job)),

@@ -15,18 +15,24 @@ from fedconcord.advice.facts import Facts
 SELDOM, UNEQUAL, SKEWED, APART = 2.0, 0.3, 0.3, 0.1  # where the words below begin
 
 
+class Pick(NamedTuple):
+    """A method to tune."""
+
+    method: str  # with the settings to begin with
+    why: str
+
+
 class Rule(NamedTuple):
     """Where something holds, these methods first."""
 
     words: str  # the condition
     holds: Callable[[Facts], bool]
-    methods: tuple[str, ...]  # with the settings to begin with, best first
-    why: str
+    picks: tuple[Pick, ...]  # best first
     source: str
 
 
 class Caution(NamedTuple):
-    """Where something holds, not this method."""
+    """Where something holds, not these methods."""
 
     words: str
     holds: Callable[[Facts], bool]
@@ -35,26 +41,40 @@ class Caution(NamedTuple):
     source: str
 
 
+def seldom(facts: Facts) -> bool:
+    return facts.visits < SELDOM
+
+
+def differ(facts: Facts) -> bool:
+    return facts.label_skew > SKEWED or (facts.features or 0) > APART
+
+
+ADAM = Pick(
+    "fedadam(server_lr=0.03)", "the server's Adam makes large steps of small common moves, and clients keep nothing"
+)
+MOMENTUM = Pick("fedavgm(server_momentum=0.9)", "the server's momentum outlives each cohort, and clients keep nothing")
+FOLLOW = Pick("fedcm(alpha=0.3)", "clients follow the last round's common direction, and keep nothing")
+
 RULES = (
-    Rule(
-        "clients that come less than twice",
-        lambda facts: facts.visits < SELDOM,
-        ("fedcm(alpha=0.3)", "fedadam(server_lr=0.03)", "fedavgm(server_momentum=0.9)"),
-        "what a client keeps is never used again, and what the server keeps serves everybody",
-        "measured; FedCM, Xu et al. 2021; Reddi et al. 2021",
-    ),
+    Rule("clients that come less than twice", seldom, (ADAM, MOMENTUM, FOLLOW), "measured; Reddi et al. 2021"),
     Rule(
         "labels or features that differ by client",
-        lambda facts: facts.label_skew > SKEWED or (facts.features or 0) > APART,
-        ("afedpd(rho=0.1)", "feddyn(alpha=0.1)", "fedcm(alpha=0.3)"),
-        "dual variables pull the clients' models to one point, so that large steps do not drift",
+        differ,
+        (
+            Pick("afedpd(rho=0.1)", "dual variables that absent clients' keep up with take large steps without drift"),
+            Pick("feddyn(alpha=0.1)", "a dual variable a client takes large steps without drift, at FedAvg's messages"),
+            FOLLOW,
+        ),
         "measured; A-FedPD, NeurIPS 2024; FedDyn, Acar et al. 2021",
     ),
     Rule(
         "any other federation",
         lambda facts: True,
-        ("afedpd(rho=0.01)", "fedcm(alpha=0.3)", "fedadam(server_lr=0.03)", "fedavgm(server_momentum=0.9)", "fedavg"),
-        "little to correct, so what is gained is the longer step of a consensus or of momentum",
+        (
+            Pick("afedpd(rho=0.01)", "its server steps beyond the cohort's mean, which is early where little drifts"),
+            *(FOLLOW, ADAM, MOMENTUM),
+            Pick("fedavg", "the simplest"),
+        ),
         "measured",
     ),
 )
@@ -62,11 +82,11 @@ RULES = (
 CAUTIONS = (
     Caution(
         "clients that come less than twice",
-        lambda facts: facts.visits < SELDOM,
-        ("scaffold", "feddyn"),
-        "the state that corrects a client is from its first round or from none",
-        "FedCM, Xu et al. 2021",
+        seldom,
+        ("scaffold", "fedspeed"),
+        "what corrects a client is of its first round or of none",
+        "measured",
     ),
 )
 
-METHODS = tuple(dict.fromkeys(text for rule in RULES for text in rule.methods))
+METHODS = tuple(dict.fromkeys(pick.method for rule in RULES for pick in rule.picks))

@@ -29,15 +29,14 @@ def lines(config: Config, wishes: Wishes = NO_WISHES) -> list[str]:
 
 def told(advice: Advice) -> list[str]:
     """Advice as lines for people; the command last."""
-    said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts)), "tune first"]
+    said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
+    where = None
     for place, one in enumerate(advice.named, 1):
+        if one.where != where:
+            where = one.where
+            said.append(f"{'then' if place > 1 else 'tune first'}, for {where} ({one.source})")
         tuned = "; ".join(f"{key} {range}" for key, range in one.tune.items())
-        said += [
-            f"  {place}. {one.method}",
-            f"     {one.why} ({one.source})",
-            f"     {_costs(one)}",
-            f"     tune {tuned}",
-        ]
+        said += [f"  {place}. {one.method}: {one.why}", f"     {_costs(one)}", f"     tune {tuned}"]
     if advice.config.upload is not None:
         said.append(f"  uploads compressed by {advice.config.upload}")
     if advice.against:
