@@ -17,7 +17,8 @@ from fedconcord.core import rng, tree_bytes
 from fedconcord.data import Dataset
 from fedconcord.federation.describe import describe
 from fedconcord.jobs import Job, blank, plan_of
-from fedconcord.settings import Config, build, divided, single
+from fedconcord.problems.streamed import Streamed
+from fedconcord.settings import Config, build, divided, problem_of, single
 from fedconcord.state import Storage
 
 DRAWN = 100  # rounds whose plans stand for all
@@ -34,10 +35,8 @@ class Facts(NamedTuple):
     cohort: float  # replies a round, mean
     lost: float  # share of the clients asked for work whose reply does not come
     samples: tuple[int, float, int]  # of a client: least, mean, most
-    size_spread: float  # standard deviation of the sizes over their mean
     steps: tuple[int, float, int]  # of a client and round: least, mean, most
     step_spread: float  # standard deviation of the steps over their mean
-    passes: float  # of a client over its samples in a round, mean
     labels: float | None  # mean distance of a client's label mix to that of all, 0 to 2 (Zhao et al. 2018)
     chance: float | None  # the same, had these sizes been dealt at random
     features: float | None  # share of the features' variance that lies between clients, labels apart
@@ -69,9 +68,9 @@ def facts_of(config: Config) -> Facts:
     """
     job = build(single(config, "fedavg", config.seed or 0))
     samples = job.problem.roster.samples
-    steps, passes, replies, lost = _turnout(job, config)
+    steps, replies, lost = _turnout(job, config.rounds)
     labels = chance = features = None
-    if config.partition is not None and config.task is None:
+    if config.partition is not None and not isinstance(problem_of(config), Streamed):
         dataset, parts = divided(config)
         labels, chance = label_distances(dataset, parts, config.seed or 0)
         features = feature_skew(dataset, parts)
@@ -81,10 +80,8 @@ def facts_of(config: Config) -> Facts:
         cohort=replies,
         lost=lost,
         samples=(int(samples.min()), float(samples.mean()), int(samples.max())),
-        size_spread=float(samples.std() / samples.mean()),
         steps=(int(steps.min()), float(steps.mean()), int(steps.max())),
         step_spread=float(steps.std() / steps.mean()),
-        passes=passes,
         labels=labels,
         chance=chance,
         features=features,
@@ -92,22 +89,18 @@ def facts_of(config: Config) -> Facts:
     )
 
 
-def _turnout(job: Job, config: Config) -> tuple[np.ndarray, float, float, float]:
-    """Steps [K] of all replies, passes over the samples, replies a round, and the share of those asked that is lost.
+def _turnout(job: Job, rounds: int) -> tuple[np.ndarray, float, float]:
+    """Steps [K] of all replies, replies a round, and the share of those asked that is lost.
 
     Losses that a sampling asks for are those of x^0.
     """
-    state = blank(replace(job, storage=Storage()))
-    rounds = min(config.rounds, DRAWN)
+    state, rounds = blank(replace(job, storage=Storage())), min(rounds, DRAWN)
     plans = [plan_of(job, state._replace(round=t)) for t in range(rounds)]
     steps = np.concatenate([plan.steps for plan in plans])
     if not len(steps):
         raise UserError(f"no client replies in the first {rounds} rounds; look at availability, dropout and deadline")
-    held = job.problem.roster.samples[np.concatenate([plan.ids for plan in plans])]
-    batch = held if config.local.batch_size == "full" else np.minimum(held, config.local.batch_size)
     lost = sum(len(plan.aside.lost) for plan in plans)
-    passes = float((steps / np.ceil(held / batch)).mean())
-    return steps, passes, len(steps) / rounds, lost / (lost + len(steps))
+    return steps, len(steps) / rounds, lost / (lost + len(steps))
 
 
 def label_distances(dataset: Dataset, parts: Sequence[np.ndarray], seed: int) -> tuple[float, float]:

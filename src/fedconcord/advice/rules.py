@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedconcord.advice.facts import Facts
 
-SELDOM, UNEQUAL, SKEWED, APART = 2.0, 0.3, 0.3, 0.1  # where the words below begin
+SELDOM, FEW, UNEQUAL, SKEWED, APART = 2, 20, 0.1, 0.3, 0.1  # where the words below begin
 
 
 class Pick(NamedTuple):
@@ -50,10 +50,12 @@ def differ(facts: Facts) -> bool:
 
 
 ADAM = Pick(
-    "fedadam(server_lr=0.03)", "the server's Adam makes large steps of small common moves, and clients keep nothing"
+    "fedadam(server_lr=0.03)", "the server's Adam makes large steps of small common moves, and clients need no memory"
 )
-MOMENTUM = Pick("fedavgm(server_momentum=0.9)", "the server's momentum outlives each cohort, and clients keep nothing")
-FOLLOW = Pick("fedcm(alpha=0.3)", "clients follow the last round's common direction, and keep nothing")
+MOMENTUM = Pick(
+    "fedavgm(server_momentum=0.9)", "the server's momentum outlives each cohort, and clients need no memory"
+)
+FOLLOW = Pick("fedcm(alpha=0.3)", "clients follow the last round's common direction, and need no memory")
 
 RULES = (
     Rule("clients that come less than twice", seldom, (ADAM, MOMENTUM, FOLLOW), "measured; Reddi et al. 2021"),
@@ -61,8 +63,11 @@ RULES = (
         "labels or features that differ by client",
         differ,
         (
-            Pick("afedpd(rho=0.1)", "dual variables that absent clients' keep up with take large steps without drift"),
-            Pick("feddyn(alpha=0.1)", "a dual variable a client takes large steps without drift, at FedAvg's messages"),
+            Pick("afedpd(rho=0.1)", "dual variables, absent clients' too, keep large local steps from drifting"),
+            Pick(
+                "feddyn(alpha=0.1)",
+                "a dual variable a client keeps large local steps from drifting, at FedAvg's messages",
+            ),
             FOLLOW,
         ),
         "measured; A-FedPD, NeurIPS 2024; FedDyn, Acar et al. 2021",
@@ -85,6 +90,27 @@ CAUTIONS = (
         seldom,
         ("scaffold", "fedspeed"),
         "what corrects a client is of its first round or of none",
+        "measured",
+    ),
+    Caution(
+        "clients that come less than 20 times",
+        lambda facts: facts.visits < FEW,
+        ("scaffold",),
+        "its control variates allow small steps only, so that it ends near FedAvg at twice the messages",
+        "measured",
+    ),
+    Caution(
+        "clients whose local steps hardly differ",
+        lambda facts: facts.step_spread < UNEQUAL,
+        ("fednova",),
+        "there is nothing to normalise, so that it is FedAvg",
+        "Wang et al. 2021, eq. (15); measured",
+    ),
+    Caution(
+        "any federation",
+        lambda facts: True,
+        ("fedprox",),
+        "tuned, the weakest pull is the best, and it ends where FedAvg does",
         "measured",
     ),
 )

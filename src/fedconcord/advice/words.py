@@ -48,12 +48,12 @@ def fact_lines(facts: Facts) -> list[str]:
     """What is seen, a line each."""
 
     def spread(low: float, mean: float, high: float) -> str:
-        return f"{low}" if low == high else f"{low} to {high}, mean {mean:.3g}"
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}, mean {mean:,.1f}"
 
     lost = f"; {facts.lost:.0%} of those asked are lost" if facts.lost else ""
     said = [
-        f"{facts.clients} clients, {facts.cohort:.3g} a round ({facts.share:.1%}): a client comes {facts.visits:.3g} "
-        f"times in {facts.rounds} rounds{lost}",
+        f"{facts.clients:,} clients, {facts.cohort:,.3g} a round ({facts.share:.1%}); a client comes "
+        f"{facts.visits:.3g} times in {facts.rounds} rounds{lost}",
         f"samples a client: {spread(*facts.samples)}; local steps in a round: {spread(*facts.steps)}",
         f"the model: {size(facts.model_bytes)}",
     ]
