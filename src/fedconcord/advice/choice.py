@@ -126,7 +126,7 @@ def refused(config: Config, method: str, wishes: Wishes) -> str | None:
             return reason
     except UserError as error:
         return str(error)
-    costs, kept = catalogue.describe(method), row_bytes(job)
+    costs, kept = catalogue.describe(name_of(method)), row_bytes(job)
     if (wishes.stateless or wishes.private) and kept:
         return f"its clients keep {_models(kept / _model_bytes(job))} between rounds"
     if (wishes.private or wishes.uplink == "slow") and costs.up > 1:
@@ -137,11 +137,11 @@ def refused(config: Config, method: str, wishes: Wishes) -> str | None:
 
 
 def _named(config: Config, pick: Pick, rule: Rule) -> Named:
-    text = pick.method
-    job, costs = _job(config, text), catalogue.describe(text)
+    name = name_of(pick.method)
+    job, costs = _job(config, pick.method), catalogue.describe(name)
     return Named(
-        method=text,
-        tune=ranges(name_of(text)),
+        method=pick.method,
+        tune=ranges(name),
         where=rule.words,
         why=pick.why,
         source=rule.source,

@@ -50,12 +50,14 @@ def differ(facts: Facts) -> bool:
 
 
 ADAM = Pick(
-    "fedadam(server_lr=0.03)", "the server's Adam makes large steps of small common moves, and clients need no memory"
+    "fedadam(server_lr=0.03,local.lr=0.3)",
+    "the server's Adam makes large steps of small common moves, and clients need no memory",
 )
 MOMENTUM = Pick(
-    "fedavgm(server_momentum=0.9)", "the server's momentum outlives each cohort, and clients need no memory"
+    "fedavgm(server_momentum=0.5,local.lr=0.3)",
+    "the server's momentum outlives each cohort, and clients need no memory",
 )
-FOLLOW = Pick("fedcm(alpha=0.3)", "clients follow the last round's common direction, and need no memory")
+FOLLOW = Pick("fedcm(alpha=0.3,local.lr=1)", "clients follow the last round's common direction, and need no memory")
 
 RULES = (
     Rule("clients that come less than twice", seldom, (ADAM, MOMENTUM, FOLLOW), "measured; Reddi et al. 2021"),
@@ -63,9 +65,12 @@ RULES = (
         "labels or features that differ by client",
         differ,
         (
-            Pick("afedpd(rho=0.1)", "dual variables, absent clients' too, keep large local steps from drifting"),
             Pick(
-                "feddyn(alpha=0.1)",
+                "afedpd(rho=0.1,local.lr=0.3)",
+                "dual variables, absent clients' too, keep large local steps from drifting",
+            ),
+            Pick(
+                "feddyn(alpha=0.01,local.lr=0.3)",
                 "a dual variable a client keeps large local steps from drifting, at FedAvg's messages",
             ),
             FOLLOW,
@@ -73,12 +78,15 @@ RULES = (
         "measured; A-FedPD, NeurIPS 2024; FedDyn, Acar et al. 2021",
     ),
     Rule(
-        "any other federation",
+        "any federation",
         lambda facts: True,
         (
-            Pick("afedpd(rho=0.01)", "its server steps beyond the cohort's mean, which is early where little drifts"),
+            Pick(
+                "afedpd(rho=0.01,local.lr=0.3)",
+                "its server steps beyond the cohort's mean, which is early where little drifts",
+            ),
             *(FOLLOW, ADAM, MOMENTUM),
-            Pick("fedavg", "the simplest"),
+            Pick("fedavg(local.lr=0.3)", "the simplest"),
         ),
         "measured",
     ),
@@ -110,7 +118,7 @@ CAUTIONS = (
         "any federation",
         lambda facts: True,
         ("fedprox",),
-        "tuned, the weakest pull is the best, and it ends where FedAvg does",
+        "tuned, it ends where FedAvg does",
         "measured",
     ),
 )
