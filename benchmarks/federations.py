@@ -101,9 +101,7 @@ FEDERATIONS = {
     "silos, full batch": Federation(
         digits("dirichlet(0.3)", 12, 12, 40, local={"steps": 5, "batch_size": "full"}), True
     ),
-    "phones, one label": Federation(
-        digits("shards(1)", 1000, 10, 80, data="mnist", model="logreg", eval={"train_samples": 2000}), True
-    ),
+    "phones, one label": Federation(digits("shards(1)", 200, 5, 60, model="logreg"), True),
     "seldom there": Federation(
         digits("dirichlet(0.2)", 100, 5, 50, availability="markov(0.3,0.1)", local={"epochs": 3}), True
     ),
