@@ -20,6 +20,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from fedconcord import advice, settings
 from fedconcord.advice import RULES, Facts, choice
 from fedconcord.advice.rules import CAUTIONS
 from fedconcord.advice.rules import METHODS as METHODS_OF_RULES
+from fedconcord.analysis import catalogue
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import train
@@ -219,24 +221,31 @@ def values(one: dict[str, Any], by: str) -> dict[str, float]:
     return {name: found["score"] if by == "score" else sign * area(found) for name, found in ran.items()}
 
 
-def near(one: dict[str, Any], method: str, by: str) -> bool:
-    """Whether a method, tuned, is within 5 % of the best tuned method."""
-    found = values(one, by)
+def near(one: dict[str, Any], method: str, by: str, among: Collection[str] = METHODS) -> bool:
+    """Whether a method, tuned, is within 5 % of the best tuned method of some."""
+    found = {name: value for name, value in values(one, by).items() if name in among}
     best = max(found.values())
     return method in found and found[method] >= best - 0.05 * abs(best)
 
 
-def first_choice(one: dict[str, Any]) -> str:
-    """The method that the rules name first."""
-    ran = values(one, "score")
+def first_choice(one: dict[str, Any], among: Collection[str] = METHODS) -> str:
+    """The method that the rules name first, of those that ran."""
+    ran = values(one, "score").keys() & set(among)
     possible = {text for text in METHODS_OF_RULES if choice.name_of(text) in ran}
     return choice.name_of(choice.choose(Facts(**one["facts"]), possible)[0][0].method)
 
 
-def share(done: dict[str, Any], held_out: bool | None, by: str, method: str | None = None) -> tuple[int, int]:
-    """(how often the first choice, or one method everywhere, is near the best, of how many federations)."""
-    chosen = [one for one in done.values() if held_out in (None, one["held_out"])]
-    return sum(near(one, method or first_choice(one), by) for one in chosen), len(chosen)
+def stateless() -> list[str]:
+    """The methods whose clients keep nothing."""
+    return [name for name in METHODS if catalogue.describe(name).client == 0]
+
+
+def share(
+    done: dict[str, Any], held_out: bool, by: str, method: str | None = None, among: Collection[str] = METHODS
+) -> tuple[int, int]:
+    """(how often the first choice, or one method everywhere, is near the best of some, of how many federations)."""
+    chosen = [one for one in done.values() if one["held_out"] == held_out]
+    return sum(near(one, method or first_choice(one, among), by, among) for one in chosen), len(chosen)
 
 
 def tables(done: dict[str, Any]) -> dict[str, str]:
@@ -262,8 +271,14 @@ def tables(done: dict[str, Any]) -> dict[str, str]:
         "| | score, rules made with | score, held out | area, rules made with | area, held out |",
         "|---|---|---|---|---|",
     ]
-    for label, method in (("first choice", None), *((f"`{m}` everywhere", m) for m in METHODS)):
-        cells = ["{} of {}".format(*share(done, out, by, method)) for by in ("score", "area") for out in (False, True)]
+    everyone: list[tuple[str, str | None, Collection[str]]] = [
+        ("first choice", None, METHODS),
+        ("first choice with `--stateless`, of the best stateless", None, stateless()),
+        *((f"`{method}` everywhere", method, METHODS) for method in METHODS),
+    ]
+    for label, method, among in everyone:
+        asked = [(by, out) for by in ("score", "area") for out in (False, True)]
+        cells = ["{} of {}".format(*share(done, out, by, method, among)) for by, out in asked]
         shares.append(f"| {label} | {' | '.join(cells)} |")
     parts = {"rules": rules, "cautions": cautions, "outcomes": outcomes, "shares": shares}
     return {place: "\n".join(part) for place, part in parts.items()}
