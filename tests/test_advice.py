@@ -258,7 +258,6 @@ def test_the_next_command_tunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--uplink", "fast"], "--uplink must be slow or a number of bytes >= 1, given 'fast'"),
         (["--uplink", "0"], "--uplink must be slow or a number of bytes >= 1, given '0'"),
         (["--data", "nowhere"], "unknown data set 'nowhere'"),
-        (["--private", "--uplink", "9"], "no method can be advised"),
         (["--set", "devices=equal", "--set", "deadline=1e-9"], "no client replies in the first 100 rounds"),
         (["--methods", "fedavg"], "unknown option --methods"),
     ],
@@ -307,7 +306,10 @@ def test_the_facts_of_the_outcomes_are_those_that_are_seen(name: str, measured: 
     given = measured.FEDERATIONS[name].settings
     if given["data"].endswith(".csv"):
         given = {**given, "data": str(ROOT / given["data"])}
-    assert measured.facts_of(given) == pytest.approx(OUTCOMES[name]["facts"], rel=1e-3, abs=1e-6)
+    found, kept = measured.facts_of(given), OUTCOMES[name]["facts"]
+    assert found.keys() == kept.keys()
+    for key, value in kept.items():
+        assert found[key] == (None if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)), key
 
 
 @pytest.mark.slow
