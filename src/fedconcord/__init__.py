@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import compare, run, write_report
+    from fedconcord.api import compare, run, tune, write_report
     from fedconcord.basis.errors import UserError
+    from fedconcord.basis.search import Search
     from fedconcord.core import (
         Algorithm,
         Client,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fedconcord.trained.program import export
     from fedconcord.transforms.server import OPTIMIZERS, with_server
     from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
+    from fedconcord.tuning import Tuned
 
 __version__ = "0.1.0"
 
@@ -86,6 +88,7 @@ __all__ = [
     "Quadratic",
     "Row",
     "Schedule",
+    "Search",
     "Sender",
     "Serial",
     "Settle",
@@ -93,6 +96,7 @@ __all__ = [
     "Stacked",
     "State",
     "Supervised",
+    "Tuned",
     "UserError",
     "Wire",
     "__version__",
@@ -104,6 +108,7 @@ __all__ = [
     "run",
     "start",
     "train",
+    "tune",
     "with_server",
     "with_uploads",
     "write_report",
@@ -111,12 +116,13 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "compare run write_report",
+    "fedconcord.api": "compare run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",
+    "fedconcord.basis.search": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
     "fedconcord.federation.sampling": "SAMPLERS",
     "fedconcord.federation.schedule": "Schedule",
@@ -128,6 +134,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.runs.outcome": "Compared Finished",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
+    "fedconcord.tuning": "Tuned",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
 }

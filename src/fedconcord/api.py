@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError, closest
@@ -27,6 +27,9 @@ from fedconcord.runs.outcome import Compared, Finished, Progress
 from fedconcord.runs.plan import plan_comparison, plan_resumed_comparison, plan_resumed_run, plan_run, writing
 from fedconcord.runs.pool import execute_all
 from fedconcord.settings import Source
+
+if TYPE_CHECKING:
+    from fedconcord.tuning import Tuned
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 
@@ -95,6 +98,54 @@ def compare(
         folder, planned, jobs = plan_comparison(jobs, *sources)
     with writing(folder, planned):
         return finish_comparison(folder, execute_all(planned, jobs, progress))
+
+
+@listed(CompareOptions)
+def tune(
+    methods: Sequence[str] | None = None,
+    *,
+    budget: int | None = None,
+    search: str | Sequence[str] = (),
+    grid: str | None = None,
+    final_seeds: int | Sequence[int] | None = None,
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: str | Path | None = None,
+    jobs: int = 1,
+    progress: Callable[[str], None] | None = None,
+    **options: Unpack[CompareOptions],
+) -> Tuned:
+    """Tune methods with equal budgets of rounds, then compare the winners with seeds that tuning has not seen.
+
+    Trials are paired by seed and judged on samples that clients set apart, or by the rounds to a target there. Half of
+    them go on after a quarter and after half of the rounds. The result depends neither on `jobs` nor on interruptions.
+
+    Args:
+        methods: "fedprox(mu=0.1)" fixes a parameter; what is left and states a range is looked for, with local.lr.
+        budget: trials of each method; 16 if not given.
+        search: other ranges, as in "mu=log(0.001,1)" or "server_momentum=linear(0,0.9)".
+        grid: "fedadmm" or "fednova", a paper's, or "points(local.lr=[0.1,0.3])", in place of ranges.
+        final_seeds: of the final comparison; the next three if not given.
+        config: a TOML file of settings.
+        settings: any other key, dotted.
+        resume: the folder of a search to complete.
+        jobs: runs at once, each in a process of its own.
+        progress: gets a line a method and rung.
+        options: settings with a short name, described in `CompareOptions`; a target is one of the validation metric.
+
+    Raises:
+        UserError: a setting is wrong, data are missing, the folder is taken, or no trial ended well.
+        KeyboardInterrupt: by Ctrl-C; `resume` goes on.
+    """
+    from fedconcord import tuning  # matplotlib and Optuna: nothing else needs both
+
+    ranges = [search] if isinstance(search, str) else list(search)
+    asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
+    sources = [*_file(config), _source(tune, {"methods": methods, **options}, settings)]
+    planned = (
+        tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)
+    )
+    return tuning.tuned(planned, jobs, tuning.Lines(progress or (lambda line: None)))
 
 
 def _file(config: str | Path | None) -> list[Source]:

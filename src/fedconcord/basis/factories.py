@@ -7,6 +7,7 @@ wrong one is refused.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -56,7 +57,8 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
-def options(factory: Callable[..., Any]) -> list[Option]:
+@functools.cache  # a schema takes milliseconds to make, and a search asks for it thousands of times
+def options(factory: Callable[..., Any]) -> tuple[Option, ...]:
     """The parameters of a factory that belong to the user, in order."""
     found = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
@@ -78,7 +80,7 @@ def options(factory: Callable[..., Any]) -> list[Option]:
                 parameter.annotation,
             )
         )
-    return found
+    return tuple(found)
 
 
 def describe(factory: Callable[..., Any]) -> tuple[str, str]:

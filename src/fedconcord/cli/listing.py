@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.search import Search, search_of
 from fedconcord.cli.base import app, console, say
 
 TOPICS = (
@@ -143,7 +144,12 @@ def _settings() -> list[Parameter]:
     from fedconcord import settings as config
 
     return [
-        (key, config.default_text(schema), config.values_text(schema), schema.get("description", ""))
+        (
+            key,
+            config.default_text(schema),
+            config.values_text(schema) + _tuned(config.searched().get(key)),
+            schema.get("description", ""),
+        )
         for key, schema in config.keys().items()
     ]
 
@@ -160,12 +166,17 @@ def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, 
         (
             option.name,
             "needed" if option.required else grammar.text(option.default),
-            f"{option.kind} {option.range}".strip(),
+            f"{option.kind} {option.range}".strip() + _tuned(search_of(option.annotation)),
             option.meaning,
         )
         for option in factories.options(factory)
     ]
     return name, *factories.describe(factory), rows
+
+
+def _tuned(place: Search | None) -> str:
+    """Where `tune` looks for a parameter."""
+    return "" if place is None else f"; tuned in {place}"
 
 
 def _show(*renderables: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedconcord.basis import process
-from fedconcord.cli.base import CODES, PROGRAM, app, console, importing, say
+from fedconcord.cli.base import CODES, PROGRAM, app, complain, console, importing, say
 from fedconcord.cli.options import Given, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import SAY_EVERY, interrupted, say_summary
 
@@ -48,32 +48,33 @@ def tune(
 ) -> None:
     """Tune methods with equal budgets; compare the winners with fresh seeds."""
     with importing():
-        from fedconcord.runs.pool import Crew
+        from fedconcord import tuning
         from fedconcord.settings import prepare
-        from fedconcord.tuning import output, plan
-        from fedconcord.tuning import search as searching
-        from fedconcord.tuning.page import write_all
 
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
-    fresh = None if final_seeds is None else prepare("seeds", final_seeds)
-    asked = plan.Asked(None if budget is None else count("--budget", budget), search or (), grid, fresh)
+    fresh = prepare("seeds", final_seeds)
+    asked = tuning.Asked(None if budget is None else count("--budget", budget), search or (), grid, fresh)
     sources = sources_of(given)
-    tuning = plan.plan_resumed_tuning(Path(resume), asked, *sources) if resume else plan.plan_tuning(asked, *sources)
-    for line in plan.sentences(tuning):
+    if resume:
+        planned = tuning.plan_resumed_tuning(Path(resume), asked, *sources)
+    else:
+        planned = tuning.plan_tuning(asked, *sources)
+    for line in tuning.sentences(planned):
         say(line)
-    again = f"{PROGRAM} tune --resume {shlex.quote(str(tuning.folder))}"
-    with searching.alone(tuning), Crew() as crew, _Watch() as watch:
+    with _Watch() as watch:
         try:
-            found = searching.search(tuning, at_once, watch, crew)
-            folder, results = searching.final(tuning, found, at_once, watch, crew)
-        except (KeyboardInterrupt, searching.InterruptedSearchError):
-            raise interrupted(tuning.folder, again) from None
-        page = write_all(tuning, found)
-    say_summary(folder)
-    for name in output.places(tuning.folder):
-        say(f"settings: {tuning.folder / name}")
-    say(f"report: {page}")
-    if any(result.status == "failed" for result in results):
+            done = tuning.tuned(planned, at_once, watch)
+        except KeyboardInterrupt:
+            raise interrupted(planned.folder, f"{PROGRAM} tune --resume {shlex.quote(str(planned.folder))}") from None
+    say_summary(done.folder / "final")
+    for method in done.methods:
+        if method.best is None:
+            complain(f"{method.method}: no trial ended well, so it is not in the comparison; search smaller values")
+        for edge in method.edges:
+            say(f"{method.method}: {tuning.extend_words(edge)}")
+    say(f"settings: {done.folder / 'best.toml'}, and a file a method beside it")
+    say(f"report: {done.report}")
+    if any(result.status == "failed" for result in done.runs):
         raise typer.Exit(1)
 
 

@@ -273,6 +273,8 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
             raise UserError(f"there is no folder {path}")
         if path.is_file() and path.name != "run.json":
             raise UserError(f"{path} is a file; give the folder of a run or of a comparison")
+        if (path / "tune.json").exists():
+            raise UserError(f"{path} holds a search, whose trials are no comparison; give {path / 'final'}")
         found = [path] if path.is_file() else sorted(path.rglob("run.json"))
         if not found:
             raise UserError(f"there is no run.json in or below {path}; give the folder of a run or of a comparison")

@@ -42,6 +42,12 @@ def edges(config: Config, found: Found) -> list[Edge]:
     return noted
 
 
+def extend_words(edge: Edge) -> str:
+    """What to do about a best value at the end of its range."""
+    where = f"The best is at the {edge.side} end of {edge.key}, which was searched from {edge.range}"
+    return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}, where it ends."
+
+
 def _side(place: Search, value: float) -> str | None:
     share = position(place, value)
     return "low" if share <= NEAR else "high" if share >= 1 - NEAR else None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, look, panel, y_axis
-from fedconcord.report.format import value
-from fedconcord.tuning.edges import Edge
+from fedconcord.tuning.edges import Edge, extend_words
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.search import Found, Trial
+from fedconcord.tuning.search import Found, shown
 
 SIZE = (4.4, 2.5)  # inches, one of two columns of the page
 
@@ -27,7 +25,7 @@ def sensitivity(tuning: Tuning, found: Found, index: int, edges: list[Edge]) -> 
 def _drawing(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Drawing:
     metric = tuning.objective.metric
     best = found.best
-    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {value(metric, best.last.value)}."
+    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning, best.last)}."
     extend = "" if edge is None else f" {extend_words(edge)}"
     return Drawing(
         name=f"{found.space.method}-{key}",
@@ -36,12 +34,6 @@ def _drawing(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | No
         wide=False,
         draw=lambda legend: _plot(tuning, found, index, key, edge),
     )
-
-
-def extend_words(edge: Edge) -> str:
-    """What to do about a best value at the end of its range."""
-    where = f"The best is at the {edge.side} end of {edge.key}, which was searched from {edge.range}"
-    return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}, where it ends."
 
 
 def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Figure:
@@ -58,7 +50,8 @@ def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None)
         ax.plot([x, x], [trial.scores[first].value, trial.last.value], color=colour, linewidth=0.7, alpha=0.6)
         ax.plot([x], [trial.last.value], **_look(colour, marker, colour, 0.0))
     if found.best is not None:
-        _ring(ax, found.best, key, INK)
+        x, y = found.best.values[key], found.best.last.value
+        ax.plot([x], [y], "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5)
     if place.scale == "log":
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
@@ -79,13 +72,3 @@ def _look(colour: str, marker: str, fill: str, width: float) -> dict[str, Any]:
         "color": colour, "linewidth": width, "marker": marker, "markersize": 4.5,
         "markerfacecolor": fill, "markeredgecolor": colour, "markeredgewidth": 0.9,
     }  # fmt: skip
-
-
-def _ring(ax: Axes, best: Trial, key: str, colour: str) -> None:
-    ring: dict[str, Any] = {
-        "markersize": 10,
-        "markerfacecolor": "none",
-        "markeredgecolor": colour,
-        "markeredgewidth": 1.1,
-    }
-    ax.plot([best.values[key]], [best.last.value], "o", zorder=5, **ring)

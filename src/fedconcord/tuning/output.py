@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.basis import files, folders
@@ -32,7 +31,7 @@ def spent(tuning: Tuning, found: Found) -> Spent:
     seconds = 0.0
     for trial in found.trials:
         for seed in tuning.seeds:
-            folder = tuning.run(found.space, trial.values, trial.number, seed, 1).folder
+            folder = tuning.place(found.space, trial.number, seed)
             if not (folder / "metrics.csv").exists():
                 continue
             rows = rows_of(folder / "metrics.csv", tuning.config.rounds)
@@ -51,7 +50,7 @@ def write(tuning: Tuning, found: Sequence[Found]) -> None:
         if text is not None:
             name = f"{folders.folder_name(one.space.method)}.toml"
             files.write_text(tuning.folder / name, _toml(tuning, [text], _why(tuning, one)))
-    said = f"The winners of {tuning.folder.name}: fedconcord compare --config best.toml"
+    said = "The best settings of each method, for fedconcord compare --config"
     files.write_text(tuning.folder / "best.toml", _toml(tuning, winners(tuning, found), said))
     objective = tuning.objective
     save(
@@ -116,9 +115,3 @@ def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
 def _score(score: Score) -> Mapping[str, Any]:
     value = score.value if math.isfinite(score.value) else None
     return {"value": value, "rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
-
-
-def places(folder: Path) -> list[str]:
-    """The TOML files of a search, the winners' last."""
-    own = sorted(path.name for path in folder.glob("*.toml") if path.name != "best.toml")
-    return [*own, "best.toml"]

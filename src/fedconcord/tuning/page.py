@@ -20,8 +20,8 @@ from fedconcord.report.load import load_runs
 from fedconcord.report.page import write_report
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
-from fedconcord.tuning.edges import Edge, edges
-from fedconcord.tuning.figures import extend_words, sensitivity
+from fedconcord.tuning.edges import Edge, edges, extend_words
+from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
 from fedconcord.tuning.plan import Tuning, sentences
 from fedconcord.tuning.search import Found, Trial, shown, winner

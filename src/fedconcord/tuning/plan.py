@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, folders
+from fedconcord.basis import files, folders, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.search import Search
 from fedconcord.engines import Stacked
@@ -63,8 +63,12 @@ class Tuning(NamedTuple):
         """One run of a trial."""
         one = settings_module.single(self.trial, text_of(self.config, space.method, values), seed)
         engine = one.engine.model_copy(update={"kernel": self.kernels[space.method]})
-        place = self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
-        return Planned(one.model_copy(update={"rounds": rounds, "engine": engine}), place, resume=True)
+        one = one.model_copy(update={"rounds": rounds, "engine": engine})
+        return Planned(one, self.place(space, number, seed), resume=True)
+
+    def place(self, space: Space, number: int, seed: int) -> Path:
+        """The folder of such a run."""
+        return self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
 
 
 def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
@@ -74,6 +78,8 @@ def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
         UserError: a setting is wrong or a method cannot run, before anything is written.
     """
     config = settings_module.resolve_compare(*sources)
+    if config.engine.name == "distributed":
+        raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), asked)
     with lock.held(tuning.folder):
         refuse_taken(tuning.folder)
@@ -109,8 +115,6 @@ def save(tuning: Tuning, found: Mapping[str, Any]) -> None:
 
 
 def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
-    if config.engine.name == "distributed":
-        raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     asked = _filled(asked, config)
     trial, objective = _trial(config)
     spaces = _spaces(config, asked)
@@ -118,24 +122,25 @@ def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
     assert asked.budget is not None
     rungs = {s.method: rungs_of(s.trials(asked.budget), config.rounds, trial.eval.every) for s in spaces}
     tuning = Tuning(folder, config, asked, trial, objective, spaces, rungs, {s.method: "auto" for s in spaces})
-    kernels = {space.method: _kernel(tuning, space) for space in spaces}
-    settings_module.forget_problem()  # trials are of other seeds, or the workers'
-    return tuning._replace(kernels=kernels)
+    return tuning._replace(kernels={space.method: _kernel(tuning, space) for space in spaces})
 
 
 def _filled(asked: Asked, config: Config) -> Asked:
     """With defaults, checked."""
     budget = BUDGET if asked.budget is None else asked.budget
-    if budget < 1:
-        raise UserError(f"budget must be an integer >= 1, given {budget}: the trials of each method")
+    if not isinstance(budget, int) or budget < 1:
+        raise UserError(f"budget must be an integer >= 1, given {budget!r}: the trials of each method")
     seeds = config.seeds or [0]
-    fresh = list(asked.final_seeds or range(max(seeds) + 1, max(seeds) + 1 + FRESH))
-    for seed in fresh:
-        if not isinstance(seed, int) or seed in seeds or fresh.count(seed) > 1 or seed < 0:
-            raise UserError(
-                f"final seeds must be integers >= 0, each once, that tuning does not use, given {seed} with seeds "
-                f"{', '.join(map(str, seeds))}; give others, as in --final-seeds {max(seeds) + 1}"
-            )
+    fresh: Any = asked.final_seeds
+    if fresh is None:
+        fresh = list(range(max(seeds) + 1, max(seeds) + 1 + FRESH))
+    usable = isinstance(fresh, list) and all(isinstance(one, int) and 0 <= one not in seeds for one in fresh)
+    if not usable or not fresh or len(set(fresh)) < len(fresh):
+        raise UserError(
+            "final seeds must be integers >= 0, each once, that tuning does not use, given "
+            f"{grammar.shown(fresh)} with seeds {', '.join(map(str, seeds))}; give others, as in --final-seeds "
+            f"{max(seeds) + 1}"
+        )
     if asked.search and asked.grid is not None:
         raise UserError("--search gives ranges and --grid gives points; give one of them")
     return Asked(budget, list(asked.search), asked.grid, fresh)
@@ -194,10 +199,10 @@ def _kernel(tuning: Tuning, space: Space) -> str:
 
 
 def sentences(tuning: Tuning) -> list[str]:
-    """What will be done, for a person who waits for it."""
+    """What was found in data of the user's own, and what will be done: for a person who waits for it."""
     budget = tuning.asked.budget
     free = [space for space in tuning.spaces if space.places]
-    said = []
+    said = settings_module.notes(tuning.config)
     for space in tuning.spaces:
         if not space.places:
             said.append(f"{space.method}: nothing to tune, so it is only in the final comparison")
@@ -209,7 +214,7 @@ def sentences(tuning: Tuning) -> list[str]:
     plural = "s" * (len(tuning.seeds) > 1)
     for rungs in dict.fromkeys(tuning.rungs[space.method] for space in free):
         of = [space.method for space in free if tuning.rungs[space.method] == rungs]
-        who = "each method" if len(of) == len(free) else ", ".join(of)
+        who = "each method" if len(of) == len(free) > 1 else ", ".join(of)
         steps = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in rungs)
         total = len(tuning.seeds) * cost(rungs)
         given = "" if tuning.asked.grid is not None else f" of budget {budget}"

@@ -70,7 +70,7 @@ class Found(NamedTuple):
     best: Trial | None  # None where nothing is looked for, or no trial ended well
 
 
-class InterruptedSearchError(Exception):
+class InterruptedSearchError(KeyboardInterrupt):
     """Ctrl-C; the folder is usable as it is."""
 
 
@@ -106,6 +106,8 @@ def search(tuning: Tuning, jobs: int, watch: Watch, crew: Crew) -> list[Found]:
         InterruptedSearchError: by Ctrl-C.
         UserError: no trial of any method could run.
     """
+    if jobs > 1:  # the workers have their own
+        settings_module.forget_problem()
     path, higher = tuning.folder / JOURNAL, tuning.objective.metric.higher
     courses = [
         _Course(space, tuning.rungs[space.method], Journal(path, space, higher))
@@ -162,21 +164,24 @@ def _go_on(tuning: Tuning, course: _Course, step: int) -> list[int]:
 def _shrink(tuning: Tuning, course: _Course, number: int) -> None:
     for seed in tuning.seeds:
         for name in LARGE:
-            (tuning.run(course.space, course.values[number], number, seed, 1).folder / name).unlink(missing_ok=True)
+            (tuning.place(course.space, number, seed) / name).unlink(missing_ok=True)
 
 
 def _go(
     going: Sequence[tuple[_Course, list[int]]], step: int, tuning: Tuning, jobs: int, watch: Watch, crew: Crew
 ) -> None:
     """Bring trials to a rung. Runs of one seed stand together, as a process keeps the clients of its last seed."""
-    runs = [
-        (course, number, tuning.run(course.space, course.values[number], number, seed, course.rungs[step].rounds))
+    todo = [
+        (course, number, seed)
         for seed in tuning.seeds
         for course, numbers in going
         for number in numbers
+        if not _there(tuning.place(course.space, number, seed), course.rungs[step].rounds)
     ]
-    todo = [run for run in runs if not _there(run[2])]
-    planned = [run[2] for run in todo]
+    planned = [
+        tuning.run(course.space, course.values[number], number, seed, course.rungs[step].rounds)
+        for course, number, seed in todo
+    ]
     if planned:
         watch.begin(planned)
         results = execute_all(planned, jobs, watch.see, crew)
@@ -188,19 +193,18 @@ def _go(
     for course, numbers in going:
         rounds = course.rungs[step].rounds
         for number in numbers:
-            values = course.values[number]
-            places = [tuning.run(course.space, values, number, seed, rounds).folder for seed in tuning.seeds]
+            places = [tuning.place(course.space, number, seed) for seed in tuning.seeds]
             course.scores[number][rounds] = score = score_of(places, tuning.objective, rounds)
             course.journal.report(number, rounds, score.value)
 
 
-def _there(planned: Planned) -> bool:
+def _there(folder: Path, rounds: int) -> bool:
     """Whether a run went as far before, or further, or ended early."""
-    if not (planned.folder / "run.json").exists():
+    if not (folder / "run.json").exists():
         return False
-    said = read_description(planned.folder)
+    said = read_description(folder)
     early = said["status"] == "diverged" or (said["status"] == "complete" and "stopped" in said)
-    return early or said["rounds_done"] >= planned.config.rounds
+    return early or bool(said["rounds_done"] >= rounds)
 
 
 def _found(tuning: Tuning, course: _Course) -> Found:

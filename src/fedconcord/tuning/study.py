@@ -116,8 +116,9 @@ class Journal:
 
     def report(self, number: int, rounds: int, value: float) -> None:
         """The score of a trial after so many rounds; one that diverged has none."""
-        if math.isfinite(value) and rounds not in self.trials[number].intermediate_values:
-            optuna.Trial(self.study, self.trials[number]._trial_id).report(value, rounds)
+        trial = self.trials[number]
+        if math.isfinite(value) and rounds not in trial.intermediate_values and not trial.state.is_finished():
+            optuna.Trial(self.study, trial._trial_id).report(value, rounds)
 
     def end(self, number: int, state: TrialState, value: float | None = None) -> None:
         """A trial goes no further."""
