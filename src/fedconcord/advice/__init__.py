@@ -1,0 +1,21 @@
+"""Which methods to tune first in a federation, with which settings, and why: rules over what can be seen of it."""
+
+from fedconcord.advice.choice import Advice, Named, Wishes, advise, federation_of
+from fedconcord.advice.facts import Facts, facts_of
+from fedconcord.advice.rules import RULES, Rule
+from fedconcord.advice.words import as_json, lines, told
+
+__all__ = [
+    "RULES",
+    "Advice",
+    "Facts",
+    "Named",
+    "Rule",
+    "Wishes",
+    "advise",
+    "as_json",
+    "facts_of",
+    "federation_of",
+    "lines",
+    "told",
+]

@@ -1,0 +1,178 @@
+"""From facts, wishes and rules to methods: what to tune first, what it costs, what not to try."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from fedconcord.advice.facts import Facts, facts_of
+from fedconcord.advice.rules import CAUTIONS, METHODS, RULES, Pick, Rule
+from fedconcord.algorithms import plugins
+from fedconcord.analysis import catalogue
+from fedconcord.basis import factories, grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.search import search_of
+from fedconcord.core import tree_bytes
+from fedconcord.jobs import Job, refusals, row_bytes
+from fedconcord.settings import Config, Source, build, resolve_run, searched, single
+
+MOST = 3  # methods that are named
+OF_METHODS = ("method", "methods", "algorithm", "label", "server")  # settings that advice leaves out
+SMALLER = ("quantise", "topk(0.1)", "topk(0.01)")  # compressors, largest messages first
+
+
+class Wishes(NamedTuple):
+    """What the data do not say."""
+
+    stateless: bool = False  # clients keep nothing between rounds
+    private: bool = False  # the server learns a sum of updates alone: a client sends one vector, and keeps none
+    uplink: int | Literal["slow"] | None = None  # bytes that a client may send in a round; slow: one model
+
+
+NO_WISHES = Wishes()
+
+
+class Named(NamedTuple):
+    """A method to tune, by its messages and rows as they are in this federation."""
+
+    method: str  # with the settings to begin with
+    tune: dict[str, str]  # parameter -> range
+    where: str  # the rule's condition
+    why: str
+    source: str
+    up: int  # bytes that a client sends in a round
+    down: int  # bytes that it gets
+    kept: int  # bytes that it keeps between rounds
+    gradients: float  # of a local step
+
+
+class Advice(NamedTuple):
+    """What came of the rules."""
+
+    facts: Facts
+    named: list[Named]  # best first
+    against: dict[str, str]  # method -> why not
+    config: Config  # of the federation, with a compressor where messages must be smaller
+
+
+def federation_of(*sources: Source) -> Config:
+    """The settings of a run or a comparison without its methods, for the first of its seeds.
+
+    Raises:
+        UserError: a setting is wrong, or the data cannot be read.
+    """
+    kept = []
+    for source in sources:
+        values = {key: value for key, value in source.values.items() if key.partition(".")[0] not in OF_METHODS}
+        seeds = values.pop("seeds", None)
+        if isinstance(seeds, list) and seeds:
+            values["seed"] = seeds[0]
+        kept.append(Source(values, {"seed": "seeds", **source.origin}))
+    return without_method(resolve_run(*kept))
+
+
+def without_method(config: Config) -> Config:
+    return config.model_copy(update={"method": None, "algorithm": {}, "label": None, "server": None})
+
+
+def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
+    """Two or three methods for the federation of a run's settings, whatever its method.
+
+    Where no method's messages are small enough for the uplink, uploads are compressed as much as that takes.
+
+    Raises:
+        UserError: the data cannot be read, no client ever replies, or no method meets the wishes.
+    """
+    config = fitting = without_method(config)
+    facts = facts_of(config)
+    why_not = {text: refused(fitting, text, wishes) for text in METHODS}
+    for upload in SMALLER if isinstance(wishes.uplink, int) and config.upload is None else ():
+        if None in why_not.values():
+            break
+        fitting = config.model_copy(update={"upload": upload})
+        why_not = {text: refused(fitting, text, wishes) for text in METHODS}
+    chosen = choose(facts, {text for text, why in why_not.items() if why is None})
+    if not chosen:
+        first = METHODS[-1]
+        raise UserError(f"no method can be advised, not even {first}: {why_not[first]}")
+    named = [_named(fitting, pick, rule) for pick, rule in chosen]
+    against = {name_of(text): why for text, why in why_not.items() if why is not None}
+    for caution in CAUTIONS:
+        if caution.holds(facts):
+            against |= {name: f"{caution.why} ({caution.source})" for name in caution.methods if name not in against}
+    names = [name_of(one.method) for one in named]
+    return Advice(facts, named, {name: why for name, why in against.items() if name not in names}, fitting)
+
+
+def choose(facts: Facts, possible: set[str]) -> list[tuple[Pick, Rule]]:
+    """The methods to tune with the rule that named each, best first: those of the first rule that holds, filled up from
+    the rules after it. `possible` are the texts that can run."""
+    found: dict[str, tuple[Pick, Rule]] = {}
+    for rule in RULES:
+        for pick in rule.picks:
+            if rule.holds(facts) and pick.method in possible:
+                found.setdefault(name_of(pick.method), (pick, rule))
+    return list(found.values())[:MOST]
+
+
+def name_of(method: str) -> str:
+    return grammar.parse(method, "method").name
+
+
+def refused(config: Config, method: str, wishes: Wishes) -> str | None:
+    """Why a method cannot run in a federation or breaks a wish, or None."""
+    try:
+        job = _job(config, method)
+        for reason in refusals.reasons(job):
+            return reason
+    except UserError as error:
+        return str(error)
+    costs, kept = catalogue.describe(name_of(method)), row_bytes(job)
+    if (wishes.stateless or wishes.private) and kept:
+        return f"its clients keep {_models(kept / _model_bytes(job))} between rounds"
+    if (wishes.private or wishes.uplink == "slow") and costs.up > 1:
+        return f"its clients send {_models(costs.up)} a round"
+    if isinstance(wishes.uplink, int) and (up := _sent(config, job, costs)) > wishes.uplink:
+        return f"its clients send {up:,} bytes a round, and {wishes.uplink:,} are allowed"
+    return None
+
+
+def _named(config: Config, pick: Pick, rule: Rule) -> Named:
+    name = name_of(pick.method)
+    job, costs = _job(config, pick.method), catalogue.describe(name)
+    return Named(
+        method=pick.method,
+        tune=ranges(name),
+        where=rule.words,
+        why=pick.why,
+        source=rule.source,
+        up=_sent(config, job, costs),
+        down=round(costs.down * _model_bytes(job)),
+        kept=row_bytes(job),
+        gradients=1 + costs.step_gradients,
+    )
+
+
+def ranges(name: str) -> dict[str, str]:
+    """What `tune` looks for of a method with its defaults, and where: `0.01 to 1, log`."""
+    options = factories.options(plugins.available()[name])
+    own = {option.name: place for option in options if (place := search_of(option.annotation)) and option.default}
+    return {key: str(place) for key, place in {**searched(), **own}.items()}
+
+
+def _sent(config: Config, job: Job, costs: catalogue.Facts) -> int:
+    """Bytes that a client sends in a round; `job.cost`, which knows compressed ones, imports torch's compiler."""
+    if config.upload is not None:
+        return job.cost.up
+    return round(costs.up * _model_bytes(job)) + int(costs.up_scalars) * job.problem.objective.dtype.itemsize
+
+
+def _model_bytes(job: Job) -> int:
+    return tree_bytes(job.problem.init(job.schedule.seed))
+
+
+def _job(config: Config, method: str) -> Job:
+    return build(single(config, method, config.seed or 0))
+
+
+def _models(count: float) -> str:
+    return "a vector as large as the model" if count == 1 else f"{count:.3g} vectors as large as the model"

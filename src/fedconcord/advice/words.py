@@ -1,0 +1,132 @@
+"""Advice as lines for people, as plain values, and the command to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedconcord.advice.choice import NO_WISHES, OF_METHODS, Advice, Named, Wishes, advise, name_of
+from fedconcord.advice.facts import Facts
+from fedconcord.basis import grammar
+from fedconcord.options.table import OPTIONS
+from fedconcord.settings import DEFAULT_MODEL, Config, kind_of
+from fedconcord.settings.settings import NATURAL
+
+YARDSTICK = "fedavg"  # which every tuning has beside the methods that are named
+UNSAID = {*OF_METHODS, "seed", "seeds", "out", "checkpoint"}  # settings that the next command does not repeat
+
+
+def lines(config: Config, wishes: Wishes = NO_WISHES) -> list[str]:
+    """What `advise` finds for the federation of a run's settings, as lines for people.
+
+    Raises:
+        UserError: as `advise` does.
+    """
+    return told(advise(config, wishes))
+
+
+def told(advice: Advice) -> list[str]:
+    """Advice as lines for people; the command last."""
+    said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
+    where = None
+    for place, one in enumerate(advice.named, 1):
+        if one.where != where:
+            where = one.where
+            said.append(f"{'then' if place > 1 else 'tune first'}, for {where} ({one.source})")
+        tuned = "; ".join(f"{key} {range}" for key, range in one.tune.items())
+        said += [f"  {place}. {one.method}: {one.why}", f"     {_costs(one)}", f"     tune {tuned}"]
+    if advice.config.upload is not None:
+        said.append(f"  uploads compressed by {advice.config.upload}")
+    if advice.against:
+        said += ["rather not", *(f"  {name}: {why}" for name, why in advice.against.items())]
+    return [*said, "next", f"  {command(advice)}"]
+
+
+def fact_lines(facts: Facts) -> list[str]:
+    """What is seen, a line each."""
+
+    def spread(low: float, mean: float, high: float) -> str:
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}, mean {mean:,.1f}"
+
+    lost = f"; {facts.lost:.0%} of those asked are lost" if facts.lost else ""
+    said = [
+        f"{facts.clients:,} clients, {facts.cohort:,.3g} a round ({facts.share:.1%}); a client comes "
+        f"{facts.visits:.3g} times in {facts.rounds} rounds{lost}",
+        f"samples a client: {spread(*facts.samples)}; local steps in a round: {spread(*facts.steps)}",
+        f"the model: {size(facts.model_bytes)}",
+    ]
+    if facts.labels is not None:
+        said.append(
+            f"labels: a client's mix is {facts.labels:.2f} from that of all (0 to 2; {facts.chance:.2f} by chance)"
+        )
+    if facts.features is not None:
+        said.append(f"features: {facts.features:.0%} of their variance lies between clients, labels apart")
+    return said
+
+
+def as_json(advice: Advice) -> dict[str, Any]:
+    """The advice as plain values."""
+    facts = advice.facts
+    more = {"share": facts.share, "visits": facts.visits, "label_skew": facts.label_skew}
+    return {
+        "facts": {**facts._asdict(), **more},
+        "named": [one._asdict() for one in advice.named],
+        "against": advice.against,
+        "upload": advice.config.upload,
+        "command": command(advice),
+    }
+
+
+def command(advice: Advice) -> str:
+    """What to type next: the methods and FedAvg, tuned alike on this federation."""
+    names = [name_of(one.method) for one in advice.named]
+    listed = names if YARDSTICK in names else [*names, YARDSTICK]
+    words = ["fedconcord", "tune", "--methods", ",".join(listed), *_arguments(advice.config)]
+    return shlex.join([*words, "--budget", "16", "--seeds", "0,1", "--jobs", "2", "--out", "runs/tuned"])
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= of:
+            return f"{count / of:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _costs(one: Named) -> str:
+    kept = f"keeps {size(one.kept)}" if one.kept else "keeps nothing"
+    found = f"a client sends {size(one.up)} a round, gets {size(one.down)} and {kept}"
+    return found if one.gradients == 1 else f"{found}; {one.gradients:.3g} gradients a local step"
+
+
+def _arguments(config: Config) -> list[str]:
+    """The settings of a federation that are not the defaults, as options of the command."""
+    flags = {option.key: f"--{option.name.replace('_', '-')}" for option in OPTIONS}
+    usual, words = _flat(Config().model_dump(mode="json")) | {"model": DEFAULT_MODEL}, list[str]()
+    for key, value in _flat(config.as_dict()).items():
+        said = key in ("data", "rounds") or usual.get(key) != value
+        if not said or key.partition(".")[0] in UNSAID or (key == "clients" and config.partition == NATURAL):
+            continue
+        text = _relative(value) if key == "data" and kind_of(value) == "file" else _text(value)
+        words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]
+    return words
+
+
+def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
+    flat = dict[str, Any]()
+    for head, part in nested.items():
+        flat |= {f"{head}.{tail}": value for tail, value in part.items()} if isinstance(part, dict) else {head: part}
+    return flat
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else grammar.text(value)
+
+
+def _relative(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

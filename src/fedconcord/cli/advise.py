@@ -1,0 +1,50 @@
+"""advise."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from fedconcord.basis.errors import UserError
+from fedconcord.cli.base import app, importing, say
+from fedconcord.cli.options import Given, option, sources_of, takes_settings
+
+
+@app.command()
+@takes_settings("run", without=("method", "methods", "server", "seeds", "out"))
+def advise(
+    given: Given,
+    stateless: Annotated[bool, typer.Option("--stateless", help="Clients keep nothing between rounds.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="The server learns the sum of one update a client, and nothing else.")
+    ] = False,
+    uplink: Annotated[
+        str | None, option("Bytes that a client may send in a round; slow: one model.", "BYTES|slow")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Say it as JSON.")] = False,
+) -> None:
+    """Name the methods to tune first on this federation, and why; nothing is trained."""
+    sources = sources_of(given)
+    with importing():
+        from fedconcord import advice, settings
+
+    wishes = advice.Wishes(stateless, private, _uplink(uplink))
+    config = advice.federation_of(*sources)
+    if not json_:
+        for sentence in settings.notes(config):
+            say(sentence)
+    found = advice.advise(config, wishes)
+    for line in [json.dumps(advice.as_json(found), indent=2)] if json_ else advice.told(found):
+        say(line)
+
+
+def _uplink(given: str | None) -> int | Literal["slow"] | None:
+    if given is None:
+        return None
+    if given == "slow":
+        return "slow"
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"--uplink must be slow or a number of bytes >= 1, given {given!r}")
+    return int(given)
