@@ -360,7 +360,9 @@ def test_list_fits_a_terminal(
         assert re.search(rf"^ +mu +0\.1 +{pull};\n +tuned in 0\.001 to 1, log\)$", text, re.MULTILINE)
         assert re.search(rf"^ +mu +0 +{pull}\)$", text, re.MULTILINE)
     if what in ("settings", None):
-        assert re.search(r"^ +local\.lr +0\.1 +local step size \(number > 0; tuned in\n +0\.01 to 1, log\)$", text, re.MULTILINE)
+        assert re.search(
+            r"^ +local\.lr +0\.1 +local step size \(number > 0; tuned in\n +0\.01 to 1, log\)$", text, re.MULTILINE
+        )
     if what in ("server", None):
         assert re.search(r"^ +beta +0\.9 +momentum \(number >= 0 and < 1; tuned in 0 to 0\.95,\n", text, re.MULTILINE)
 

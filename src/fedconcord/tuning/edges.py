@@ -12,7 +12,7 @@ from fedconcord.settings import Config, local_for, read_method
 from fedconcord.tuning.search import Found
 
 NEAR = 0.1  # of a range's length, in its own scale, is its edge
-FACTOR = 3.0  # by which an edge in logarithms is extended
+FACTOR = 3.0  # by which an end in logarithms moves; a linear one by half of the range
 
 
 class Edge(NamedTuple):
@@ -61,7 +61,7 @@ def position(place: Search, value: float) -> float:
 
 
 def _further(place: Search, side: str) -> tuple[float, float]:
-    """The range from its middle to beyond an end: as wide, the best in its inside."""
+    """The range, longer on one side."""
     if place.scale == "log":
         return (place.low / FACTOR, place.high) if side == "low" else (place.low, place.high * FACTOR)
     length = place.high - place.low
