@@ -26,6 +26,7 @@ ORACLES = ROOT / "tests" / "oracles"
 FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
+TUNING = "tests/test_tuning.py"
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
 WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
@@ -215,6 +216,17 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
         ("tests/test_compiled.py", "-k", "method"),
+    ),
+    "tune: judged by the test set": Mutation(
+        (Edit("tuning/scores.py", 'f"validation_{name}"', 'f"test_{name}"'),),
+        (TUNING, "-k", "digits"),
+    ),
+    "tune: a trial that diverged may win": Mutation(
+        (Edit("tuning/scores.py", "return one.broken, one.missed", "return 0, one.missed"),), (TUNING, "-k", "order")
+    ),
+    "tune: the same values whatever was found": Mutation(
+        (Edit("tuning/study.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
+        (TUNING, "-k", "drawn"),
     ),
     "processes: rows gathered out of order": Mutation(
         (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS

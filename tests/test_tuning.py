@@ -237,6 +237,9 @@ def test_an_edge_says_what_to_extend() -> None:
     assert edges(job, found("fedprox", mu=0.3)) == []
     [end] = edges(job, found("fedavgm", server_momentum=0.0))
     assert (end.side, end.search) == ("low", "")  # no momentum is below 0
+    alone = Trial(0, {"local.lr": 0.1}, {8: Score(1, None, 0, 0)}, ())
+    point = grid_space(job, "fedprox", {"local.lr": [0.1]})
+    assert edges(job, Found(point, (alone,), alone)) == []  # a range of one point has no end
 
 
 # -- the whole search ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fedconcord.settings import Config, local_for, read_method
 from fedconcord.tuning.search import Found
 
 NEAR = 0.1  # of a range's length, in its own scale, is its edge
-FACTOR = 3.0  # by which an edge in logarithms is extended
+FACTOR = 3.0  # by which an end in logarithms moves; a linear one by half of the range
 
 
 class Edge(NamedTuple):
@@ -21,7 +21,7 @@ class Edge(NamedTuple):
     key: str
     value: float
     side: str  # low or high
-    search: str  # what to give to --search; empty where the parameter ends there too
+    search: str  # what to give to --search; empty where the parameter has no such values
     range: Search
 
 
@@ -32,8 +32,8 @@ def edges(config: Config, found: Found) -> list[Edge]:
     noted = []
     for key, place in found.space.places.items():
         value = found.best.values[key]
-        side = _side(place, value)
-        if side is None or place.low == place.high:
+        side = None if place.low == place.high else _side(place, value)
+        if side is None:
             continue
         low, high = _further(place, side)
         end = low if side == "low" else high
@@ -45,15 +45,15 @@ def edges(config: Config, found: Found) -> list[Edge]:
 def extend_words(edge: Edge) -> str:
     """What to do about a best value at the end of its range."""
     where = f"The best is at the {edge.side} end of {edge.key}, which was searched from {edge.range}"
-    return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}, where it ends."
+    return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}; there is little room beyond."
 
 
 def _side(place: Search, value: float) -> str | None:
-    share = position(place, value)
+    share = _position(place, value)
     return "low" if share <= NEAR else "high" if share >= 1 - NEAR else None
 
 
-def position(place: Search, value: float) -> float:
+def _position(place: Search, value: float) -> float:
     """Where a value stands in its range, from 0 to 1 in the range's own scale."""
     if place.scale == "log":
         return math.log(value / place.low) / math.log(place.high / place.low)
@@ -61,7 +61,7 @@ def position(place: Search, value: float) -> float:
 
 
 def _further(place: Search, side: str) -> tuple[float, float]:
-    """The range from its middle to beyond an end: as wide, the best in its inside."""
+    """The range, longer on one side."""
     if place.scale == "log":
         return (place.low / FACTOR, place.high) if side == "low" else (place.low, place.high * FACTOR)
     length = place.high - place.low

@@ -43,7 +43,7 @@ def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None)
     whole = [trial for trial in found.trials if not trial.scores[first].broken]
     early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
     alone = len(found.space.places) == 1  # else neighbours on this axis differ in the others
-    ax.plot(*zip(*early, strict=True), **_look(colour, marker, "white", 0.9 if alone else 0.0)) if early else None
+    ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if alone else 0.0))
     late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
     for trial in late:
         x = trial.values[key]

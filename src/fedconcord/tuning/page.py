@@ -88,7 +88,7 @@ def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
         )
         parts.append("<h2>What tuning cost</h2>" + _cost(tuning, tuned))
         parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, one) for one in tuned))
-    parts.append("<h2>How to get this again</h2>" + _again(tuning, found))
+    parts.append("<h2>How to get this again</h2>" + _again(tuning))
     return "\n".join(part for part in parts if part)
 
 
@@ -169,7 +169,7 @@ def _went(tuning: Tuning, trial: Trial) -> tuple[str, str]:
     return str(trial.rounds), shown(tuning, trial.last)
 
 
-def _again(tuning: Tuning, found: Sequence[Found]) -> str:
+def _again(tuning: Tuning) -> str:
     folder = shlex.quote(str(tuning.folder))
     plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
     return (
