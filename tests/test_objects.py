@@ -331,6 +331,17 @@ def test_the_example_of_the_page_by_path_and_as_an_object(
     sys.modules.pop("fedmemory")
 
 
+@pytest.mark.slow
+def test_a_search_takes_objects_and_goes_on_with_them(tmp_path: Path) -> None:
+    objects: dict[str, Any] = {"data": (np.tile(X, (4, 1)), np.tile(Y, 4)), "model": nn.Linear(4, 3)}
+    job: dict[str, Any] = {"clients": 6, "cohort": 3, "rounds": 2, "budget": 2}
+    found = fedconcord.tune(["fedavg", "scaffold"], **objects, **job, jobs=2, out=tmp_path / "t")
+    assert [result.status for result in found.runs] == ["complete"] * len(found.runs)
+    assert fedconcord.tune(resume=tmp_path / "t", **objects) == found
+    with pytest.raises(UserError, match="resume it with the same object"):
+        fedconcord.tune(resume=tmp_path / "t", **{**objects, "model": net(0.5)})
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 

@@ -94,9 +94,6 @@ def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
         UserError: the folder holds no search, or anything is to change.
     """
     path = folder / NAME
-    for given in ({name: value for name, value in asked._asdict().items() if value}, *(s.values for s in sources)):
-        for key in given:
-            raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         nested, before = saved["settings"], Asked(**saved["asked"])
@@ -104,6 +101,10 @@ def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
         raise UserError(f"{folder} holds no search (no {NAME}); give the folder that fedconcord tune wrote") from None
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the search again") from None
+    changes = [settings_module.unchanged(source, nested, folder).values for source in sources]
+    for given in ({name: value for name, value in asked._asdict().items() if value}, *changes):
+        for key in given:
+            raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
     return _planned(folder, settings_module.resolve_compare(settings_module.from_nested(nested, NAME)), before)
 
 
