@@ -100,13 +100,7 @@ FEDERATIONS = {
     "regions": Federation({**table("diabetes", "progression"), "cohort": 5, "rounds": 12}, True),
     "two labels": Federation(digits("shards(2)", 80, 8, 30, local={"epochs": 3}), True),
     "few large clients": Federation(digits("power_law(1.2)", 40, 6, 30, local={"epochs": "by_client(1,5)"}), True),
-    "silos, full batch": Federation(
-        digits("dirichlet(0.3)", 12, 12, 40, local={"steps": 5, "batch_size": "full"}), True
-    ),
     "phones, one label": Federation(digits("shards(1)", 200, 5, 60, model="logreg"), True),
-    "seldom there": Federation(
-        digits("dirichlet(0.2)", 100, 5, 50, availability="markov(0.3,0.1)", local={"epochs": 3}), True
-    ),
 }
 
 
