@@ -112,7 +112,11 @@ def _cost(subject: Subject) -> str:
     some = "" if len(ids) == job.problem.roster.n else f", a sample of {job.problem.roster.n}"
     capped = int((job.problem.roster.samples[ids] > MOST_SAMPLES).sum())
     part = f"; gradients of {capped} clients are of {MOST_SAMPLES} of their samples" if capped else ""
-    where = "goes on from the run's checkpoint" if subject.state is not None else f"trains {last} rounds"
+    where = (
+        "goes on from the run's checkpoint"
+        if subject.state is not None
+        else f"trains {last} round{'' if last == 1 else 's'}"
+    )
     looks = len(subject.rounds) * ROUNDS_OF_A_LOOK * len(ids) * each
     return (
         f"{where} (about {training:,.0f} mini-batch gradients) and looks at {len(ids)} clients{some} "
@@ -130,6 +134,8 @@ def same_model(subject: Subject, state: State) -> bool | None:
         return None
     named, _ = tensors.read(path)
     x = next(iter(subject.job.algorithm.models(state.server).values()))
+    if not bool(torch.isfinite(x).all()):  # NaN is not itself
+        return None
     ours = subject.job.problem.evaluator.export(x)
     return all(torch.equal(named[name], tensor.cpu()) for name, tensor in ours.items())
 
