@@ -127,6 +127,12 @@ def test_a_client_with_one_sample_is_left_out() -> None:
     assert math.isfinite(problem.evaluate(problem.init(0))["validation_client_accuracy"])
 
 
+def test_a_diverged_model_has_no_validation_loss() -> None:
+    problem = job().problem
+    found = problem.evaluate(torch.full_like(problem.init(0), math.nan))
+    assert math.isnan(found["validation_loss"])  # 0 would look like the best model of all
+
+
 def test_the_spread_by_its_definition() -> None:
     values = np.array([*np.linspace(0.1, 0.9, 20), np.nan])
     s = spread(values, higher=True)

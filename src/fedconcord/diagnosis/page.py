@@ -212,7 +212,7 @@ def _page(
         for d in drawn.get(topic, []):
             number += 1
             shown.append(elements.figure(d, number))
-            content[f"{d.name}.svg"], content[f"{d.name}.png"] = to_files(d.draw(True))
+            content |= {f"{d.name}.{suffix}": drawn_as for suffix, drawn_as in to_files(d.draw(True)).items()}
         if not sentences and not shown:
             continue
         grid = f'<div class="grid">{"".join(shown)}</div>' if shown else ""

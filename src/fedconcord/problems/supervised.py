@@ -339,10 +339,11 @@ class Supervised:
         found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
         if self.judged.split == "validation" and len(self.judged.y):
             scores = self.client_scores(x)
+            held = scores.samples > 0
             for name, values in scores.values.items():
-                found[f"validation_{name}"] = float(np.nansum(values * scores.samples) / scores.samples.sum())
+                found[f"validation_{name}"] = float(np.average(values[held], weights=scores.samples[held]))
             score = SCORES[self.target].name
-            found[f"validation_client_{score}"] = float(np.nanmean(scores.values[score]))
+            found[f"validation_client_{score}"] = float(scores.values[score][held].mean())
             found |= {f"validation_{name}": value for name, value in scores.overall.items()}
         return found
 
