@@ -3,17 +3,19 @@
 from fedconcord.advice.choice import Advice, Named, Wishes, advise, federation_of
 from fedconcord.advice.facts import Facts, facts_of
 from fedconcord.advice.rules import RULES, Rule
-from fedconcord.advice.words import as_json, lines, told
+from fedconcord.advice.words import File, as_json, command, lines, told
 
 __all__ = [
     "RULES",
     "Advice",
     "Facts",
+    "File",
     "Named",
     "Rule",
     "Wishes",
     "advise",
     "as_json",
+    "command",
     "facts_of",
     "federation_of",
     "lines",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedconcord.advice.choice import NO_WISHES, OF_METHODS, Advice, Named, Wishes, advise, name_of
 from fedconcord.advice.facts import Facts
@@ -27,7 +27,14 @@ def lines(config: Config, wishes: Wishes = NO_WISHES) -> list[str]:
     return told(advise(config, wishes))
 
 
-def told(advice: Advice) -> list[str]:
+class File(NamedTuple):
+    """A file of settings, which the command to type next may name again."""
+
+    path: str
+    config: Config  # of the federation that it describes by itself
+
+
+def told(advice: Advice, file: File | None = None) -> list[str]:
     """Advice as lines for people; the command last."""
     said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
     where = None
@@ -41,7 +48,7 @@ def told(advice: Advice) -> list[str]:
         said.append(f"  uploads compressed by {advice.config.upload}")
     if advice.against:
         said += ["rather not", *(f"  {name}: {why}" for name, why in advice.against.items())]
-    return [*said, "next", f"  {command(advice)}"]
+    return [*said, "next", f"  {command(advice, file)}"]
 
 
 def fact_lines(facts: Facts) -> list[str]:
@@ -66,7 +73,7 @@ def fact_lines(facts: Facts) -> list[str]:
     return said
 
 
-def as_json(advice: Advice) -> dict[str, Any]:
+def as_json(advice: Advice, file: File | None = None) -> dict[str, Any]:
     """The advice as plain values."""
     facts = advice.facts
     more = {"share": facts.share, "visits": facts.visits, "label_skew": facts.label_skew}
@@ -75,15 +82,15 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "named": [one._asdict() for one in advice.named],
         "against": advice.against,
         "upload": advice.config.upload,
-        "command": command(advice),
+        "command": command(advice, file),
     }
 
 
-def command(advice: Advice) -> str:
+def command(advice: Advice, file: File | None = None) -> str:
     """What to type next: the methods and FedAvg, tuned alike on this federation."""
     names = [name_of(one.method) for one in advice.named]
     listed = names if YARDSTICK in names else [*names, YARDSTICK]
-    words = ["fedconcord", "tune", "--methods", ",".join(listed), *_arguments(advice.config)]
+    words = ["fedconcord", "tune", "--methods", ",".join(listed), *_arguments(advice.config, file)]
     return shlex.join([*words, "--budget", "16", "--seeds", "0,1", "--jobs", "2", "--out", "runs/tuned"])
 
 
@@ -101,12 +108,15 @@ def _costs(one: Named) -> str:
     return found if one.gradients == 1 else f"{found}; {one.gradients:.3g} gradients a local step"
 
 
-def _arguments(config: Config) -> list[str]:
-    """The settings of a federation that are not the defaults, as options of the command."""
+def _arguments(config: Config, file: File | None) -> list[str]:
+    """The settings of a federation that are neither the defaults nor the file's, as options of the command."""
     flags = {option.key: f"--{option.name.replace('_', '-')}" for option in OPTIONS}
-    usual, words = _flat(Config().model_dump(mode="json")) | {"model": DEFAULT_MODEL}, list[str]()
+    if file is None:
+        usual, words = _flat(Config().model_dump(mode="json")) | {"model": DEFAULT_MODEL}, list[str]()
+    else:
+        usual, words = _flat(file.config.as_dict()), ["--config", file.path]
     for key, value in _flat(config.as_dict()).items():
-        said = key in ("data", "rounds") or usual.get(key) != value
+        said = (key in ("data", "rounds") and file is None) or usual.get(key) != value
         if not said or key.partition(".")[0] in UNSAID or (key == "clients" and config.partition == NATURAL):
             continue
         text = _relative(value) if key == "data" and kind_of(value) == "file" else _text(value)

@@ -35,8 +35,9 @@ def advise(
     if not json_:
         for sentence in settings.notes(config):
             say(sentence)
-    found = advice.advise(config, wishes)
-    for line in [json.dumps(advice.as_json(found), indent=2)] if json_ else advice.told(found):
+    found, path = advice.advise(config, wishes), given["config"]
+    file = None if path is None else advice.File(path, advice.federation_of(sources[0]))
+    for line in [json.dumps(advice.as_json(found, file), indent=2)] if json_ else advice.told(found, file):
         say(line)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 
+from fedconcord.advice import advise, command
 from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
@@ -205,6 +206,7 @@ def _page(
         parts.append(
             '<section class="warn"><h2>Note</h2><ul>' + "".join(f"<li>{esc(n)}</li>" for n in notes) + "</ul></section>"
         )
+    parts.append(_advice(subject))
     number, drawn = 0, drawings(found) if found.looks else {}
     for topic, (title, lead) in TOPICS.items():
         sentences = [one.text for one in said if one.topic == topic]
@@ -231,7 +233,7 @@ def _page(
             None,
             [
                 subject.config.label,
-                subject.config.data,
+                subject.data,
                 subject.config.partition,
                 subject.config.model,
                 f"{size}, {subject.config.cohort} a round",
@@ -241,13 +243,28 @@ def _page(
         )
     )
     template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
-    heading = f"Diagnosis of {subject.config.method} on {subject.config.data}"
+    heading = f"Diagnosis of {subject.config.method} on {subject.data}"
     return template.substitute(
         title=esc(f"{heading} · fedconcord"),
         heading=esc(heading),
         job=esc(job),
         body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),
         footer="Written by fedconcord. Figures, tables (CSV) and every number (JSON) are in <code>diagnosis/</code>.",
+    )
+
+
+def _advice(subject: Subject) -> str:
+    """The methods to tune first, by `fedconcord advise`'s rules; nothing where they name none."""
+    try:
+        advice = advise(subject.config)
+    except UserError:
+        return ""
+    items = "".join(f"<li><b>{esc(one.method)}</b>: {esc(one.why)} ({esc(one.source)}).</li>" for one in advice.named)
+    lead = "By rules over what is seen before training (fedconcord advise), not by this diagnosis:"
+    return (
+        f'<h2>What to tune first</h2><p class="note">{lead}</p><ol>{items}</ol><pre>{esc(command(advice))}</pre>'
+        if items
+        else ""
     )
 
 

@@ -15,6 +15,7 @@ from fedconcord.core import tensors
 from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
+from fedconcord.report.load import data_names
 from fedconcord.runs.begun import Begun
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import CHECKPOINT, read_description
@@ -38,7 +39,12 @@ class Subject(NamedTuple):
     @property
     def title(self) -> str:
         """The method, the data and the seed."""
-        return f"{self.config.label} on {self.config.data}, seed {self.config.seed}"
+        return f"{self.config.label} on {self.data}, seed {self.config.seed}"
+
+    @property
+    def data(self) -> str:
+        """The data as reports call them: a file of the user's own without its folder."""
+        return data_names([self.config.data])[self.config.data]
 
 
 def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subject:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fedconcord.basis import files, folders
 from fedconcord.report.again import to_toml
 from fedconcord.runs.tables import rows_of
+from fedconcord.settings import Config
 from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import Tuning, save
 from fedconcord.tuning.scores import Score
@@ -70,11 +71,21 @@ def write(tuning: Tuning, found: Sequence[Found]) -> None:
 
 
 def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
-    """The job as it was asked for, with these methods and the fresh seeds."""
-    job = tuning.config.model_copy(update={"label": None, "seed": None}).as_dict()
-    job |= {"methods": list(methods), "seeds": list(tuning.asked.final_seeds or ())}
-    first = {key: job.pop(key) for key in ("methods", "seeds")}
+    """The job as it was asked for, where it is not the default, with these methods and the fresh seeds."""
+    job = tuning.config.model_copy(update={"label": None, "seed": None, "methods": None, "seeds": None}).as_dict()
+    job = _beyond(job, Config().model_dump(mode="json") | {"data": None})
+    first = {"methods": list(methods), "seeds": list(tuning.asked.final_seeds or ())}
     return f"# {comment}\n{to_toml(first | job)}\n"
+
+
+def _beyond(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the usual, table by table."""
+    left = {}
+    for key, value in given.items():
+        beyond = _beyond(value, usual[key]) if isinstance(value, dict) else value
+        if beyond != usual.get(key) and beyond != {}:
+            left[key] = beyond
+    return left
 
 
 def _why(tuning: Tuning, found: Found) -> str:
