@@ -13,10 +13,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Seven methods and more on scikit-learn's digits, 60 unequal clients, 3 seeds; ends with the report's path.
+# Eight methods, each tuned, on scikit-learn's digits, 60 unequal clients; ends with the report's path.
 demo: $(VENV)/ready
 	rm -rf $(DEMO)
-	$(BIN)/fedconcord compare --config examples/demo.toml --jobs 2 --out $(DEMO) $(if $(QUICK),--rounds 5 --seeds 0$(,)1)
+	$(BIN)/fedconcord tune --config examples/demo.toml --jobs 2 --out $(DEMO) \
+	  $(if $(QUICK),--budget 2 --rounds 8 --final-seeds 1$(,)2,--budget 16 --final-seeds 1$(,)2$(,)3$(,)4$(,)5)
 , := ,
 
 # The suite on two cores; JOBS=0 runs it in one process, as a debugger wants it.

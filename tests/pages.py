@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n```text\n(?P<said>.*?)\n?```$", re.MULTILINE | re.DOTALL)
-TIMES = re.compile(r"^time: .*\n?", re.MULTILINE)  # differ from run to run
+PROGRESS = re.compile(  # what differs from run to run: times, and what is said now and then
+    r"^(?:time: .*|\[\d+/\d+\] .*|.*: \d+ of \d+ rounds|.*: round \d+ of \d+.*)\n?", re.MULTILINE
+)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -37,12 +39,12 @@ def command(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedP
 
 
 def says(folder: Path, line: str) -> str:
-    """What a command of a page prints on stdout, without its times; it must succeed and complain of nothing."""
+    """What a command of a page prints on stdout, without progress; it must succeed and complain of nothing."""
     program, *arguments = shlex.split(line.replace("\\\n", " "))
     assert program == "fedconcord"
     done = command(folder, *arguments, COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, ""), f"{line}\n{done.stderr}"
-    return TIMES.sub("", done.stdout).strip()
+    return PROGRESS.sub("", done.stdout).strip()
 
 
 def prepare(folder: Path) -> Path:

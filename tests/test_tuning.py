@@ -22,7 +22,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.search import Search, search_of
-from fedconcord.report.summary import metric_of
+from fedconcord.report.metric import metric_of
 from fedconcord.runs.plan import plan_comparison
 from fedconcord.runs.pool import Crew
 from fedconcord.settings import Config, from_nested, resolve_compare
@@ -418,6 +418,7 @@ def test_a_folder_that_is_no_search_and_settings_that_change(tmp_path: Path) -> 
     (tmp_path / "tune.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read .*tune\.json"):
         fedconcord.tune(resume=tmp_path)
+    (tmp_path / "tune.json").write_text('{"settings": {}, "asked": {}}')
     for changed in ({"rounds": 5}, {"budget": 3}, {"final_seeds": [4]}):
         with pytest.raises(UserError, match=f"{next(iter(changed))} cannot change when"):
             fedconcord.tune(resume=tmp_path, **changed)  # type: ignore[arg-type]
