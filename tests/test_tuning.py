@@ -279,11 +279,11 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert 0 in ends  # the method as it was goes the whole way, so that the best is no worse
     assert ends[method["best"]]["value"] == max(end["value"] for end in ends.values())
     best = tomllib.loads((out / "best.toml").read_text())
-    assert best["methods"] == [method["winner"], "scaffold(local.lr=0.05)"]
+    assert best["methods"] == [f"{method['winner'].removesuffix(')')},label=fedprox)", "scaffold(local.lr=0.05)"]
     assert best["seeds"] == [5, 6]
     again = from_nested({"out": str(tmp_path / "c")}, "test")
     _, planned, _ = plan_comparison(1, settings.from_file(out / "fedprox.toml"), again)
-    assert [entry.config.label for entry in planned] == [best["methods"][0]] * 2
+    assert [entry.config.label for entry in planned] == ["fedprox"] * 2
     assert "validation" not in best  # that was for the trials
     assert {path.parent.parent.name for path in (out / "final").glob("*/*/run.json")} >= {"scaffold-local.lr=0.05"}
     page = (out / "report.html").read_text()

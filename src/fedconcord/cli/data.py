@@ -37,11 +37,13 @@ def describe(
     from fedconcord.federation.describe import describe as measure
     from fedconcord.federation.describe import summary
     from fedconcord.report.division import write_description
+    from fedconcord.report.load import data_names
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))
     folder = Path(out) if out else folders.free_folder(Path("runs"), "partition")
-    title = f"{resolved.data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
+    data = data_names([resolved.data])[resolved.data]
+    title = f"{data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)
     say(title)
     lines = summary(found)

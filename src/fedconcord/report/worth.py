@@ -71,17 +71,12 @@ class Worth(NamedTuple):
     names: tuple[str, ...]  # [N] of the clients, '' where they have none
     alone: Model | None  # the best of several
     pooled: Model | None
-    methods: tuple[Model, ...]  # as the table of results has them
+    methods: tuple[Model, ...]  # as the table of results has them: the one that ranks first, first
     gains: tuple[Gain, ...]  # a method each; none without `alone`
 
     @property
     def models(self) -> tuple[Model, ...]:
         return (*((self.alone,) if self.alone else ()), *self.methods, *((self.pooled,) if self.pooled else ()))
-
-    def best(self) -> int:
-        """The number of the method with the best mean over clients."""
-        sign = 1 if self.metric.higher else -1
-        return max(range(len(self.methods)), key=lambda k: sign * self.methods[k].mean)
 
 
 def columns(path: Path) -> dict[str, list[str]]:
@@ -209,8 +204,8 @@ def _resampled(draw: np.random.Generator, values: Array, times: int) -> Array:
 
 
 def sentences(w: Worth) -> tuple[str, ...]:
-    """The verdict, for the method whose models serve the clients best on average."""
-    m = w.methods[w.best()]
+    """The verdict, for the method that ranks first: chosen by the clients' figures, its own would be too good."""
+    m = w.methods[0]
     levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
 
     def said(figure: str) -> str:
@@ -220,7 +215,7 @@ def sentences(w: Worth) -> tuple[str, ...]:
     means = f"Mean {w.metric.title} over clients: {said('mean')}{samples}."
     if w.alone is None:
         return (means,)
-    g = w.gains[w.best()]
+    g = w.gains[0]
     found = [f"{_verdict(g)} {means}", _gains(w, m, g)]
     if w.pooled is not None and g.mean.low > 0:
         sign = 1 if w.metric.higher else -1
@@ -266,7 +261,7 @@ def by_name(w: Worth) -> tuple[Named, ...]:
         return ()
     means = [np.array([mean_of(one) for one in np.stack([*m.by_seed.values()], 1)]) for m in w.models]
     sign = 1 if w.metric.higher else -1
-    best = means[w.models.index(w.methods[w.best()])]
+    best = means[w.models.index(w.methods[0])]
     gain = sign * (best - (means[0] if w.alone is not None else 0))
     samples = np.mean([*w.samples.values()], 0)
     order = np.argsort(-gain, kind="stable").tolist()
@@ -275,7 +270,7 @@ def by_name(w: Worth) -> tuple[Named, ...]:
 
 def client_sentences(w: Worth) -> tuple[str, ...]:
     """One a client that has a name: alone, under the best method, pooled."""
-    models, best = w.models, w.methods[w.best()]
+    models, best = w.models, w.methods[0]
     words = {id(w.alone): "alone", id(best): f"under {best.name}", id(w.pooled): "pooled"}
     chosen = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
     return tuple(

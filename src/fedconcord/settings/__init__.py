@@ -17,6 +17,7 @@ from fedconcord.settings.build import (
 from fedconcord.settings.holding import held
 from fedconcord.settings.judging import evaluation, first_problem, judged, looks
 from fedconcord.settings.methods import local_for, read_method, runs, single
+from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
@@ -37,6 +38,7 @@ __all__ = [
     "advise",
     "build",
     "canonical",
+    "canonical_text",
     "check_distinct",
     "dataset_of",
     "default_text",

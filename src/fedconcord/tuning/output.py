@@ -46,13 +46,13 @@ def spent(tuning: Tuning, found: Found) -> Spent:
 
 def write(tuning: Tuning, found: Sequence[Found]) -> None:
     """The TOML files and tune.json. The same search writes the same bytes: there are no times in it."""
+    texts = winners(tuning, found)
     for one in found:
-        text = winner(tuning, one)
-        if text is not None:
+        if one.space.method in texts:
             name = f"{folders.folder_name(one.space.method)}.toml"
-            files.write_text(tuning.folder / name, _toml(tuning, [text], _why(tuning, one)))
+            files.write_text(tuning.folder / name, _toml(tuning, [texts[one.space.method]], _why(tuning, one)))
     said = "The best settings of each method, for fedconcord compare --config"
-    files.write_text(tuning.folder / "best.toml", _toml(tuning, winners(tuning, found), said))
+    files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), said))
     objective = tuning.objective
     save(
         tuning,

@@ -12,19 +12,22 @@ from string import Template
 
 import matplotlib
 
+from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.report import elements, tables
 from fedconcord.report.figures.style import STYLE
 from fedconcord.report.format import quantity, size
-from fedconcord.report.load import load_runs
+from fedconcord.report.load import data_names, load_runs
 from fedconcord.report.page import write_report
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
+from fedconcord.report.worth import sentences as sentences_of_worth
+from fedconcord.report.worth import worth
 from fedconcord.tuning.edges import Edge, edges, extend_words
 from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
 from fedconcord.tuning.plan import Tuning, sentences
-from fedconcord.tuning.search import Found, Trial, shown, winner
+from fedconcord.tuning.search import Found, Trial, shown, winner, winners
 
 esc = html.escape
 
@@ -46,8 +49,9 @@ def write_page(tuning: Tuning, found: Sequence[Found]) -> Path:
         body = _body(tuning, found, summary)
     config = tuning.config
     names = [one.space.method for one in found]
-    heading = f"{len(names)} methods tuned on {config.data}" if len(names) > 1 else f"{names[0]} tuned on {config.data}"
-    job = [config.data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
+    data = data_names([config.data])[config.data]
+    heading = f"{len(names)} methods tuned on {data}" if len(names) > 1 else f"{names[0]} tuned on {data}"
+    job = [data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
     job += [f"{config.rounds} rounds", f"tuned with seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}"]
     template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
     page = template.substitute(
@@ -71,7 +75,8 @@ def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
     at = {one.space.method: edges(tuning.config, one) for one in tuned}
     main = tables.table(summary, summary.rows)
     parts = [
-        '<section class="words"><h2>In words</h2>' + "".join(f"<p>{w}</p>" for w in words(summary)),
+        '<section class="words"><h2>In words</h2>'
+        + "".join(f"<p>{w}</p>" for w in [*words(summary), *_worth(summary)]),
         f"<p>Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning "
         'has not seen: <a href="final/report.html">the whole comparison</a>.</p></section>',
         _notes([edge for each in at.values() for edge in each], tuned, at),
@@ -90,6 +95,12 @@ def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
         parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, one) for one in tuned))
     parts.append("<h2>How to get this again</h2>" + _again(tuning))
     return "\n".join(part for part in parts if part)
+
+
+def _worth(summary: Summary) -> list[str]:
+    """Whether federation is worth it, where the final comparison has baselines."""
+    found = worth(summary)
+    return [] if found is None else [esc(sentence) for sentence in sentences_of_worth(found)]
 
 
 def _notes(every: Sequence[Edge], tuned: Sequence[Found], at: dict[str, list[Edge]]) -> str:
@@ -125,10 +136,13 @@ def _changed(tuning: Tuning, found: Sequence[Found]) -> str:
 
 def _figures(tuning: Tuning, tuned: Sequence[Found], at: dict[str, list[Edge]], summary: Summary) -> str:
     styles = {method.name: method.index for method in summary.methods}
+    names = {
+        asked: settings_module.single(tuning.config, text, 0).label for asked, text in winners(tuning, tuned).items()
+    }
     drawn = [
         drawing
         for k, one in enumerate(tuned)
-        for drawing in sensitivity(tuning, one, styles.get(winner(tuning, one) or "", k), at[one.space.method])
+        for drawing in sensitivity(tuning, one, styles.get(names.get(one.space.method) or "", k), at[one.space.method])
     ]
     return f'<div class="grid">{"".join(elements.figure(d, number) for number, d in enumerate(drawn, 1))}</div>'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from fedconcord.runs.folder import CHECKPOINT, read_description
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_comparison, plan_resumed_comparison, writing
 from fedconcord.runs.pool import Crew, execute_all
+from fedconcord.settings import canonical_text, read_method
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.rungs import Rung
 from fedconcord.tuning.scores import Score, ranked, score_of
@@ -257,9 +259,22 @@ def winner(tuning: Tuning, found: Found) -> str | None:
     return found.space.method
 
 
-def winners(tuning: Tuning, found: Sequence[Found]) -> list[str]:
-    """The texts of all methods that go into the final comparison."""
-    return list(dict.fromkeys(text for one in found if (text := winner(tuning, one)) is not None))
+def winners(tuning: Tuning, found: Sequence[Found]) -> dict[str, str]:
+    """Method as it was asked for -> its text in the final comparison, where a trial ended well.
+
+    Reports call a method that was tuned by its bare name, where no other has that: its values are long.
+    """
+    texts: dict[str, str] = {}
+    bare = Counter(read_method(one.space.method)[0].name for one in found)
+    for one in found:
+        text = winner(tuning, one)
+        if text is None or text in texts.values():
+            continue
+        call, overrides = read_method(text)
+        if one.space.places and bare[call.name] == 1:
+            text = canonical_text(tuning.config, call, {"label": call.name, **overrides})
+        texts[one.space.method] = text
+    return texts
 
 
 def final(tuning: Tuning, found: Sequence[Found], jobs: int, watch: Watch, crew: Crew) -> tuple[Path, list[Finished]]:
@@ -275,7 +290,7 @@ def final(tuning: Tuning, found: Sequence[Found], jobs: int, watch: Watch, crew:
     else:
         engine = tuning.config.engine.model_copy(update={"threads": tuning.trial.engine.threads})
         nested = tuning.config.model_copy(update={"engine": engine}).as_dict() | {
-            "methods": winners(tuning, found),
+            "methods": list(winners(tuning, found).values()),
             "seeds": tuning.asked.final_seeds,
             "out": str(folder),
         }

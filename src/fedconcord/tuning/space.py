@@ -11,7 +11,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.search import Search, search_of
-from fedconcord.settings import Config, local_for, read_method, searched, single
+from fedconcord.settings import Config, canonical_text, local_for, read_method, searched
 from fedconcord.transforms.server import OPTIMIZERS
 
 Values = Mapping[str, float]
@@ -61,9 +61,7 @@ def text_of(config: Config, method: str, values: Values) -> str:
         assert part is not None
         overrides = overrides | {"server": replace(part, kwargs={**part.kwargs, **server})}
     written = grammar.Spec(call.name, (), {**call.given, **own, **overrides, **local})
-    label = single(config.model_copy(update={"label": None}), str(written), 0).label
-    assert label is not None
-    return label
+    return canonical_text(config, *read_method(str(written)))
 
 
 def space_of(config: Config, method: str, more: Mapping[str, Search]) -> Space:
