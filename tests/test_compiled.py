@@ -1,6 +1,8 @@
 """Whole local rounds in one compiled call: the same as the serial engine's, and chosen by counted work."""
 
 import itertools
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -187,3 +189,22 @@ def test_what_is_not_known_is_refused(network: str, solver: Solver, regulariser:
     job = Job(small(network, regulariser=regulariser), make("fedavg"), SCHEDULE, solver, COMPILED)
     with pytest.raises(UserError, match=r"engine\.kernel is compiled, which is for"):
         resolved(job)
+
+
+@pytest.mark.slow
+def test_the_first_run_on_a_machine_is_any_other_run(tmp_path: Path) -> None:
+    """What compiles has other copies of the functions than what reads its result."""
+    here = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    asked = ["--data", "digits", "--model", "2nn", "--rounds", "4", "--set", "engine.kernel=compiled"]
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedconcord", "run", *asked, "--out", str(tmp_path / name)],
+            env=here,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("compiling" in done.stderr) == (name == "first")
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second

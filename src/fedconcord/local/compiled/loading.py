@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ import numpy as np
 import torch
 
 from fedconcord.basis import folders
+from fedconcord.basis.errors import UserError
+
+CHILD = "import sys; from fedconcord.local.compiled.loading import compile_into; compile_into(*sys.argv[1:])"
 
 
 def installed() -> bool:
@@ -29,6 +34,12 @@ def load(dtype: torch.dtype) -> ModuleType:
     """The module of compiled functions, those for numbers of this kind ready.
 
     Where they have to be compiled it is said. Processes that ask at once wait for the first, and read what it wrote.
+
+    A process of its own compiles: beside its result, what just compiled a function has other copies of what it calls,
+    takes some of those, and so differs in last bits from every process that reads the result.
+
+    Raises:
+        UserError: they cannot be compiled.
     """
     folder = _folder()
     kind = str(dtype).removeprefix("torch.")
@@ -39,10 +50,21 @@ def load(dtype: torch.dtype) -> ModuleType:
                 "compiling the local steps of dense networks for %s: once on this machine, about a quarter of a minute",
                 kind,
             )
-        code = _imported(folder)
-        _try(code, np.dtype(kind).type)
-        done.touch()
+            path = os.pathsep.join(filter(None, sys.path))
+            child = [sys.executable, "-P", "-c", CHILD, kind, str(folder)]
+            ended = subprocess.run(child, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True)
+            if ended.returncode != 0:
+                why = (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
+                raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
+            done.touch()
+    code = _imported(folder)
+    _try(code, np.dtype(kind).type)
     return code
+
+
+def compile_into(kind: str, folder: str) -> None:
+    """Compile the functions for numbers of a kind, float32 or float64, into a folder."""
+    _try(_imported(Path(folder)), np.dtype(kind).type)
 
 
 def _folder() -> Path:
