@@ -48,6 +48,17 @@ def test_methods_and_seeds_are_added_and_finished_runs_stay(
     assert [(r.status, r.rounds) for r in again.runs] == [("complete", 3)] * 6
 
 
+def test_baselines_are_added_where_samples_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedconcord.report, "write_report", lambda paths, out: out / "report.html")
+    job = {"clients": 6, "cohort": 3, "rounds": 2, "model": "logreg"}
+    api.compare(["fedavg"], **job, settings={"validation": 0.2}, out=tmp_path / "held")
+    done = api.compare(resume=tmp_path / "held", baselines=["pooled"])
+    assert [(run.label, run.status) for run in done.runs] == [("fedavg", "complete"), ("pooled", "complete")]
+    api.compare(["fedavg"], **job, settings={"validation": "none"}, out=tmp_path / "all")
+    with pytest.raises(UserError, match="set none apart; start anew, as in fedconcord compare --baselines pooled"):
+        api.compare(resume=tmp_path / "all", baselines=["pooled"])
+
+
 def test_what_a_comparison_has_stays(small: Path) -> None:
     before = (small / "compare.json").read_bytes()
     for given, said in (

@@ -212,7 +212,8 @@ def sentences(w: Worth) -> tuple[str, ...]:
         return ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
 
     samples = "" if said("samples") == said("mean") else f"; over all their samples: {said('samples')}"
-    means = f"Mean {w.metric.title} over clients: {said('mean')}{samples}."
+    own = "" if w.split == "validation" else ", on the samples that they trained on"
+    means = f"Mean {w.metric.title} over clients{own}: {said('mean')}{samples}."
     if w.alone is None:
         return (means,)
     g = w.gains[0]

@@ -143,6 +143,11 @@ def _grown(had: Config, changes: Sequence[Source], folder: Path) -> tuple[Config
                 f"{key} {','.join(map(str, given))} would leave out some of {folder}, which has "
                 f"{','.join(map(str, old))}; a comparison only grows: name what to add, or start anew without --resume"
             )
+        if new and key == "baselines" and had.validation is None:
+            raise UserError(
+                f"baselines are judged on samples that nothing trains on, and {folder} set none apart; start anew, "
+                f"as in fedconcord compare --baselines {','.join(new)}"
+            )
         if new:
             added.append(f"{key} {', '.join(map(str, new))}")
         if old or new:
