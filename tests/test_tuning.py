@@ -33,6 +33,7 @@ from fedconcord.tuning.scores import Objective, Score, ranked, score_of
 from fedconcord.tuning.search import Found, Trial, alone, search
 from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, space_of, text_of
 from fedconcord.tuning.study import batches, drawn, mended
+from watching import Rows
 
 DIGITS = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 8}
 ACCURACY = Objective(metric_of("validation_accuracy"), None, held=True)
@@ -335,7 +336,11 @@ def test_a_killed_search_resumes_to_the_files_of_one_that_nobody_killed(tmp_path
     with open(broken / "study.journal", "ab") as file:
         file.write(b'{"half a li')
     lines: list[str] = []
-    done = fedconcord.tune(resume=broken, progress=lines.append)
+    rounds: list[int] = []
+    seen = Rows(lambda row: rounds.append(row.round))
+    done = fedconcord.tune(resume=broken, progress=lines.append, callbacks=[seen])
+    assert (rounds[0], rounds[-1]) == (0, 100)  # of the one run of the final comparison
+    assert rounds == sorted(set(rounds))
     assert [line.partition(":")[0] for line in lines] == [f"feddyn, round {rounds}" for rounds in (25, 50, 100)]
     assert (done.metric, done.methods[0].method, len(done.runs)) == ("distance", "feddyn", 1)
     found = files_of(broken)

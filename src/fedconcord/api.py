@@ -127,6 +127,7 @@ def tune(
     resume: str | Path | None = None,
     jobs: int = 1,
     progress: Callable[[str], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[CompareOptions],
 ) -> Tuned:
     """Tune methods with equal budgets of rounds, then compare the winners with seeds that tuning has not seen.
@@ -145,6 +146,7 @@ def tune(
         resume: the folder of a search to complete.
         jobs: runs at once, each in a process of its own.
         progress: gets a line a method and rung.
+        callbacks: are told of every run of the final comparison, as the trackers of `track` are.
         options: settings with a short name, described in `CompareOptions`; a target is one of the validation metric.
 
     Raises:
@@ -156,10 +158,12 @@ def tune(
     ranges = [search] if isinstance(search, str) else list(search)
     asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
     sources = [*_file(config), _source(tune, {"methods": methods, **options}, settings)]
+    check(sources)
     planned = (
         tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)
     )
-    return tuning.tuned(planned, jobs, tuning.Lines(progress or (lambda line: None)))
+    watch = tuning.Lines(progress or (lambda line: None))
+    return tuning.tuned(planned, jobs, watch, [*callbacks, *trackers(planned.config.track)])
 
 
 def _file(config: str | Path | None) -> list[Source]:

@@ -50,11 +50,13 @@ def tune(
     with importing():
         from fedconcord import tuning
         from fedconcord.settings import prepare
+        from fedconcord.tracking import check, trackers
 
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
     fresh = prepare("seeds", final_seeds)
     asked = tuning.Asked(None if budget is None else count("--budget", budget), search or (), grid, fresh)
     sources = sources_of(given)
+    check(sources)
     if resume:
         planned = tuning.plan_resumed_tuning(Path(resume), asked, *sources)
     else:
@@ -63,7 +65,7 @@ def tune(
         say(line)
     with _Watch() as watch:
         try:
-            done = tuning.tuned(planned, at_once, watch)
+            done = tuning.tuned(planned, at_once, watch, trackers(planned.config.track))
         except KeyboardInterrupt:
             raise interrupted(planned.folder, f"{PROGRAM} tune --resume {shlex.quote(str(planned.folder))}") from None
     say_summary(done.folder / "final")

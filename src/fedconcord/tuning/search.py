@@ -15,6 +15,7 @@ from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.runs import lock
+from fedconcord.runs.callbacks import Callback, telling
 from fedconcord.runs.folder import CHECKPOINT, read_description
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_comparison, plan_resumed_comparison, writing
@@ -277,8 +278,12 @@ def winners(tuning: Tuning, found: Sequence[Found]) -> dict[str, str]:
     return texts
 
 
-def final(tuning: Tuning, found: Sequence[Found], jobs: int, watch: Watch, crew: Crew) -> tuple[Path, list[Finished]]:
+def final(
+    tuning: Tuning, found: Sequence[Found], jobs: int, watch: Watch, crew: Crew, callbacks: Sequence[Callback]
+) -> tuple[Path, list[Finished]]:
     """The winners compared with seeds that tuning did not use, an ordinary comparison in the folder `final`.
+
+    `callbacks` are told of its runs.
 
     Raises:
         InterruptedSearchError: by Ctrl-C.
@@ -297,7 +302,13 @@ def final(tuning: Tuning, found: Sequence[Found], jobs: int, watch: Watch, crew:
         _, planned, _ = plan_comparison(jobs, settings_module.from_nested(nested, "tune"))
     with writing(folder, planned):
         watch.begin(planned)
-        results = execute_all(planned, jobs, watch.see, crew)
+        tell = telling(planned, folder, callbacks)
+
+        def see(number: int, event: Row | Finished | None) -> None:
+            watch.see(number, event)
+            tell(number, event)
+
+        results = execute_all(planned, jobs, see, crew)
     if any(result.status == "interrupted" for result in results):
         raise InterruptedSearchError
     if all(result.status == "failed" for result in results):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.jobs import Row
+from fedconcord.runs.callbacks import Callback
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned
 from fedconcord.runs.pool import Crew
@@ -51,8 +52,11 @@ class Lines(NamedTuple):
         """Nothing."""
 
 
-def tuned(tuning: Tuning, jobs: int, watch: Watch) -> Tuned:
+def tuned(tuning: Tuning, jobs: int, watch: Watch, callbacks: Sequence[Callback] = ()) -> Tuned:
     """Do a search, or what is left of it: trials, final comparison, files.
+
+    Args:
+        callbacks: are told of the runs of the final comparison.
 
     Raises:
         InterruptedSearchError: by Ctrl-C.
@@ -60,7 +64,7 @@ def tuned(tuning: Tuning, jobs: int, watch: Watch) -> Tuned:
     """
     with alone(tuning), Crew() as crew:
         found = search(tuning, jobs, watch, crew)
-        _, runs = final(tuning, found, jobs, watch, crew)
+        _, runs = final(tuning, found, jobs, watch, crew, callbacks)
         page = write_all(tuning, found)
     methods = [_method(tuning, one) for one in found]
     return Tuned(tuning.folder, tuning.objective.metric.column, methods, runs, page)
