@@ -26,7 +26,7 @@ ORACLES = ROOT / "tests" / "oracles"
 FIXED, CHECK, ENGINES, RESULTS, STATE = (
     f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
 )
-TUNING = "tests/test_tuning.py"
+TUNING, BASELINES, DIAGNOSIS = (f"tests/test_{name}.py" for name in ("tuning", "baselines", "diagnosis"))
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
 WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
@@ -227,6 +227,20 @@ MUTATIONS: dict[str, Mutation] = {
     "tune: the same values whatever was found": Mutation(
         (Edit("tuning/study.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
         (TUNING, "-k", "drawn"),
+    ),
+    "baselines: all samples in one place, with one client's steps": Mutation(
+        (Edit("federation/pooled.py", "theirs.steps.sum()", "theirs.steps.max()"),), (BASELINES, "-k", "pooled")
+    ),
+    "validation: the loss of a model that diverged is 0": Mutation(
+        (Edit("problems/supervised.py", "np.average(values[held]", "np.average(np.nan_to_num(values[held])"),),
+        ("tests/test_clients.py", "-k", "diverged"),
+    ),
+    "diagnosis: drift from the start and not from the mean": Mutation(
+        (Edit("diagnosis/drift.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
+        (DIAGNOSIS, "-k", "drift"),
+    ),
+    "diagnosis: chi-square over the other weights": Mutation(
+        (Edit("analysis/surrogate.py", "(p - w) ** 2 / w)", "(p - w) ** 2 / p)"),), (DIAGNOSIS, "-k", "chi")
     ),
     "processes: rows gathered out of order": Mutation(
         (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS

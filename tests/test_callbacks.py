@@ -192,7 +192,9 @@ def assert_tracked(found: Values, run: Path) -> None:
     assert math.isfinite(found["seconds"][-1][1])
 
 
-@pytest.mark.parametrize("tracker", READ)
+@pytest.mark.parametrize(
+    "tracker", [pytest.param(t, marks=pytest.mark.slow if t != "tensorboard" else ()) for t in READ]
+)
 def test_a_tracker_has_every_round_once_also_after_a_run_was_cut(tmp_path: Path, tracker: str) -> None:
     out = tmp_path / "r"
     fedconcord.run("fedavg", **{**JOB, "rounds": 2}, out=out, track=tracker, checkpoint_every=0)

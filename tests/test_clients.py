@@ -192,6 +192,7 @@ def test_early_stopping_keeps_the_best_model_and_resumes_to_the_same_bytes(tmp_p
     assert longer.rounds == best + 4
 
 
+@pytest.mark.slow
 def test_a_comparison_whose_runs_stop_early(tmp_path: Path) -> None:
     settings = {**JOB, **STOP, "rounds": 30}
     done = fedconcord.compare(["fedavg", "fedprox(mu=1)"], seeds=[0, 1], out=tmp_path, settings=settings)

@@ -142,6 +142,7 @@ def test_the_rule_counts_work() -> None:
     assert chunk.kernel(generic.problem.objective, generic.duty, plan, enough) == "torch"
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_that_of_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed beyond the bound it starts anew; within it, and where numba came later, it goes on with its code."""
     job = Job(small("dense", torch.float32), make("scaffold"), SCHEDULE)

@@ -65,7 +65,8 @@ def table(path: Path) -> list[dict[str, str]]:
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [pytest.param("2nn", marks=pytest.mark.slow), "cnn1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["2nn", "cnn1"])
 def test_the_exported_program_in_a_fresh_process(model: str, runs: Path, tmp_path: Path) -> None:
     """It needs torch alone, takes raw pixels and any number of them."""
     path = fedconcord.export(runs / model, out=tmp_path / "model.pt2")

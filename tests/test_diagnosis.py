@@ -524,6 +524,7 @@ def test_the_checkpoint_gives_what_training_again_gives(tmp_path: Path) -> None:
     assert findings.findings(seen.job, found[0]) == findings.findings(seen.job, found[1])
 
 
+@pytest.mark.slow
 def test_settings_are_diagnosed_without_a_run(tmp_path: Path) -> None:
     file, out = tmp_path / "job.toml", tmp_path / "out"
     file.write_text('data = "quadratics(dim=6)"\nmethod = "fedvra"\nclients = 8\ncohort = 4\nrounds = 6\n')

@@ -162,7 +162,8 @@ def at_round(processes: list[subprocess.Popen[str]], folder: Path, round: int) -
     raise AssertionError(f"no round {round}: {ends(processes)}")
 
 
-@pytest.mark.parametrize("store", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["disk", "memory"])
 def test_stopped_lost_and_silent_processes_and_another_number_of_them(store: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     engine = ("--engine", "distributed", "--set", f"engine.store={store}")
@@ -321,6 +322,7 @@ def test_kill_9_of_one_process_or_all_and_the_same_bytes(tmp_path: Path) -> None
         assert (tmp_path / "whole" / file).read_bytes() == (parts / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_torchrun_compares(tmp_path: Path) -> None:
     """The command as its users type it: the first process alone speaks and writes."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

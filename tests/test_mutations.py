@@ -27,6 +27,7 @@ def test_every_text_is_there_once() -> None:
             assert (mutations.ROOT / "src" / "fedconcord" / file).read_text().count(old) == 1, name
 
 
+@pytest.mark.slow
 def test_two_errors_are_noticed() -> None:
     done = script(*QUICK)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -135,6 +135,7 @@ def gap(job: Job, exact: torch.Tensor, rounds: int) -> float:
     return float((run(job, rounds).server.x - exact).norm() / exact.norm())
 
 
+@pytest.mark.slow
 def test_reaches_the_lasso_solution() -> None:
     assert gap(*lasso_job(METHODS["scaffold"]()), 1500) < 1e-8
     assert gap(*lasso_job(METHODS["losac"](blocks=2, block_scale="mean")), 1500) < 1e-8

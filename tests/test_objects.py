@@ -290,6 +290,7 @@ def test_a_wrong_path_is_one_sentence(
 
 
 @pytest.mark.usefixtures("quick_report")
+@pytest.mark.slow
 def test_paths_and_objects_reach_worker_processes(tmp_path: Path, own_module: Callable[[str], str]) -> None:
     own_module(MINE)
     shared = {**JOB, "data": (X, Y), "model": nn.Linear(4, 3), "partition": [np.arange(i, 48, 8) for i in range(8)]}

@@ -322,6 +322,7 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
     raise AssertionError(f"{pattern} never came")
 
 
+@pytest.mark.slow
 def test_a_killed_search_resumes_to_the_files_of_one_that_nobody_killed(tmp_path: Path) -> None:
     """SIGKILL in the second batch, whose values come of the first; half a line is left in the journal."""
     job = ["tune", "--methods", "feddyn", *QUADRATICS, "--budget", "6", "--jobs", "1"]
