@@ -17,7 +17,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	rm -rf $(DEMO)
 	$(BIN)/fedconcord tune --config examples/demo.toml --jobs 2 --out $(DEMO) \
-	  $(if $(QUICK),--budget 2 --rounds 8 --final-seeds 1$(,)2,--budget 16 --final-seeds 1$(,)2$(,)3$(,)4$(,)5)
+	  $(if $(QUICK),--budget 2 --rounds 8 --final-seeds 2$(,)3,--budget 16 --final-seeds 2$(,)3$(,)4$(,)5$(,)6)
 , := ,
 
 # The suite on two cores; JOBS=0 runs it in one process, as a debugger wants it.

@@ -35,7 +35,7 @@ from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, s
 from fedconcord.tuning.study import batches, drawn, mended
 from watching import Rows
 
-DIGITS = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 8}
+DIGITS = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 8, "seeds": "0"}
 ACCURACY = Objective(metric_of("validation_accuracy"), None, held=True)
 
 
@@ -304,7 +304,20 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert study.best_trial.number == method["best"]
 
 
-QUADRATICS = ["--data", "quadratics", "--clients", "8", "--cohort", "4", "--rounds", "100", "--final-seeds", "2"]
+QUADRATICS = [
+    "--seeds",
+    "0",
+    "--data",
+    "quadratics",
+    "--clients",
+    "8",
+    "--cohort",
+    "4",
+    "--rounds",
+    "100",
+    "--final-seeds",
+    "2",
+]
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -375,7 +388,7 @@ def test_ctrl_c_and_another_number_of_processes_change_nothing(tmp_path: Path) -
 
 def test_divergent_trials_are_results(tmp_path: Path) -> None:
     """A grid with a step size that diverges: its trial comes last, and the search goes on."""
-    job = {"methods": "fedavg", "data": "quadratics", "clients": 8, "cohort": 4, "rounds": 100}
+    job = {"methods": "fedavg", "data": "quadratics", "clients": 8, "cohort": 4, "rounds": 100, "seeds": "0"}
     asked = tuning.Asked(3, [], "points(local.lr=[0.3,1e6])", [7])
     planned = tuning.plan_tuning(asked, from_nested({**job, "out": str(tmp_path / "t")}, "test"))
     with alone(planned), Crew() as crew:
@@ -398,7 +411,7 @@ def test_divergent_trials_are_results(tmp_path: Path) -> None:
         (["--grid", "points(nu=[1])"], "--grid names 'nu', which no method of the comparison has"),
         (["--grid", "fednova", "--search", "mu=log(0.1,1)"], "--search gives ranges and --grid gives points"),
         (["--final-seeds", "0"], "final seeds must be integers >= 0, each once, that tuning does not use, given [0]"),
-        (["--final-seeds", "1,one"], "each once, that tuning does not use, given [1,one] with seeds 0; give others"),
+        (["--final-seeds", "1,one"], "each once, that tuning does not use, given [1,one] with seeds 0, 1; give others"),
         (["--target", "1.5"], "eval.target must be a number > 0 and <= 1, given 1.5: it is of accuracy"),
         (["--engine", "distributed"], "the distributed engine is one run; use engine stacked"),
         (["--data", "quadratics", "--target", "0.5"], "eval.target is an accuracy, which data quadratics does not"),

@@ -147,7 +147,8 @@ def tune(
         jobs: runs at once, each in a process of its own.
         progress: gets a line a method and rung.
         callbacks: are told of every run of the final comparison, as the trackers of `track` are.
-        options: settings with a short name, described in `CompareOptions`; a target is one of the validation metric.
+        options: settings with a short name, described in `CompareOptions`; `seeds`, of the trials, are 0 and 1 if not
+            given, and a target is one of the validation metric.
 
     Raises:
         UserError: a setting is wrong, data are missing, the folder is taken, or no trial ended well.

@@ -25,6 +25,7 @@ NAME = "tune.json"
 FORMAT = 1
 BUDGET = 16  # trials of a method
 SHARE = 0.2  # of each client's samples that judges the trials, where the settings name none
+SEEDS = (0, 1)  # of the trials, where none are named: what is best on one seed may fail on the next
 FRESH = 3  # seeds of the final comparison
 
 
@@ -77,7 +78,8 @@ def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
     Raises:
         UserError: a setting is wrong or a method cannot run, before anything is written.
     """
-    config = settings_module.resolve_compare(*sources)
+    usual = settings_module.from_nested({"seeds": list(SEEDS)}, "tune")
+    config = settings_module.resolve_compare(usual, *sources)
     if config.engine.name == "distributed":
         raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), asked)
