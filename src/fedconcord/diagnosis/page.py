@@ -7,12 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 
 from fedconcord.advice import advise, command
@@ -25,8 +22,7 @@ from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, numbers
 from fedconcord.diagnosis.subject import Subject, same_model
 from fedconcord.report import elements
-from fedconcord.report.figures import to_files
-from fedconcord.report.figures.style import STYLE
+from fedconcord.report.figures.style import styled
 from fedconcord.report.format import compact
 from fedconcord.runs.folder import versions
 from fedconcord.runs.plan import threads
@@ -81,15 +77,13 @@ def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lamb
     same = same_model(subject, found.state)
     said = findings(subject.job, found)
     told = _clean(document(subject, found, said, same))
-    content: dict[str, str | bytes] = {"diagnosis.json": json.dumps(told, indent=2) + "\n"}
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
+    content: dict[str, str | bytes] = {f"{FOLDER}/diagnosis.json": json.dumps(told, indent=2) + "\n"}
+    with styled():
         page = _page(subject, found, said, same, content)
     try:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         for name, what in content.items():
-            files.write_bytes(folder / FOLDER / name, what.encode() if isinstance(what, str) else what)
+            files.write_bytes(folder / name, what.encode() if isinstance(what, str) else what)
         _tables(folder / FOLDER, subject, found)
         files.write_text(folder / "diagnose.html", page)
     except OSError as error:
@@ -199,35 +193,22 @@ def _tables(folder: Path, subject: Subject, found: Diagnosis) -> None:
 def _page(
     subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None, content: dict[str, str | bytes]
 ) -> str:
-    head = "".join(f"<p>{_text(sentence)}</p>" for sentence in verdict(said))
-    parts = [f'<section class="words"><h2>In words</h2>{head}</section>']
-    notes = _notes(subject, found, same)
-    if notes:
-        parts.append(
-            '<section class="warn"><h2>Note</h2><ul>' + "".join(f"<li>{esc(n)}</li>" for n in notes) + "</ul></section>"
-        )
-    parts.append(_advice(subject))
-    number, drawn = 0, drawings(found) if found.looks else {}
+    parts = [elements.told([_text(one) for one in verdict(said)], _notes(subject, found, same)), _advice(subject)]
+    number, drawn = 1, drawings(found) if found.looks else {}
     for topic, (title, lead) in TOPICS.items():
         sentences = [one.text for one in said if one.topic == topic]
-        shown = []
-        for d in drawn.get(topic, []):
-            number += 1
-            shown.append(elements.figure(d, number))
-            content |= {f"{d.name}.{suffix}": drawn_as for suffix, drawn_as in to_files(d.draw(True)).items()}
-        if not sentences and not shown:
+        here = drawn.get(topic, [])
+        if not sentences and not here:
             continue
-        grid = f'<div class="grid">{"".join(shown)}</div>' if shown else ""
+        grid, forms = elements.grid(here, number, FOLDER)
+        content |= forms
+        number += len(here)
         note = f'<p class="note">{esc(lead)}</p>' if lead else ""
         parts.append(f"<h2>{title}</h2>{note}{''.join(f'<p>{_text(s)}</p>' for s in sentences)}{grid}")
     if found.looks:
         parts.append("<h2>Every number</h2>" + _numbers(found))
         parts.append("<h2>What each is</h2>" + _meaning(found))
-    size = (
-        f"{len(found.ids)} of {subject.config.clients} clients"
-        if len(found.ids) < subject.config.clients
-        else (f"all {subject.config.clients} clients")
-    )
+    asked = f"{len(found.ids)} of" if len(found.ids) < subject.config.clients else "all"
     job = " · ".join(
         filter(
             None,
@@ -236,21 +217,14 @@ def _page(
                 subject.data,
                 subject.config.partition,
                 subject.config.model,
-                f"{size}, {subject.config.cohort} a round",
+                f"{asked} {subject.config.clients} clients, {subject.config.cohort} a round",
                 f"seed {subject.config.seed}",
                 f"looked at after rounds {', '.join(str(look.round) for look in found.looks) or 'none'}",
             ],
         )
     )
-    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
-    heading = f"Diagnosis of {subject.config.method} on {subject.data}"
-    return template.substitute(
-        title=esc(f"{heading} · fedconcord"),
-        heading=esc(heading),
-        job=esc(job),
-        body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),
-        footer="Written by fedconcord. Figures, tables (CSV) and every number (JSON) are in <code>diagnosis/</code>.",
-    )
+    footer = f"Figures, tables (CSV) and every number (JSON) are in <code>{FOLDER}/</code>."
+    return elements.page(f"Diagnosis of {subject.config.method} on {subject.data}", job, parts, footer)
 
 
 def _advice(subject: Subject) -> str:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from fedconcord.basis import files
 from fedconcord.jobs import Job, train
 from fedconcord.report.curves import POINTS
-from fedconcord.report.figures.style import STYLE, WIDE, look
+from fedconcord.report.figures.style import WIDE, look, styled
 from fedconcord.report.format import superscript
 from fedconcord.report.load import Array
 
@@ -49,9 +48,7 @@ def track(job: Job, rounds: int, metric: str, *, every: int = 1, goal: float = -
 @contextmanager
 def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> Iterator[list[Axes]]:
     """Axes side by side in the report's style, written to NAME.png and NAME.svg on leaving."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
+    with styled():
         fig = Figure(figsize=(WIDE, height), layout="constrained")
         FigureCanvasAgg(fig)
         axes = list(np.atleast_1d(fig.subplots(1, len(titles))))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib import rc_context
-
 from fedconcord.basis import files
 from fedconcord.federation.describe import PLURAL, Description, summary
 from fedconcord.report.figures import partition, to_files
-from fedconcord.report.figures.style import STYLE
+from fedconcord.report.figures.style import styled
 
 MEANING = (
     "Entropy: of a client's shares p_i. Distance: sum over {} of |p_i - p|, p the shares of all clients together, the "
@@ -24,7 +22,7 @@ def write_description(folder: Path, found: Description, title: str) -> Path:
     column.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with rc_context(STYLE):
+    with styled():
         forms = to_files(partition(found.counts.astype(float), found.names, found.sizes.astype(float), found.what))
     for suffix, content in forms.items():
         files.write_bytes(folder / f"partition.{suffix}", content)

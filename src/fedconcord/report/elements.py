@@ -45,16 +45,21 @@ def grid(drawn: Sequence[Drawing], first: int, folder: str = "figures") -> tuple
     return (f'<div class="grid">{"".join(shown)}</div>' if shown else ""), files
 
 
-def page(heading: str, job: str, parts: Sequence[str]) -> str:
-    """The page: `job` is one line, `parts` are HTML."""
+FOOTER = (
+    "Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in <code>figures.tex</code>), every table "
+    "in <code>tables/</code> (CSV, Markdown, LaTeX)."
+)
+
+
+def page(heading: str, job: str, parts: Sequence[str], footer: str = FOOTER) -> str:
+    """The page: `job` is one line, `parts` and `footer`, which says where the files are, are HTML."""
     template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=esc(f"{heading} · fedconcord"),
         heading=esc(heading),
         job=esc(job),
         body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(parts)),  # no line break between a number and its unit
-        footer="Written by fedconcord. Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in "
-        "<code>figures.tex</code>), every table in <code>tables/</code> (CSV, Markdown, LaTeX).",
+        footer=f"Written by fedconcord. {footer}",
     )
 
 

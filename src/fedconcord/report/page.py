@@ -6,14 +6,12 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
 from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError
 from fedconcord.report import again, baselines, clients, elements, tables
 from fedconcord.report.curves import band_words
 from fedconcord.report.figures import drawings
-from fedconcord.report.figures.style import STYLE
+from fedconcord.report.figures.style import styled
 from fedconcord.report.format import listing
 from fedconcord.report.load import Run, data_names, load_data_sets, short_names
 from fedconcord.report.several import build_several
@@ -35,9 +33,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     if out is None:
         out = paths[0] if len(sets) == 1 else folders.free_folder(Path("runs"), "report")
     out = Path(out)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
-        matplotlib.rcParams.update(STYLE)
+    with styled():
         page, others = (
             build(next(iter(sets.values())), paths, out) if len(sets) == 1 else build_several(sets, paths, out)
         )

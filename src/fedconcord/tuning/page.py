@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import html
-import re
 import shlex
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from string import Template
-
-import matplotlib
 
 from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.report import elements, tables
-from fedconcord.report.figures.style import STYLE
+from fedconcord.report.figures.style import styled
 from fedconcord.report.format import quantity, size
 from fedconcord.report.load import data_names, load_runs
 from fedconcord.report.page import write_report
@@ -43,25 +38,19 @@ def write_all(tuning: Tuning, found: Sequence[Found]) -> Path:
 def write_page(tuning: Tuning, found: Sequence[Found]) -> Path:
     """Write report.html, which links to the report of the final comparison; the path."""
     summary = summarise(load_runs([tuning.folder / "final"]))
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
-        matplotlib.rcParams.update(STYLE)
-        body = _body(tuning, found, summary)
+    with styled():
+        parts = _parts(tuning, found, summary)
     config = tuning.config
     names = [one.space.method for one in found]
     data = data_names([config.data])[config.data]
     heading = f"{len(names)} methods tuned on {data}" if len(names) > 1 else f"{names[0]} tuned on {data}"
     job = [data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
     job += [f"{config.rounds} rounds", f"tuned with seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}"]
-    template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=esc(f"{heading} · fedconcord"),
-        heading=esc(heading),
-        job=esc(" · ".join(part for part in job if part)),
-        body=re.sub(r"(\d) %", "\\1\u00a0%", body),
-        footer="Written by fedconcord. All numbers of this page are in <code>tune.json</code>, the runs in "
-        "<code>trials/</code> and <code>final/</code>, the trials for Optuna's tools in <code>study.journal</code>.",
+    footer = (
+        "All numbers of this page are in <code>tune.json</code>, the runs in <code>trials/</code> and "
+        "<code>final/</code>, the trials for Optuna's tools in <code>study.journal</code>."
     )
+    page = elements.page(heading, " · ".join(part for part in job if part), parts, footer)
     files.write_text(tuning.folder / "report.html", page)
     return tuning.folder / "report.html"
 
@@ -70,16 +59,16 @@ def _listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
+def _parts(tuning: Tuning, found: Sequence[Found], summary: Summary) -> list[str]:
     tuned = [one for one in found if one.trials]
     at = {one.space.method: edges(tuning.config, one) for one in tuned}
     main = tables.table(summary, summary.rows)
+    whole = (
+        f"Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning has "
+        'not seen: <a href="final/report.html">the whole comparison</a>.'
+    )
     parts = [
-        '<section class="words"><h2>In words</h2>'
-        + "".join(f"<p>{w}</p>" for w in [*words(summary), *_worth(summary)]),
-        f"<p>Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning "
-        'has not seen: <a href="final/report.html">the whole comparison</a>.</p></section>',
-        _notes([edge for each in at.values() for edge in each], tuned, at),
+        elements.told([*words(summary), *_worth(summary), whole], _warnings(tuned, at)),
         "<h2>The winners, with fresh seeds</h2>" + elements.table(main, [row.style for row in summary.rows]),
         "<h2>What tuning changed</h2>" + _changed(tuning, found),
     ]
@@ -94,7 +83,7 @@ def _body(tuning: Tuning, found: Sequence[Found], summary: Summary) -> str:
         parts.append("<h2>What tuning cost</h2>" + _cost(tuning, tuned))
         parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, one) for one in tuned))
     parts.append("<h2>How to get this again</h2>" + _again(tuning))
-    return "\n".join(part for part in parts if part)
+    return parts
 
 
 def _worth(summary: Summary) -> list[str]:
@@ -103,17 +92,14 @@ def _worth(summary: Summary) -> list[str]:
     return [] if found is None else [esc(sentence) for sentence in sentences_of_worth(found)]
 
 
-def _notes(every: Sequence[Edge], tuned: Sequence[Found], at: dict[str, list[Edge]]) -> str:
+def _warnings(tuned: Sequence[Found], at: dict[str, list[Edge]]) -> list[str]:
     """What the reader should do: ranges to extend, methods of which nothing ended well."""
     said = [f"{one.space.method}: {extend_words(edge)}" for one in tuned for edge in at[one.space.method]]
-    said += [
+    return said + [
         f"{one.space.method}: no trial ended well, so it is not in the comparison; search smaller values."
         for one in tuned
         if one.best is None
     ]
-    if not said:
-        return ""
-    return f'<section class="warn"><h2>Note</h2><ul>{"".join(f"<li>{esc(line)}</li>" for line in said)}</ul></section>'
 
 
 def _changed(tuning: Tuning, found: Sequence[Found]) -> str:

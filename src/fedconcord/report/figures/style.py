@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -64,6 +66,15 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 3,  # TrueType (42) takes three times as long
     "path.simplify": True,
 }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """While figures are drawn: a user's matplotlibrc must not change them."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
 
 
 class Look(NamedTuple):
