@@ -37,12 +37,12 @@ def describe(
     from fedconcord.federation.describe import describe as measure
     from fedconcord.federation.describe import summary
     from fedconcord.report.division import write_description
-    from fedconcord.report.load import data_names
+    from fedconcord.report.load import data_name
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))
     folder = Path(out) if out else folders.free_folder(Path("runs"), "partition")
-    data = data_names([resolved.data])[resolved.data]
+    data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)
     say(title)

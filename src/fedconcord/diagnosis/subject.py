@@ -15,7 +15,7 @@ from fedconcord.core import tensors
 from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
-from fedconcord.report.load import data_names
+from fedconcord.report.load import data_name
 from fedconcord.runs.begun import Begun
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import CHECKPOINT, read_description
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
     @property
     def data(self) -> str:
         """The data as reports call them: a file of the user's own without its folder."""
-        return data_names([self.config.data])[self.config.data]
+        return data_name(self.config.data)
 
 
 def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subject:

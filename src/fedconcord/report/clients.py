@@ -16,12 +16,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import value, wrap
-from fedconcord.report.load import Array, Run
+from fedconcord.report.load import Array, Run, columns
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Summary
 from fedconcord.report.tables import metric_cell, spread_words
-from fedconcord.report.worth import columns
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
 HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")

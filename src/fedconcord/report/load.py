@@ -128,6 +128,16 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
+def columns(path: Path) -> dict[str, list[str]]:
+    """Column -> the cells of a CSV, as text.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    header, body = _rows(path)
+    return {name: [row[j] for row in body] for j, name in enumerate(header)}
+
+
 def _table(path: Path) -> dict[str, Array]:
     """Column -> [rows] float64 of a CSV of numbers; an empty cell is NaN."""
     header, body = _rows(path)
@@ -316,6 +326,11 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     whole = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in whole])
     return {path: os.path.relpath(full, common) for path, full in zip(paths, whole, strict=True)}
+
+
+def data_name(data: str) -> str:
+    """A data set by itself as titles name it: a file of the user's own without its folder."""
+    return data_names([data])[data]
 
 
 def data_names(data: Sequence[str]) -> dict[str, str]:

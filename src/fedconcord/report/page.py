@@ -13,7 +13,7 @@ from fedconcord.report.curves import band_words
 from fedconcord.report.figures import drawings
 from fedconcord.report.figures.style import styled
 from fedconcord.report.format import listing
-from fedconcord.report.load import Run, data_names, load_data_sets, short_names
+from fedconcord.report.load import Run, data_name, load_data_sets, short_names
 from fedconcord.report.several import build_several
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
@@ -120,8 +120,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, d
 
 def data_of(s: Summary) -> str:
     """The data set as titles name it."""
-    data = s.runs[0].head.data
-    return data_names([data])[data]
+    return data_name(s.runs[0].head.data)
 
 
 def page_head(s: Summary, paths: Sequence[Path]) -> tuple[str, str]:

@@ -8,7 +8,6 @@ is no interval.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.basis.errors import UserError
 from fedconcord.report.format import value
-from fedconcord.report.load import Array, Run
+from fedconcord.report.load import Array, Run, columns
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import LEVEL, Interval
 from fedconcord.report.summary import Summary
@@ -77,20 +75,6 @@ class Worth(NamedTuple):
     @property
     def models(self) -> tuple[Model, ...]:
         return (*((self.alone,) if self.alone else ()), *self.methods, *((self.pooled,) if self.pooled else ()))
-
-
-def columns(path: Path) -> dict[str, list[str]]:
-    """A table of clients by column, as text.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as broken:
-        raise UserError(f"{path}: cannot be read as CSV ({broken}); restore it or run again") from None
-    return {name: [row[name] or "" for row in rows] for name in rows[0]} if rows else {}
 
 
 def worth(s: Summary) -> Worth | None:

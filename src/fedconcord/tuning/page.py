@@ -12,7 +12,7 @@ from fedconcord.basis import files
 from fedconcord.report import elements, tables
 from fedconcord.report.figures.style import styled
 from fedconcord.report.format import quantity, size
-from fedconcord.report.load import data_names, load_runs
+from fedconcord.report.load import data_name, load_runs
 from fedconcord.report.page import write_report
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
@@ -42,7 +42,7 @@ def write_page(tuning: Tuning, found: Sequence[Found]) -> Path:
         parts = _parts(tuning, found, summary)
     config = tuning.config
     names = [one.space.method for one in found]
-    data = data_names([config.data])[config.data]
+    data = data_name(config.data)
     heading = f"{len(names)} methods tuned on {data}" if len(names) > 1 else f"{names[0]} tuned on {data}"
     job = [data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
     job += [f"{config.rounds} rounds", f"tuned with seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}"]
