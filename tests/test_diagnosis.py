@@ -31,6 +31,8 @@ from fedconcord.federation.work import per_client
 from fedconcord.jobs import Job, State, advance, plan_of, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
+from fedconcord.runs.plan import plan_run
+from fedconcord.settings import build, from_nested
 
 CPU = torch.device("cpu")
 STEPS = [1, 2, 3, 4, 5, 9]
@@ -563,3 +565,10 @@ def test_mistakes_are_one_sentence(
         assert wanted in told
         assert told.startswith("error: ")
         assert "\n" not in told
+
+
+def test_settings_are_diagnosed_on_the_samples_that_a_run_trains_on() -> None:
+    asked = from_nested({"data": "digits", "clients": 12, "cohort": 4, "rounds": 1, "model": "logreg"}, "test")
+    ours, theirs = subject.of_settings([asked], [0]), plan_run(asked).config
+    assert ours.config.validation == theirs.validation == 0.1  # what auto comes to
+    assert ours.job.problem.roster.samples.tolist() == build(theirs).problem.roster.samples.tolist()

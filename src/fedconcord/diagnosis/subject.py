@@ -88,7 +88,7 @@ def of_settings(sources: Sequence[Source], rounds: Sequence[int] | None) -> Subj
     Raises:
         UserError: a setting is wrong, or a round lies beyond the last.
     """
-    config = settings_module.resolve_run(*sources)
+    config, _ = settings_module.held(settings_module.resolve_run(*sources))
     settings_module.advise(config)
     job = _job(config)
     settings_module.refuse(job, config)
