@@ -50,11 +50,14 @@ class RemoteClient:
     Args:
         objective: of this client alone, at place 0.
         forms: of the method's messages; damaged or foreign ones are refused by them.
+        method: what frames name; the digest of the method's identity if none.
     """
 
-    def __init__(self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms) -> None:
+    def __init__(
+        self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms, method: str | None = None
+    ) -> None:
         self.id, self.duty, self.objective, self.shelf, self.forms = id, duty, objective, shelf, forms
-        self.method = codec.digest(duty.algorithm.identity)
+        self.method = method or codec.digest(duty.algorithm.identity)
         self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
 
     def receive(self, data: bytes) -> list[bytes]:
