@@ -82,6 +82,10 @@ class RemoteClient:
             return []
         return [] if answer is None else [codec.write(answer)]
 
+    def forgets(self, round: int) -> bool:
+        """Whether the first of two messages of a round is no longer known."""
+        return self._asked is None or self._asked[0] != round
+
     # -- before round 0, and beside the rounds --------------------------------------------------------------------
 
     def _join(self, frame: Frame) -> Frame:
@@ -124,7 +128,7 @@ class RemoteClient:
     def _train(self, frame: Frame) -> Frame | None:
         """The local steps after a prelude."""
         assert self.duty.algorithm.prelude is not None
-        if self._asked is None or self._asked[0] != frame.round:
+        if self._asked is None or self.forgets(frame.round):
             return self._frame("forgot", frame.round)  # restarted in between: the server asks anew
         _, down, gradient = self._asked
         down = self.duty.algorithm.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
