@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, *pieces: bytes | memoryview) -> None:
-    """Replace the file's content in one step, by pieces one after the other; it survives a crash of the machine."""
+def write_bytes(path: Path, *pieces: bytes | memoryview, mode: int = 0o666) -> None:
+    """Replace the file's content in one step, by pieces one after the other; it survives a crash of the machine.
+
+    Args:
+        mode: who may read and write it, less the process's umask.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()

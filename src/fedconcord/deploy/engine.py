@@ -24,7 +24,8 @@ from fedconcord.remote import codec, ledger
 from fedconcord.remote.codec import Frame
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
-from fedconcord.remote.server import RemoteServer
+from fedconcord.remote.server import PLAIN, RemoteServer
+from fedconcord.remote.sums import Sums
 from fedconcord.state import First, Storage, Store
 from fedconcord.transforms.forms import forms
 
@@ -36,6 +37,7 @@ class Sites:
     """Runs rounds at sites. Who does not answer in a round is out of it, and asked again in the next."""
 
     post: Post
+    sums: Sums = PLAIN
     team: Team = ALONE
 
     def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Sites:
@@ -48,7 +50,7 @@ class Sites:
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """What the server remembers of its sites."""
-        return SiteStore(self.post, problem, duty, template)
+        return SiteStore(self.post, self.sums, problem, duty, template)
 
     def report(self, store: Store) -> dict[str, int]:
         """What went over the wire, by name."""
@@ -72,8 +74,8 @@ class Sites:
 class SiteStore:
     """What the server remembers of its sites between rounds; it goes into checkpoints, and has no row."""
 
-    def __init__(self, post: Post, problem: Problem, duty: Duty, template: Tree) -> None:
-        self.post, self.duty, self.template = post, duty, template
+    def __init__(self, post: Post, sums: Sums, problem: Problem, duty: Duty, template: Tree) -> None:
+        self.post, self.sums, self.duty, self.template = post, sums, duty, template
         self.space, self.forms = space_of(problem), forms(duty.algorithm, problem.init(0))
         self.ledger, self.traffic = Ledger(), Traffic()
 
@@ -81,7 +83,8 @@ class SiteStore:
         """What the server's half does from its ledger on."""
         post, algorithm = self.post, self.duty.algorithm
         half = RemoteServer(
-            algorithm, self.space, self.forms, self.ledger, post.send, 1, self.traffic, post.ways, post.run
+            *(algorithm, self.space, self.forms, self.ledger, post.send, 1, self.traffic, post.ways, post.run),
+            sums=self.sums,
         )
         found = action(half)
         self.traffic = half.traffic

@@ -24,10 +24,12 @@ from fedconcord.engines import Serial
 from fedconcord.jobs import Job
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import supervised
+from fedconcord.remote.terms import FEWEST, Scale, Terms
 from fedconcord.settings import Config, Source
 from fedconcord.settings.own import input_of
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import InputSettings
+from fedconcord.transforms.sums import unsummable
 
 ENDS = (  # settings of where samples lie and how a simulation computes, which a deployment has its own way of
     *("data", "data_dir", "partition", "skew", "clients", "validation", "out", "track", "wire.", "input."),
@@ -112,7 +114,36 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if inner is None or job.algorithm.own is not None:
         raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
     check_summed(inner.metrics)
+    _check_secure(config, job)
     return config, replace(job, engine=Serial())
+
+
+def terms_of(config: Config) -> Terms | None:
+    """The terms of secure sums; None where the server sees every message."""
+    given = config.secure
+    return None if given.clip is None else Terms(Scale(given.clip, given.bits), given.threshold)
+
+
+def _check_secure(config: Config, job: Job) -> None:
+    """Refuse secure sums of a job whose server must see single clients.
+
+    Raises:
+        UserError: it is one, or its cohorts are too small.
+    """
+    if config.secure.clip is None:
+        return
+    why = unsummable(job.algorithm)
+    if why is not None:
+        raise UserError(f"secure sums do not cover {config.label}: {why}; use another method, or leave secure.clip out")
+    if settings_module.part("sampling", config.sampling).by_loss:
+        raise UserError(
+            f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
+        )
+    if config.cohort < FEWEST:
+        raise UserError(
+            f"a sum of {config.cohort} sites hides nobody, and secure sums need {FEWEST}; raise cohort, or leave "
+            "secure.clip out"
+        )
 
 
 def model_of(job: Job) -> Supervised:
@@ -135,6 +166,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the number type": f"{config.engine.dtype}, precision {config.engine.precision}",
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
+        "the secure sums": "none" if config.secure.clip is None else str(config.secure),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
     }
 

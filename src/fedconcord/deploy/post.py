@@ -61,6 +61,7 @@ class Post:
         self.records = [Record() for _ in sites]
         self.number = 0  # of exchanges, which answers beside the rounds are known by
         self.why: dict[int, str] = {}  # refusals of the last exchange
+        self.voids = 0  # rounds whose secure sum could not be opened
 
     def ask(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """One exchange: the answers that came and are frames of finite numbers.
@@ -118,7 +119,7 @@ class Post:
     def ways(self) -> Ways:
         """How a `RemoteServer` speaks of sites, and to whom."""
         remedy = "go on with the run (resume) when the site is there again, or use"
-        return Ways(lambda i: f"site {self.sites[i]}", remedy, self.taken, self.refused)
+        return Ways(lambda i: f"site {self.sites[i]}", remedy, self.taken, self.refused, self.void)
 
     def taken(self, site: int) -> None:
         """Its answer was what was asked for."""
@@ -135,6 +136,11 @@ class Post:
             record.left_out = f"site {name} is left out after {IN_A_ROW} refused answers in a row, the last: {why}"
             self.see(Event("left out", record.left_out, name))
 
+    def void(self, why: str) -> None:
+        """A round changed nothing."""
+        self.voids += 1
+        self.see(Event("void", why))
+
     def _presence(self, site: int, there: bool) -> None:
         record, name = self.records[site], self.sites[site]
         record.missed += not there
@@ -145,11 +151,11 @@ class Post:
 
     def write(self) -> dict[str, Any]:
         """All that is counted, as plain values."""
-        return {"number": self.number, "records": [asdict(record) for record in self.records]}
+        return {"number": self.number, "voids": self.voids, "records": [asdict(record) for record in self.records]}
 
     def restore(self, written: Mapping[str, Any]) -> None:
         """The inverse of `write`."""
-        self.number = int(written["number"])
+        self.number, self.voids = int(written["number"]), int(written["voids"])
         self.records = [Record(**record) for record in written["records"]]
 
 

@@ -14,13 +14,16 @@ from fedconcord.deploy import handshake
 from fedconcord.deploy.engine import Sites
 from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
-from fedconcord.deploy.form import model_of, shell, source_of
+from fedconcord.deploy.form import model_of, shell, source_of, terms_of
 from fedconcord.deploy.handshake import Agreed, DifferError
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
 from fedconcord.jobs import Job, Row, State, Step
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
+from fedconcord.remote.server import PLAIN
+from fedconcord.remote.sums import Sums
+from fedconcord.remote.terms import Terms
 from fedconcord.runs import results
 from fedconcord.runs.begun import Course, begun
 from fedconcord.runs.clock import Clock
@@ -110,9 +113,10 @@ def _served(
     inner = model_of(job)
     deployed = Deployed(inner, found.samples, post)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
-    job = replace(job, problem=problem, engine=Sites(post))
+    terms = terms_of(config)
+    job = replace(job, problem=problem, engine=Sites(post, PLAIN if terms is None else _secure(terms)))
     start = begun(job, folder, config.rounds)
-    post.most = 2 * job.cost.up + inner.dim * 8
+    post.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
     every = config.eval.every or 1
     settings = {**config.as_dict(), "data": "sites"}
     info: dict[str, Any] = {
@@ -148,6 +152,12 @@ def _served(
     looks = SitesSeen(deployed, found, post, folder)
     results.execute_begun(start, folder, course, info, on_row, wanted, clock, [looks])
     return finished(folder)
+
+
+def _secure(terms: Terms) -> Sums:
+    from fedconcord.remote.secure import Secure  # which needs a package for its cryptography
+
+    return Secure(terms)
 
 
 class SitesSeen:
@@ -190,7 +200,7 @@ class SitesSeen:
                 self.found.sites, self.found.samples, self.post.records, strict=True
             )
         ]
-        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent}
+        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.post.voids}
         return said if self.judged is None else said | {"clients_judged": self.judged}
 
 

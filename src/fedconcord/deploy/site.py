@@ -5,6 +5,7 @@ answered by a new process. Below the folder every run has its own, named by the 
 
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
 row.safetensors    the client's rows; never sent
+secrets.json       keys, seeds and shares of a secure sum, until it is opened
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
 sent.csv           a line an answer: what left the site
 """
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +29,11 @@ import fedconcord
 from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, sentence
-from fedconcord.core import Objective
+from fedconcord.core import Objective, space_of
 from fedconcord.data import Dataset, federated
 from fedconcord.data.federated import Held, Means, Samples, Told
 from fedconcord.data.preprocess import read_columns
-from fedconcord.deploy.form import Form, facts, input_settings, model_of, shell, source_of
+from fedconcord.deploy.form import Form, facts, input_settings, model_of, shell, source_of, terms_of
 from fedconcord.deploy.judging import figures
 from fedconcord.deploy.shelf import FileShelf
 from fedconcord.jobs import Job
@@ -42,7 +43,11 @@ from fedconcord.problems.resident import Resident
 from fedconcord.remote import codec
 from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.settings import Config
 from fedconcord.transforms.forms import forms
+
+if TYPE_CHECKING:
+    from fedconcord.remote.member import Member
 
 PROTOCOL = 1
 LIMIT = 2**31  # bytes of a message
@@ -198,9 +203,21 @@ class Site:
             objective = Regularised(own, job.problem.regulariser).objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
-        client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method)
+        member = self._member(frame, config, job)
+        client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         return _Opened(frame.method, job, client, test, train, frame._replace(kind="ready", fields=about, tensors={}))
+
+    def _member(self, frame: Frame, config: Config, job: Job) -> Member | None:
+        """The site's part in secure sums, where the job has them."""
+        terms = terms_of(config)
+        if terms is None:
+            return None
+        from fedconcord.deploy.safe import FileSafe  # which needs a package for its cryptography
+        from fedconcord.remote.member import Member
+
+        safe = FileSafe(self.folder / frame.method / "secrets.json")
+        return Member(frame.client, frame.method, terms, safe, space_of(job.problem))
 
     # -- the rounds ------------------------------------------------------------------------------------------------
 
@@ -208,7 +225,7 @@ class Site:
         opened.client.shelf.read()  # what is wrong with it is the site's
         asked = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and asked.exists():
-            opened.client.receive(asked.read_bytes())
+            opened.client.recall(asked.read_bytes())
         try:
             found = opened.client.receive(data)
         except UserError as impossible:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedconcord.core import Weights
+from fedconcord.core import Plan, Weights
 from fedconcord.federation.once import once
 
 
@@ -39,3 +39,14 @@ def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, expected: np.ndarray
     """
     held = p * count
     return np.asarray(held / expected if kind == "unbiased" else held / held.sum())
+
+
+def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:
+    """The plan of some of its clients, weighed as if it had been drawn so; here: [S] bool, who stays."""
+    cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
+    w, comes = np.zeros(len(cut.ids)), cut.heard
+    times = np.ones(len(cut.ids)) if cut.times is None else cut.times
+    expected = cut.inclusion if cut.expected is None else cut.expected
+    if comes.any():
+        w[comes] = cohort(kind, cut.p[comes], times[comes], expected[comes])
+    return cut._replace(w=w)

@@ -8,7 +8,7 @@ changes nothing on either side, whatever the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,13 @@ from fedconcord.local.step import ask, client_step, passes
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.transforms.forms import Forms
+from fedconcord.transforms.sums import Contribute
+
+if TYPE_CHECKING:
+    from fedconcord.remote.member import Member
 
 NONE = -1  # no round
+Handler = Callable[[Frame], Frame | None]
 
 
 class Kept(NamedTuple):
@@ -51,25 +56,32 @@ class RemoteClient:
         objective: of this client alone, at place 0.
         forms: of the method's messages; damaged or foreign ones are refused by them.
         method: what frames name; the digest of the method's identity if none.
+        member: covers what it contributes, of which the server learns the sum alone; None: it sends its messages.
     """
 
     def __init__(
-        self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms, method: str | None = None
+        self,
+        id: int,
+        duty: Duty,
+        objective: Objective,
+        shelf: Shelf,
+        forms: Forms,
+        method: str | None = None,
+        member: Member | None = None,
     ) -> None:
         self.id, self.duty, self.objective, self.shelf, self.forms = id, duty, objective, shelf, forms
-        self.method = method or codec.digest(duty.algorithm.identity)
+        self.method, self.member = method or codec.digest(duty.algorithm.identity), member
         self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
 
     def receive(self, data: bytes) -> list[bytes]:
         """Answers to a frame, none where it is damaged, out of date or not for this client."""
-        handlers: Mapping[str, Callable[[Frame], Frame | None]] = {
+        handlers: Mapping[str, Handler] = {
             "orders": self._orders,
             "ask": self._ask,
             "train": self._train,
             "settle": self._settle,
             "join": self._join,
-            "prologue": self._prologue,
-            "loss": self._loss,
+            **(self._alone() if self.member is None else self._masked(self.member)),
         }
         try:
             frame = codec.read(data)
@@ -85,6 +97,26 @@ class RemoteClient:
     def forgets(self, round: int) -> bool:
         """Whether the first of two messages of a round is no longer known."""
         return self._asked is None or self._asked[0] != round
+
+    def recall(self, data: bytes) -> None:
+        """Take up the first of two messages of a round again, which was answered before."""
+        self._gradient(codec.read(data))
+
+    def _alone(self) -> dict[str, Handler]:
+        """Questions whose answers say something of this client alone."""
+        return {"prologue": self._prologue, "loss": self._loss}
+
+    def _masked(self, member: Member) -> dict[str, Handler]:
+        """The other messages of a sum."""
+        return {
+            "keys": lambda frame: self._frame("keys", frame.round, {}, member.keys(frame)),
+            "deal": lambda frame: self._frame("dealt", frame.round, {}, member.deal(frame)),
+            "open": lambda frame: self._frame("shares", frame.round, {}, member.open(frame)),
+        }
+
+    def _sent(self, frame: Frame, name: str, up: Tree, contribute: Contribute) -> dict[str, Tensor]:
+        """What goes up of a message."""
+        return codec.pack(name, up) if self.member is None else self.member.cover(frame, up, contribute)
 
     # -- before round 0, and beside the rounds --------------------------------------------------------------------
 
@@ -116,14 +148,22 @@ class RemoteClient:
 
     def _ask(self, frame: Frame) -> Frame | None:
         """The message before the local steps."""
+        gradient, prelude = self._gradient(frame), self.duty.algorithm.prelude
+        assert prelude is not None
+        if gradient is None:
+            return None
+        fields = {"gradient_steps": passes(self.duty, self.objective, 0)}
+        return self._frame("gradient", frame.round, fields, self._sent(frame, "gradient", gradient, prelude.contribute))
+
+    def _gradient(self, frame: Frame) -> Tensor | None:
+        """The client's full gradient where the message before the local steps asks it."""
         down = self._tree("down", frame, self.forms.down)
         kept = self._resolved(frame, down)
         if kept is None:
             return None
         gradient = ask(self.duty, self.objective, 0, down, kept.row)
         self._asked = (frame.round, down, gradient)
-        fields = {"gradient_steps": passes(self.duty, self.objective, 0)}
-        return self._frame("gradient", frame.round, fields, codec.pack("gradient", gradient))
+        return gradient
 
     def _train(self, frame: Frame) -> Frame | None:
         """The local steps after a prelude."""
@@ -147,7 +187,7 @@ class RemoteClient:
             return None
         orders = Orders(**frame.fields["orders"])
         done = client_step(self.duty, self.objective, 0, down, kept.row, orders, gradient)
-        sent = {} if orders.late else codec.pack("up", done.up)
+        sent = {} if orders.late else self._sent(frame, "up", done.up, self.duty.algorithm.contribute)
         mark = torch.tensor([frame.round, codec.fingerprint(sent), int(kept.mark[2])])
         self.shelf.write(Kept(kept.row, done.row, mark))
         fields = {"gradient_steps": done.gradient_steps, "fingerprint": int(mark[1])}

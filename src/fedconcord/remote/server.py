@@ -24,7 +24,6 @@ from fedconcord.core import (
     Tree,
     cohort_of,
     orders_of,
-    sender_of,
     tree_sum,
 )
 from fedconcord.federation import weights
@@ -32,6 +31,7 @@ from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
+from fedconcord.remote.sums import PRELUDE, REPLY, Asking, Plain, Sums
 from fedconcord.transforms.forms import Forms
 
 Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes]]]
@@ -45,9 +45,10 @@ class Ways(NamedTuple):
     remedy: str = "use more wire.tries"  # where one does not answer that must
     taken: Callable[[int], None] = lambda client: None
     refused: Callable[[int, str], None] = lambda client, why: None  # why: a few words
+    void: Callable[[str], None] = lambda why: None  # a round that changed nothing; why: a sentence
 
 
-WIRE = Ways()
+WIRE, PLAIN = Ways(), Plain()
 
 
 class Want(NamedTuple):
@@ -67,16 +68,6 @@ class Heard(NamedTuple):
     fingerprint: int = 0
 
 
-class _Ready(NamedTuple):
-    """A cohort that is to take its local steps."""
-
-    plan: Plan
-    wants: Mapping[int, Want]
-    again: Mapping[int, Frame] = {}  # what a client is sent first that has forgotten it
-    answer: Tree = ()  # of a prelude
-    gradient_steps: int = 0  # so far
-
-
 class RemoteServer:
     """One server's rounds.
 
@@ -87,6 +78,7 @@ class RemoteServer:
         tries: exchanges that a client has to answer in.
         traffic: counted on from here.
         method: what frames name; the digest of the method's identity if none.
+        sums: where contributions are summed.
     """
 
     def __init__(
@@ -100,10 +92,11 @@ class RemoteServer:
         traffic: Traffic,
         ways: Ways = WIRE,
         method: str | None = None,
+        sums: Sums = PLAIN,
     ) -> None:
         self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
         self.send, self.tries, self.traffic, self.ways = send, tries, traffic, ways
-        self.method = method or codec.digest(algorithm.identity)
+        self.method, self.sums = method or codec.digest(algorithm.identity), sums
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -121,51 +114,40 @@ class RemoteServer:
                 self.ledger.silent.setdefault(i, []).append(order._asdict())
             return self._outcome(server, before, 0)
         broadcast = algorithm.broadcast(server)
-        ready = _Ready(plan, {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()})
+        ready = Asking(plan, {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()})
         if algorithm.prelude is not None and orders:
             ready = self._prelude(plan, orders, broadcast, x0)
         lost = {i: self._gone(plan.round, i, broadcast, ready.answer) for i in plan.aside.lost}
-        heard = self._all(ready.plan, ready.wants, ready.again, lost)
+        plan, heard, total = self.sums.gather(self, ready, algorithm.contribute, REPLY, lost)
         steps = ready.gradient_steps + sum(answer.gradient_steps for answer in heard.values())
         for i, answer in heard.items():
             self.ledger.counted[i] = (plan.round, answer.fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
-        plan = self._only(ready.plan, heard)
-        replies = np.flatnonzero(plan.heard)
-        if len(replies) == 0:
+        if total is None:
             return self._outcome(server, before, steps)
-        cohort, clients = cohort_of(self.space, plan), plan.ids[replies].tolist()
-        shares = [
-            algorithm.contribute(heard[i].tree, sender_of(self.space, plan, int(k)), cohort)
-            for k, i in zip(replies, clients, strict=True)
-        ]
-        server = algorithm.update(server, tree_sum(shares), cohort)
+        server = algorithm.update(server, total, cohort_of(self.space, plan))
         if algorithm.settle is not None:
-            self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), clients)
+            self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), plan.ids[plan.heard].tolist())
         return self._outcome(server, before, steps)
 
-    def _prelude(self, plan: Plan, orders: Mapping[int, Orders], broadcast: Tree, x0: Tensor) -> _Ready:
+    def _prelude(self, plan: Plan, orders: Mapping[int, Orders], broadcast: Tree, x0: Tensor) -> Asking:
         """The message before the local steps, and what those are asked who sent one."""
         prelude = self.algorithm.prelude
         assert prelude is not None
         asked = {i: self._ask(plan.round, order, broadcast, x0) for i, order in orders.items()}
-        heard = self._all(plan, asked)
-        plan = self._only(plan, heard)
-        if not heard:
-            return _Ready(plan, {})
-        cohort = cohort_of(self.space, plan)
-        pairs = enumerate(plan.ids.tolist())
-        total = tree_sum([prelude.contribute(heard[i].tree, sender_of(self.space, plan, k), cohort) for k, i in pairs])
+        plan, heard, total = self.sums.gather(self, Asking(plan, asked), prelude.contribute, PRELUDE, {})
+        if total is None:
+            return Asking(plan, {})
         wants = {i: self._train(orders[i], total) for i in plan.ids.tolist()}
         steps = sum(answer.gradient_steps for answer in heard.values())
-        return _Ready(plan, wants, {i: asked[i].frame for i in wants}, total, steps)
+        return Asking(plan, wants, {i: asked[i].frame for i in wants}, total, steps)
 
     def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
         now = self.traffic
         return Outcome(server, now.payload_down - before.payload_down, now.payload_up - before.payload_up, steps)
 
-    def _only(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
+    def only(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
         """The plan of those that answered, weighed as if it had been drawn so.
 
         Raises:
@@ -180,13 +162,7 @@ class RemoteServer:
                 f"{self.tries} tries, and {self.algorithm.identity.name or 'the method'} needs all clients in every "
                 f"round; {self.ways.remedy} or another method"
             )
-        cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
-        w, comes = np.zeros(len(cut.ids)), cut.heard
-        times = np.ones(len(cut.ids)) if cut.times is None else cut.times
-        expected = cut.inclusion if cut.expected is None else cut.expected
-        if comes.any():
-            w[comes] = weights.cohort(self.algorithm.weights, cut.p[comes], times[comes], expected[comes])
-        return cut._replace(w=w)
+        return weights.redrawn(plan, here, self.algorithm.weights)
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 
@@ -200,12 +176,10 @@ class RemoteServer:
         assert prologue is not None
         x0 = codec.pack("x0", server.x)
         wants = {
-            i: Want(
-                self._frame("prologue", 0, i, {"p": float(population.p[i])}, x0), "share", "share", self.forms.share
-            )
+            i: Want(self.frame("prologue", 0, i, {"p": float(population.p[i])}, x0), "share", "share", self.forms.share)
             for i in range(population.n)
         }
-        heard = self._answers(wants)
+        heard = self.answers(wants)
         self._need_all(heard, population.n, "before round 0")
         total = tree_sum([heard[i].tree for i in range(population.n)])
         self.ledger.joined |= set(heard)
@@ -216,23 +190,23 @@ class RemoteServer:
         """The loss of each of these clients at x [d]; who does not answer is missing."""
         sent = codec.pack("x", x)
         like = torch.empty((), dtype=torch.float64)
-        wants = {i: Want(self._frame("loss", round, i, {}, sent), "loss", "loss", like) for i in ids}
-        return {i: float(answer.tree) for i, answer in self._answers(wants).items()}
+        wants = {i: Want(self.frame("loss", round, i, {}, sent), "loss", "loss", like) for i in ids}
+        return {i: float(answer.tree) for i, answer in self.answers(wants).items()}
 
     # -- messages --------------------------------------------------------------------------------------------------
 
     def _orders(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> Want:
         fields, tensors = self._head(round, order, broadcast, x0)
         like = () if order.late else self.forms.up
-        return Want(self._frame("orders", round, order.id, fields, tensors), "reply", "up", like)
+        return Want(self.frame("orders", round, order.id, fields, tensors), "reply", "up", like)
 
     def _ask(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> Want:
         fields, tensors = self._head(round, order, broadcast, x0)
-        return Want(self._frame("ask", round, order.id, fields, tensors), "gradient", "gradient", self.forms.x)
+        return Want(self.frame("ask", round, order.id, fields, tensors), "gradient", "gradient", self.forms.x)
 
     def _train(self, order: Orders, total: Tree) -> Want:
         fields = {"orders": order._asdict(), "counted": None}
-        frame = self._frame("train", order.round, order.id, fields, codec.pack("answer", total))
+        frame = self.frame("train", order.round, order.id, fields, codec.pack("answer", total))
         return Want(frame, "reply", "up", self.forms.up)
 
     def _head(self, round: int, order: Orders, broadcast: Tree, x0: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -253,7 +227,7 @@ class RemoteServer:
         """What a client gets that is lost in mid-round."""
         counted = self.ledger.counted.get(client)
         fields = {"orders": None, "counted": None if counted is None else list(counted)}
-        return self._frame("lost", round, client, fields, codec.pack("down", broadcast) | codec.pack("answer", answer))
+        return self.frame("lost", round, client, fields, codec.pack("down", broadcast) | codec.pack("answer", answer))
 
     def _join(self, plan: Plan, x0: Tensor) -> None:
         """x^0 to clients that begin in a round without messages."""
@@ -261,8 +235,8 @@ class RemoteServer:
             return
         new = [int(i) for i in plan.ids if int(i) not in self.ledger.joined]
         sent = codec.pack("x0", x0)
-        wants = {i: Want(self._frame("join", plan.round, i, {}, sent), "joined", "", ()) for i in new}
-        self.ledger.joined |= set(self._answers(wants))
+        wants = {i: Want(self.frame("join", plan.round, i, {}, sent), "joined", "", ()) for i in new}
+        self.ledger.joined |= set(self.answers(wants))
 
     def settle(self, round: int) -> int:
         """The message after a round's step; who does not confirm it gets it with the next orders.
@@ -273,19 +247,19 @@ class RemoteServer:
         clients = [i for i, owed in self.ledger.owed.items() if owed == round]
         if clients:
             tensors = codec.pack("settle", self.ledger.settles[round])
-            wants = {i: Want(self._frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
-            for i in self._answers(wants, left_out=False):
+            wants = {i: Want(self.frame("settle", round, i, {}, tensors), "settled", "", ()) for i in clients}
+            for i in self.answers(wants, left_out=False):
                 self.ledger.received(i)
         return self.traffic.payload_down - before
 
-    def _frame(
+    def frame(
         self, kind: str, round: int, client: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> Frame:
         return Frame(kind, self.method, round, client, fields, tensors)
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def _all(
+    def hear(
         self,
         plan: Plan,
         wants: Mapping[int, Want],
@@ -294,7 +268,7 @@ class RemoteServer:
     ) -> dict[int, Heard]:
         """The answers of a cohort, and what their coming shows of earlier messages."""
         void = [i for i, want in wants.items() if self._void(want)]
-        heard = self._answers({i: want for i, want in wants.items() if i not in void}, again, lost)
+        heard = self.answers({i: want for i, want in wants.items() if i not in void}, again, lost)
         for i in heard:
             self.ledger.joined.add(i)
             if self.ledger.owed.get(i, plan.round) < plan.round:
@@ -306,7 +280,7 @@ class RemoteServer:
         order = want.frame.fields["orders"]
         return bool(order["waited"]) and want.frame.client not in self.ledger.late
 
-    def _answers(
+    def answers(
         self,
         wants: Mapping[int, Want],
         again: Mapping[int, Frame] | None = None,

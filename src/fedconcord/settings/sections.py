@@ -151,6 +151,25 @@ class WireSettings(BaseModel):
     tries: Annotated[Count, Field(description="times that a client is asked before a round goes on without it")] = 5
 
 
+class SecureSettings(BaseModel):
+    """Secure sums in a deployment: the server learns the sum of what sites contribute; not without `clip`."""
+
+    model_config = STRICT
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(
+            description="largest absolute value of a number that a site contributes; makes sums secure"
+        ),
+    ] = None
+    bits: Annotated[
+        int, Field(ge=8, le=48, description="of a number under masks: the sum of S sites is off by S clip / 2^bits")
+    ] = 24
+    threshold: Annotated[
+        float,
+        Field(gt=0.5, le=1, description="share of the sites that began a sum that must be there to the end to open it"),
+    ] = 0.6
+
+
 class EvalSettings(BaseModel):
     """What is measured between rounds."""
 
@@ -253,6 +272,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "local": LocalSettings,
     "engine": EngineSettings,
     "wire": WireSettings,
+    "secure": SecureSettings,
     "eval": EvalSettings,
     "input": InputSettings,
     "checkpoint": CheckpointSettings,

@@ -15,6 +15,7 @@ from fedconcord.settings.sections import (
     EvalSettings,
     InputSettings,
     LocalSettings,
+    SecureSettings,
     WireSettings,
 )
 
@@ -224,6 +225,7 @@ class Config(BaseModel):
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
     wire: WireSettings = WireSettings()
+    secure: SecureSettings = SecureSettings()
     eval: EvalSettings = EvalSettings()
     input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -235,6 +237,8 @@ class Config(BaseModel):
             del full["input"]
         if self.engine.name != "wire":
             del full["wire"]
+        if self.secure == SecureSettings():
+            del full["secure"]
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         flat.setdefault("validation", "none")  # which is not what a file without the key says

@@ -1,0 +1,200 @@
+"""A server's half of a secure sum: it asks, hands shares on, and opens the total of those who were heard.
+
+A sum takes four exchanges (`member` says what is in each): keys, shares, orders with masked contributions in return,
+opening. Who is lost before the third is out of the sum; who is lost in it, is taken out of it with the others' shares;
+who is lost after it is in it. Below the threshold nothing is opened, and the round changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.core import Cohort, Plan, Sender, Tree, cohort_of, tree_leaves, tree_unflatten
+from fedconcord.core.round import behind
+from fedconcord.federation import weights
+from fedconcord.remote import masks
+from fedconcord.remote.codec import Frame
+from fedconcord.remote.masks import KEY, SEALED, SHARE
+from fedconcord.remote.member import bound, context
+from fedconcord.remote.server import Heard, RemoteServer, Want
+from fedconcord.remote.sums import PRELUDE, Asking, Gathered
+from fedconcord.remote.terms import FEWEST, Terms
+from fedconcord.transforms.sums import Contribute, factors, messages
+
+
+class Dealt(NamedTuple):
+    """A client's answer to the keys of all."""
+
+    sealed: Tensor  # [n, SEALED] uint8: shares for the client at each place, zeros at its own
+    commitment: Tensor  # [KEY] uint8: of its seed
+
+
+class _Pact(NamedTuple):
+    """Clients that have dealt shares to each other."""
+
+    plan: Plan  # of those who did
+    about: bytes  # the sum's context
+    places: dict[int, int]  # client -> its place among all that keys were made by
+    keys: dict[int, bytes]  # client -> its public keys
+    dealt: dict[int, Dealt]
+    needed: int  # clients that open the sum
+
+
+class Secure:
+    """Sums of which the server learns nothing but the total."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+
+    def gather(
+        self, half: RemoteServer, asking: Asking, contribute: Contribute, part: int, lost: Mapping[int, Frame]
+    ) -> Gathered:
+        """As `Sums` says; a sum that cannot be opened is one of nobody."""
+        if not len(asking.plan.ids):
+            return Gathered(asking.plan, {}, None)
+        met = self._meet(half, asking.plan, part)
+        if isinstance(met, str):
+            return self._void(half, asking.plan, met)
+        before = met.plan
+        cohort = cohort_of(half.space, before)
+        form = _form(half, contribute, part, cohort)
+        length = sum(leaf.numel() for leaf in tree_leaves(form).values())
+        kind = self.terms.scale.kind(len(met.places))
+        like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
+        among = before.ids.tolist()
+        told = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
+        wants = {}
+        columns = {"w": before.w, "p": before.p, "steps": behind(before), "inclusion": before.inclusion}
+        for k, i in enumerate(among):
+            sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
+            frame = asking.wants[i].frame
+            said = {"part": part, "among": among, "cohort": told, "sender": sender}
+            sealed = torch.stack([met.dealt[j].sealed[met.places[i]] for j in among])
+            frame = frame._replace(
+                fields={**frame.fields, "sum": said}, tensors={**frame.tensors, "sealed/": sealed.cpu()}
+            )
+            wants[i] = asking.wants[i]._replace(frame=frame, name="covered", like=like)
+        heard = half.hear(before, wants, None, lost)
+        after = half.only(before, heard)
+        total = self._opened(half, met, part, {i: heard[i] for i in after.ids.tolist()}, told, wants)
+        if isinstance(total, str):
+            return self._void(half, after, total)
+        message = messages(half.algorithm)[0 if part == PRELUDE else -1][1]
+        scaled = factors(contribute, message, half.space, before, after)
+        if scaled is None:
+            return self._void(half, after, "its weights depend on who was lost")
+        return Gathered(after, heard, _unflat(form, self.terms.scale.numbers(total), scaled, half.space.device))
+
+    def _meet(self, half: RemoteServer, plan: Plan, part: int) -> _Pact | str:
+        """Keys and shares of a cohort, or why there is no sum."""
+        t = plan.round
+        answers = half.answers(_asked(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
+        plan = half.only(plan, answers)
+        ids = plan.ids.tolist()
+        if len(ids) < FEWEST:
+            return f"{_sites(len(ids))} answered, and a sum of fewer than {FEWEST} hides nobody"
+        keys = {i: _raw(answers[i].tree) for i in ids}
+        fields, sent = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
+        form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
+        dealt = half.answers(_asked(half, "deal", "dealt", t, ids, fields, sent, form))
+        needed = self.terms.needed(len(ids))
+        plan = half.only(plan, dealt)
+        if len(plan.ids) < needed:
+            return _too_few(len(plan.ids), len(ids), needed)
+        about = context(half.method, t, part, ids, b"".join(keys[i] for i in ids))
+        places = {i: k for k, i in enumerate(ids)}
+        return _Pact(plan, about, places, keys, {i: answer.tree for i, answer in dealt.items()}, needed)
+
+    def _opened(
+        self,
+        half: RemoteServer,
+        met: _Pact,
+        part: int,
+        heard: Mapping[int, Heard],
+        cohort: Mapping[str, Any],
+        wants: Mapping[int, Want],
+    ) -> np.ndarray | str:
+        """The total [L] in integers of what came under masks, or why it cannot be had."""
+        among, came = met.plan.ids.tolist(), sorted(heard)
+        if len(came) < met.needed:
+            return _too_few(len(came), len(met.places), met.needed)
+        form, fields = _bytes(len(among), SHARE), {"part": part, "heard": came}
+        asked = _asked(half, "open", "shares", met.plan.round, came, fields, {}, form)
+        shares = half.answers(asked, left_out=False)
+        secrets = {}
+        for k, i in enumerate(among):
+            given = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
+            usable = [(place, share) for place, share in given.items() if any(share)][: met.needed]
+            if len(usable) < met.needed:
+                return _too_few(len(usable), len(met.places), met.needed)
+            secrets[i] = masks.joined(dict(usable))
+            if i in heard and masks.commitment(secrets[i]) != _raw(met.dealt[i].commitment):
+                return f"the shares of {half.ways.name(i)} do not open its mask"
+            if i not in heard and masks.public_of(secrets[i]) != met.keys[i][KEY:]:
+                return f"the shares of {half.ways.name(i)} are not of its key"
+        kind = self.terms.scale.kind(len(met.places))
+        rows = [heard[i].tree.cpu().numpy().view(kind) for i in came]
+        total = np.sum(rows, axis=0, dtype=kind)
+        bond = bound(met.about, among, cohort, wants[among[0]].frame.tensors)
+        for i in among:
+            if i in heard:
+                total = total - masks.mask(secrets[i], len(total), kind)
+            else:
+                others = {j: met.keys[j][KEY:] for j in came}
+                total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
+        return np.asarray(total)
+
+    def _void(self, half: RemoteServer, plan: Plan, why: str) -> Gathered:
+        half.ways.void(f"round {plan.round} changed nothing: {why}")
+        return Gathered(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
+
+
+def _asked(
+    half: RemoteServer,
+    kind: str,
+    answer: str,
+    round: int,
+    clients: Sequence[int],
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    like: Tree,
+) -> dict[int, Want]:
+    """The same message to all of these clients."""
+    return {i: Want(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
+
+
+def _form(half: RemoteServer, contribute: Contribute, part: int, cohort: Cohort) -> Tree:
+    """The form of a contribution: the method's own function on tensors without values."""
+    one = torch.empty((), dtype=half.space.dtype, device="meta")
+    sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
+    return contribute(half.forms.x if part == PRELUDE else half.forms.up, sender, cohort)
+
+
+def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: torch.device) -> Tree:
+    """Numbers [L] in the form of a contribution, each leaf times its factor."""
+    leaves, at = {}, 0
+    for (name, leaf), factor in zip(tree_leaves(form).items(), scaled, strict=True):
+        piece = torch.from_numpy(values[at : at + leaf.numel()] * factor)
+        leaves[name], at = piece.reshape(leaf.shape).to(dtype=leaf.dtype, device=device), at + leaf.numel()
+    return tree_unflatten(form, leaves)
+
+
+def _bytes(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _sites(count: int) -> str:
+    return f"{count} client" + "s" * (count != 1)
+
+
+def _too_few(left: int, of: int, needed: int) -> str:
+    return f"{_sites(left)} of {of} were left, and {needed} are needed to open their sum"

@@ -1,0 +1,47 @@
+"""What the two ends of a secure sum have from the job's settings: how numbers become integers, and how many open it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+FEWEST = 3  # clients of a sum
+
+
+class Scale(NamedTuple):
+    """How numbers become integers: v is round(v / step), and what is summed lies below half the modulus."""
+
+    clip: float  # largest absolute value of a number
+    bits: int  # 2 clip / 2^bits is one step
+
+    @property
+    def step(self) -> float:
+        """What 1 stands for; a number is off by half of it at most, which is clip / 2^bits."""
+        return math.ldexp(2 * self.clip, -self.bits)
+
+    def kind(self, clients: int) -> np.dtype[np.unsignedinteger]:
+        """The smallest of two moduli that the sum of so many clients' integers fits."""
+        return np.dtype(np.uint32 if clients << (self.bits - 1) < 2**31 else np.uint64)
+
+    def integers(self, values: np.ndarray, clients: int) -> np.ndarray:
+        """Numbers [L] float64, finite and at most `clip` in size, as integers [L] modulo 2^32 or 2^64."""
+        return np.rint(values / self.step).astype(np.int64).astype(self.kind(clients))
+
+    def numbers(self, total: np.ndarray) -> np.ndarray:
+        """The inverse of `integers` for a sum [L], in float64."""
+        signed = total.view(np.int32 if total.dtype == np.uint32 else np.int64)
+        return signed.astype(np.float64) * self.step
+
+
+class Terms(NamedTuple):
+    """Of all sums of a run."""
+
+    scale: Scale
+    share: float  # of the clients that must be heard to the end
+
+    def needed(self, clients: int) -> int:
+        """Of how many clients the shares open a sum of so many: `share` of them, and always more than half, so that no
+        two disjoint parts of a cohort can be told different things of who was heard."""
+        return max(clients // 2 + 1, math.ceil(self.share * clients - 1e-9))
