@@ -145,7 +145,9 @@ class Member:
         Raises:
             UserError: it does not fit the terms, or the sum's clients are too few.
         """
-        told = frame.fields["sum"]
+        told = frame.fields.get("sum")
+        if told is None:
+            raise UserError("its job has secure sums, and it contributes to no other")
         secret = self._at(frame._replace(fields=told), "dealt")
         among = _ids(told["among"])
         if self.id not in among or not set(among) <= set(secret.ids):

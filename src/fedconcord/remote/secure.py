@@ -126,17 +126,19 @@ class Secure:
         form, fields = _bytes(len(among), SHARE), {"part": part, "heard": came}
         asked = _asked(half, "open", "shares", met.plan.round, came, fields, {}, form)
         shares = half.answers(asked, left_out=False)
+        if len(shares) < met.needed:
+            return _too_few(len(shares), len(met.places), met.needed)
         secrets = {}
         for k, i in enumerate(among):
             given = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
             usable = [(place, share) for place, share in given.items() if any(share)][: met.needed]
             if len(usable) < met.needed:
-                return _too_few(len(usable), len(met.places), met.needed)
+                return f"{len(usable)} usable shares of {half.ways.name(i)} came, and {met.needed} are needed"
             secrets[i] = masks.joined(dict(usable))
             if i in heard and masks.commitment(secrets[i]) != _raw(met.dealt[i].commitment):
-                return f"the shares of {half.ways.name(i)} do not open its mask"
+                return f"the shares that came do not open the mask of {half.ways.name(i)}"
             if i not in heard and masks.public_of(secrets[i]) != met.keys[i][KEY:]:
-                return f"the shares of {half.ways.name(i)} are not of its key"
+                return f"the shares that came are not of the key of {half.ways.name(i)}"
         kind = self.terms.scale.kind(len(met.places))
         rows = [heard[i].tree.cpu().numpy().view(kind) for i in came]
         total = np.sum(rows, axis=0, dtype=kind)
