@@ -67,9 +67,9 @@ class Deployed:
                     if found.counts.tolist() != self.samples[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
-                    self.post.refused(i, str(wrong))
+                    self.post.refused(i, str(wrong), "judge")
                 else:
-                    self.post.taken(i)
+                    self.post.taken(i, "judge")
                     self.last[i] = found
             if self.last:
                 return pooled(self.shell, list(self.last.values()))
