@@ -44,12 +44,12 @@ BASE: dict[str, Any] = {
 
 
 def text(job: Mapping[str, Any]) -> str:
-    """Settings as TOML."""
+    """Settings as TOML, which has no null."""
 
     def cell(value: Any) -> str:
         return json.dumps(value)
 
-    flat = [f"{key} = {cell(value)}" for key, value in job.items() if not isinstance(value, Mapping)]
+    flat = [f"{key} = {cell(v)}" for key, v in job.items() if not isinstance(v, Mapping) and v is not None]
     for key, table in job.items():
         if isinstance(table, Mapping):
             flat += [f"[{key}]", *(f"{name} = {cell(value)}" for name, value in table.items())]
@@ -146,7 +146,8 @@ class Federation:
 def simulated(job: Mapping[str, Any], data: Path, **changes: Any) -> tuple[State, list[dict[str, float]]]:
     """The same job by engine serial, on the table of all: its last state, and its metrics by round."""
     own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}
-    config = settings.resolve_run(settings.from_nested(with_(job, **own, **changes), "here"))
+    nested = {key: value for key, value in with_(job, **own, **changes).items() if value is not None}
+    config = settings.resolve_run(settings.from_nested(nested, "here"))
     here = settings.build(config)
     state = start(here)
     rows = [evaluate(here, state)]
@@ -194,6 +195,27 @@ def test_every_method_computes_at_sites_what_serial_computes(name: str, files: P
     job = job_of(name)
     here = Federation(job, files, tmp_path)
     assert here.serve().status == "complete"
+    same(here, *simulated(job, files / "all.csv"))
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "loss": {"sampling": "power_of_choice(3)", "rounds": 3},
+    "saga": {"local": {"oracle": "saga(3)"}},
+    "l1": {"regulariser": "l1(0.01)"},
+    "uploads": {"upload": "quantise(8)"},
+    "server": {"server": "momentum(0.9)"},
+    "independent": {"sampling": "bernoulli(0.6)", "cohort": None},
+    "network": {"model": "2nn", "rounds": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "what", [what if what in ("loss", "l1") else pytest.param(what, marks=pytest.mark.slow) for what in VARIANTS]
+)
+def test_whatever_a_job_is_made_of_sites_compute_the_same(what: str, files: Path, tmp_path: Path) -> None:
+    job = with_(BASE, **{"method": "fedavg", **VARIANTS[what]})
+    here = Federation(job, files, tmp_path)
+    here.serve()
     same(here, *simulated(job, files / "all.csv"))
 
 
@@ -287,16 +309,31 @@ def test_a_site_may_be_another_process_for_every_message(files: Path, tmp_path: 
 def test_what_left_a_site_is_written_down_and_no_row_is_in_it(files: Path, tmp_path: Path) -> None:
     here = Federation(job_of("scaffold"), files, tmp_path)
     here.serve()
+    size = 30  # of the model: weights of 3 classes by 9 inputs, 3 biases
     for site in here.said()["sites"]:
-        [path] = (tmp_path / "sites" / site["name"]).glob("*/sent.csv")
-        with path.open() as file:
+        with (tmp_path / "sites" / site["name"] / "sent.csv").open() as file:
             sent = list(csv.DictReader(file))
-        # before the setup made its folder three answers went: here, summed, summed
-        assert 0 < sum(int(line["bytes"]) for line in sent) < site["bytes_sent"]
-        assert {line["kind"] for line in sent} == {"ready", "reply", "judged"}
-        form = {line["tensors"] for line in sent if line["kind"] == "reply"}
-        assert form == {"up/delta[30] up/dc[30]"} or all("row" not in tensors for tensors in form)
-        assert all("26" not in tensors for tensors in form)
+        assert sum(int(line["bytes"]) for line in sent) == site["bytes_sent"]
+        assert {line["run"] for line in sent} == {json.loads((tmp_path / "run/deployment.json").read_text())["run"]}
+        assert [line["kind"] for line in sent[:4]] == ["here", "summed", "summed", "ready"]
+        forms = {line["kind"]: line["tensors"] for line in sent}
+        assert forms["reply"] == f"up/x[{size}] up/c[{size}]"
+        assert forms["judged"] == "figures/counts[2] figures/losses[2] figures/sums.0[1]"
+        assert forms["summed"] == "columns/known[1, 4] columns/total[1, 4] target/known[1, 0] target/total[1, 0]"
+
+
+def test_a_site_does_not_go_on_with_another_file_or_job(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="scaffold", rounds=2)
+    here = Federation(job, least_squares, tmp_path)
+    here.serve()
+    run = json.loads((tmp_path / "run/deployment.json").read_text())["run"]
+    orders = codec.write(Frame("orders", run, 2, 1, {}, {}))
+    other = Site(text(with_(job, local={"momentum": 0.5})), least_squares / "bern.csv", tmp_path / "sites/bern", "bern")
+    with pytest.raises(UserError, match="site bern: the local steps changed since run"):
+        other.answer(orders)
+    files = rewritten(least_squares, tmp_path / "files", lambda rows: rows[:-2])
+    with pytest.raises(UserError, match="site bern: the number of samples changed since run"):
+        Site(here.job, files / "bern.csv", tmp_path / "sites/bern", "bern").answer(orders)
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------
@@ -387,7 +424,7 @@ LOSSES = [
     ("scaffold", {}, 400),
     ("feddyn", {"alpha": 0.5}, 400),
     ("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, 400),
-    ("losac", {"blocks": 2, "block_scale": "mean"}, 1500),
+    ("losac", {"blocks": 2, "block_scale": "mean"}, 700),
 ]
 
 
@@ -708,6 +745,7 @@ def test_tables_that_differ_are_named_before_round_0(what: str, files: Path, tmp
     with pytest.raises(UserError, match=sentence.split("'")[0]):
         here.serve()
     assert not (tmp_path / "run").exists()
+    assert not [path for path in (tmp_path / "sites").glob("*/*") if path.is_dir()]
 
 
 @pytest.mark.parametrize(

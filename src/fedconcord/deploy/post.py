@@ -22,6 +22,7 @@ from fedconcord.remote.server import Ways
 
 IN_A_ROW = 3  # refused answers, until a site is left out
 ROUNDS = "rounds"  # what a `RemoteServer` asks
+REASONS = 20  # that are counted apart, as a site words some itself
 NOT_FINITE = "a number that is not finite"
 SLACK = 2**20  # bytes of an answer beside its tensors
 
@@ -131,7 +132,8 @@ class Post:
     def refused(self, site: int, why: str, what: str = ROUNDS) -> None:
         """Its answer was not; after three in a row it is left out."""
         record, name = self.records[site], self.sites[site]
-        record.refused[why] = record.refused.get(why, 0) + 1
+        known = why if why in record.refused or len(record.refused) < REASONS else "other reasons"
+        record.refused[known] = record.refused.get(known, 0) + 1
         record.in_a_row[what] = record.in_a_row.get(what, 0) + 1
         self.why[site] = why
         self.see(Event("refused", f"site {name}: its answer was refused: {why}", name))
