@@ -713,6 +713,13 @@ def test_a_site_whose_state_is_damaged_or_lost_says_so(least_squares: Path, tmp_
     assert (refused.kind, "does not know this run" in refused.fields["why"]) == ("refused", True)
 
 
+def test_two_sites_cannot_share_a_folder(least_squares: Path, tmp_path: Path) -> None:
+    here = Federation(with_(SQUARES, method="scaffold", rounds=2), least_squares, tmp_path)
+    here.sites = {name: Site(here.job, least_squares / f"{name}.csv", tmp_path / "sites/one", name) for name in SITES}
+    with pytest.raises(UserError, match="site bern: .* two sites cannot share a folder"):
+        here.serve()
+
+
 # -- the handshake ---------------------------------------------------------------------------------------------------
 
 

@@ -158,8 +158,8 @@ class Site:
     def _setup(self, frame: Frame, data: bytes) -> bytes:
         """All that the site is to know; the run has its folder from here on."""
         path = self.folder / frame.method / "setup.frame"
-        if path.exists() and path.read_bytes() != data and (path.parent / "row.safetensors").exists():
-            raise FrameError("this run has begun with another setup")
+        if path.exists() and path.read_bytes() != data:
+            raise FrameError("its folder is set up for this run otherwise; two sites cannot share a folder")
         opened = self._made(frame)
         if frame.fields["begins"]:
             path.parent.mkdir(parents=True, exist_ok=True)
