@@ -119,11 +119,9 @@ class Site:
             if frame.kind == "judge":
                 return codec.write(self._judge(opened, frame))
             return self._round(opened, frame, data)
-        except UserError:
+        except (UserError, FrameError, OSError):
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as wrong:
-            if isinstance(wrong, FrameError):
-                raise
+        except Exception as wrong:  # whatever content of another form leads to
             raise FrameError(f"its content cannot be used ({type(wrong).__name__})") from wrong
 
     # -- before round 0 --------------------------------------------------------------------------------------------
