@@ -36,6 +36,7 @@ class Cell(NamedTuple):
     title: str
     settings: Settings = NOTHING  # over the recipe's
     tuned_in: str | None = None  # the cell whose best values it takes; its own search if none
+    entries: Sequence[Entry] | None = None  # in place of the comparison's
 
 
 class Size(NamedTuple):
@@ -88,6 +89,7 @@ class Claim(NamedTuple):
 
     says: str
     judge: Callable[[Values], Finding]
+    sizes: Sequence[SizeName] = ("quick", "desk", "paper")  # that test it, as a printed number is by the paper's alone
 
 
 class Recipe(NamedTuple):

@@ -1,0 +1,1 @@
+"""Experiments that are no comparison of methods, a function a file."""
