@@ -44,14 +44,14 @@ def rows(asked: Asked) -> Iterator[dict[str, object]]:
         for row in recipe.experiment.resolve(asked.size_name, size.options):
             yield dict(row)
         return
-    grid = {entry.name: len(points_of(entry)) for entry in entries_of(size, recipe.experiment)}
-    own = {cell.name for cell in recipe.experiment.cells if cell.tuned_in is None}
+    cells = {cell.name: cell for cell in recipe.experiment.cells}
     seeds = len(size.seeds if asked.seeds is None else asked.seeds)
     for cell, settings, methods in planned_texts(asked):
+        grid = {entry.name: len(points_of(entry)) for entry in entries_of(size, recipe.experiment, cells[cell])}
         nested = {**settings, "methods": methods}
         config = settings_module.resolve_compare(settings_module.from_nested(nested, recipe.name))
         for one in settings_module.runs(config):
-            tried = grid[one.label or ""] if size.search is not None and cell in own else 1
+            tried = grid[one.label or ""] if size.search is not None and cells[cell].tuned_in is None else 1
             parameters, samples = counts(one)
             local = one.local
             work = f"{local.steps} steps" if local.steps is not None else f"{local.epochs} epochs"

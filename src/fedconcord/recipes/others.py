@@ -104,7 +104,7 @@ LOCAL_TOLERANCE = Recipe(
 COST = final("loss", False, 3, "k-means cost")
 PURITY = final("test_cluster_accuracy", True, 3, "cluster accuracy, %")
 OTHERS = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn")
-RATES = {"local.lr": (0.3, 0.1, 1.0)}
+RATES = {"local.lr": (0.1, 0.3, 1.0)}
 
 CLUSTERING = Recipe(
     name="federated_clustering",

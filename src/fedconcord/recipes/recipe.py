@@ -75,6 +75,12 @@ class Comparison(NamedTuple):
     seek: int = 0  # place of the measure that chooses
 
 
+def names_of(experiment: Comparison) -> list[str]:
+    """The names of its entries, those of single cells last."""
+    own = [entry.name for cell in experiment.cells for entry in cell.entries or ()]
+    return list(dict.fromkeys([*(entry.name for entry in experiment.entries), *own]))
+
+
 class Study(NamedTuple):
     """An experiment that is no comparison."""
 

@@ -127,7 +127,7 @@ def run(out: Path, size: SizeName, options: Mapping[str, Any], say: Callable[[st
             ax.set_yscale("log")
     for c in found:
         say(f"{c.name}, eta {c.lr:g}: stops {c.bias:.4e} from the optimum, run - (31) {c.error:.1e}")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {BIAS: c.bias, ERROR: c.error, DEVIATION: c.deviation, SMALL: c.small_lr, "case": c.name, "lr": c.lr}
         for c in found
     ]
