@@ -1,12 +1,14 @@
 """LoSAC's recipes: every call resolves, printed numbers are the table's, verdicts follow the values."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedconcord import settings
 from fedconcord.basis.errors import UserError
+from fedconcord.jobs import train
 from fedconcord.recipes import losac, losac_curves, losac_table2
 from fedconcord.recipes.recipe import Claim, Comparison, Recipe
 from fedconcord.recipes.run import Asked, planned_texts
@@ -131,7 +133,7 @@ def test_fig_6_asks_for_rising_and_falling_distances() -> None:
              for name, (_, _, rises) in losac_fig6.COHORT.items()}  # fmt: skip
     found = planted(losac_fig6.RISE, moved)
     assert [claim.judge(found).verdict for claim in losac.FIG6.claims] == ["holds"] * 4
-    found = planted(losac_fig6.RISE, {at: -1.0 for at in moved})
+    found = planted(losac_fig6.RISE, dict.fromkeys(moved, -1.0))
     assert [claim.judge(found).verdict for claim in losac.FIG6.claims] == ["holds", *["does not hold"] * 3]
 
 
@@ -152,12 +154,19 @@ def test_fig_7_asks_for_error_and_rank() -> None:
     assert verdict(claims, "LoSAC-Prox as printed ends where", same) == "holds"
 
 
-def test_rank_is_counted_from_the_truth_of_the_data() -> None:
-    class Run:
-        head = type("Head", (), {"data": "low_rank(dim=16,rank=8,samples=100,lam=0.2)"})
-        metrics = {"rank": np.array([16.0, 11.0])}
+def test_every_method_of_fig_7_trains_on_the_matrix_problem() -> None:
+    config = resolved(losac.FIG7, "paper")["rank8"]
+    small = {"data": "low_rank(dim=4,rank=2,samples=25,lam=0.2)", "clients": 12, "cohort": 3}
+    for one in settings.runs(config.model_copy(update={**small, "seeds": [0]})):
+        *_, last = train(settings.build(one), 3, eval_every=3)
+        assert last.metrics is not None
+        assert 0 < last.metrics["error"] < 4, one.label
+        assert last.gradient_steps > 0
 
-    assert losac.RANK_OFF.of(Run()) == 3
+
+def test_rank_is_counted_from_the_truth_of_the_data() -> None:
+    head = SimpleNamespace(data="low_rank(dim=16,rank=8,samples=100,lam=0.2)")
+    assert losac.RANK_OFF.of(SimpleNamespace(head=head, metrics={"rank": np.array([16.0, 11.0])})) == 3
 
 
 def test_table_2_has_every_cell() -> None:
