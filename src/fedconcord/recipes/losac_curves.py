@@ -273,7 +273,8 @@ FIG3 = Recipe(
             entries=(*SIX, "SCAFFOLD, tuned", "LoSAC, tuned"),
             search={"rounds": 50},
             note="MNIST at the paper's size, IID at the middle S and T alone, two of the methods tuned; HAR and ESR "
-            "are not at hand: digits and Synthetic(1, 1) stand for them, 200 rounds, in cells that no claim is judged on",
+            "are not at hand: digits and Synthetic(1, 1) stand for them, 200 rounds, in cells that no claim is "
+            "judged on",
         ),
         "paper": Size(
             cells=[
