@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import grammar
+from fedconcord.basis import factories, grammar
 from fedconcord.models import MODELS
+from fedconcord.problems import PROBLEMS
 from fedconcord.recipes.recipe import Comparison
 from fedconcord.recipes.run import Asked, entries_of, planned_texts, points_of
 from fedconcord.settings import Config
@@ -29,6 +30,9 @@ SHAPES = {
     "cifar100": Shape((3, 32, 32), 100, 50_000),
     "har": Shape((561,), 6, 7352),
     "esr": Shape((178,), 5, 9200),
+}
+DRAWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = {  # problems that take long to draw
+    "low_rank": lambda given, clients: (given["dim"] ** 2, clients * given["samples"]),
 }
 COLUMNS = ("cell", "method", "data", "clients", "a round", "parameters", "samples", "local work", "rounds", "runs")
 
@@ -75,6 +79,8 @@ def counts(config: Config) -> tuple[int | None, int | None]:
         call = grammar.parse(config.model, "model")
         model = MODELS[call.name](shape.shape, shape.classes, *call.args, **call.kwargs)
         return sum(p.numel() for p in model.parameters()), shape.samples
+    if name in DRAWN:
+        return DRAWN[name](factories.check(PROBLEMS, "data", config.data).resolved(), config.clients)
     job = settings_module.build(config)
     settings_module.forget_problem()
     return len(job.problem.init(0)), int(job.problem.roster.samples.sum())
