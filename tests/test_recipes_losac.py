@@ -1,6 +1,7 @@
 """LoSAC's recipes: every call resolves, printed numbers are the table's, verdicts follow the values."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from fedconcord import settings
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import train
-from fedconcord.recipes import losac, losac_curves, losac_table2
+from fedconcord.recipes import dry, losac, losac_curves, losac_table2, pages
 from fedconcord.recipes.recipe import Claim, Comparison, Recipe
 from fedconcord.recipes.run import Asked, planned_texts
 from fedconcord.recipes.studies import losac_fig6
-from fedconcord.recipes.values import Values, values
+from fedconcord.recipes.values import Done, Values, values
 from fedconcord.settings import Config
 
 
@@ -173,3 +174,18 @@ def test_table_2_has_every_cell() -> None:
     assert {cell for cell, _ in losac_table2.printed(0)} == {
         f"{d}_T{t}" for d in ("mnist", "har", "esr") for t in (2, 4, 6)
     }
+
+
+def test_a_dry_run_counts_the_matrix_problem_without_drawing_it() -> None:
+    given = {"method": "fedavg", "data": "low_rank(dim=4,rank=2,samples=25)", "clients": 6}
+    config = settings.resolve_run(settings.from_nested(given, "test"))
+    problem = settings.build(config).problem
+    assert dry.counts(config) == (len(problem.init(0)), int(problem.roster.samples.sum())) == (16, 150)
+
+
+def test_a_claim_about_where_methods_end_is_not_judged_on_a_quick_form() -> None:
+    rows = values([(losac.ERROR.name, "rank8", "LoSAC-Prox", 0, 0.07),
+                   (losac.ERROR.name, "rank8_lambda_M", "LoSAC-Prox, tables / M", 0, 0.9)])  # fmt: skip
+    for size, wanted in (("quick", "not tested at this size"), ("desk", "does not hold")):
+        done = Done("losac_fig7", size, rows, 1.0, {}, 0, "a machine", "a command", "0")
+        assert pages.judge(losac.FIG7, done, Path()).findings[-1].verdict == wanted

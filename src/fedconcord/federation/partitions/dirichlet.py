@@ -74,8 +74,12 @@ def dirichlet_unbalanced(
     ] = 0.1,
     min_samples: Annotated[int, Field(gt=0, description="redraw until every client has this many samples")] = 10,
     numpy_seed: Annotated[
-        Annotated[int, Field(ge=0, lt=2**32)] | None,
-        Field(description="of numpy's old generator, in place of the run's; 2020 as in FedNova's released code"),
+        int | None,
+        Field(
+            ge=0,
+            lt=2**32,
+            description="of numpy's old generator, in place of the run's; 2020 in FedNova's released code",
+        ),
     ] = None,
 ) -> list[np.ndarray]:
     """Each class divided over clients by Dir(alpha), unequal client sizes (FedNova); every sample is used.
