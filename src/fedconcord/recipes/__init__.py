@@ -14,7 +14,6 @@ from fedconcord.recipes import (
     fednova_fig4,
     fednova_fig5,
     fednova_lemma1,
-    fedvra_fig4,
     local_tolerance,
     losac_fig6,
     losac_fig7,
@@ -75,11 +74,5 @@ RECIPES: dict[str, Recipe] = {
         "in low-rank matrix estimation LoSAC-Prox has the smallest error and the exact rank, "
         "SCAFFOLD-Prox and FedADMM have neither",
         "35 and 0.5",
-    ),
-    "fedvra_fig4": Recipe(
-        fedvra_fig4.run,
-        "FedVRA, Fig. 4",
-        "with 90 % of the labels removed FedVRA-U beats FedAvg, FedProx, SCAFFOLD and FedDyn in every case",
-        "8 and 0.2",
     ),
 }
