@@ -9,7 +9,7 @@ import pytest
 from fedconcord.recipes import RECIPES, fednova_fig2, fednova_fig4, fednova_lemma1
 
 LONG = {  # more than 8 s on one thread of a busy machine
-    *("fednova_fig5", "fednova_fig2", "losac_fig7", "fedvra_fig4", "local_tolerance", "fednova_lemma1"),
+    *("fednova_fig5", "fednova_fig2", "losac_fig7", "local_tolerance", "fednova_lemma1"),
 }
 
 

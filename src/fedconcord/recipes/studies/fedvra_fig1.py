@@ -106,8 +106,8 @@ def compared(pair: Pair, rounds: int) -> Found:
     apart = math.nan
     if len(one) == len(other):
         apart = float((one - other).norm(dim=-1).max() / one.norm(dim=-1).max())
-    curves = ([best.evaluate(x)["distance"] for x in models] for models in (one, other))
-    return Found(pair, *(np.array(curve, np.float64) for curve in curves), apart)
+    method, member = (np.array([best.evaluate(x)["distance"] for x in models], np.float64) for models in (one, other))
+    return Found(pair, method, member, apart)
 
 
 def control_variates(gamma: float) -> float:
