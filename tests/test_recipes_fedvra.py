@@ -1,6 +1,8 @@
 """FedVRA's recipes resolve at every size, judge planted results rightly, print the paper's numbers; Fig. 1 is exact."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,12 @@ def test_fig_1_in_float64(tmp_path: Path) -> None:
     worse = values((*row[:4], 1e-6 if row.entry == "FedNova" else row.value) for row in found.rows)
     assert fedvra.FIG1.claims[0].judge(worse).verdict == "holds in part"
     assert {row["clients"] for row in fedvra_fig1.resolve("quick", {"rounds": 6})} == {20}
+
+
+def test_runs_go_where_the_device_says() -> None:
+    """The option reaches the runs' settings; which devices there are, `engine.device` knows."""
+    words = [sys.executable, "-m", "fedconcord", "reproduce", "fedvra_table4", "--dry-run", "--device", "nowhere"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 2
+    assert "engine.device" in ended.stderr
+    assert "nowhere" in ended.stderr
