@@ -105,6 +105,7 @@ def test_fig_1_in_float64(tmp_path: Path) -> None:
     assert {row["clients"] for row in fedvra_fig1.resolve("quick", {"rounds": 6})} == {20}
 
 
+@pytest.mark.slow
 def test_runs_go_where_the_device_says() -> None:
     """The option reaches the runs' settings; which devices there are, `engine.device` knows."""
     words = [sys.executable, "-m", "fedconcord", "reproduce", "fedvra_table4", "--dry-run", "--device", "nowhere"]

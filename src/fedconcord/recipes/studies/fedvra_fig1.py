@@ -124,7 +124,9 @@ def control_variates(gamma: float) -> float:
 def run(out: Path, size: SizeName, options: Mapping[str, Any], say: Callable[[str], None]) -> Values:
     """Both curves of every pair, their greatest distance and, for SCAFFOLD, the control variates."""
     found = [compared(pair, int(options["rounds"])) for pair in pairs()]
-    with panels(out, "fedvra_fig1", ["Exact: lines are the methods, crosses FedVRA", "As gamma falls"]) as axes:
+    with panels(
+        out, "fedvra_fig1", ["Exact: lines are the methods, crosses FedVRA", f"Said to be near: gamma {GAMMAS[1]:g}"]
+    ) as axes:
         for k, one in enumerate(found):
             if one.pair.name in CONTROLS:
                 continue
