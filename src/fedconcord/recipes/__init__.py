@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedconcord.recipes import fednova, losac, others
+from fedconcord.recipes import afedpd, fednova, fedvra, losac, others
 from fedconcord.recipes.recipe import Recipe
 
-PAPERS: tuple[tuple[Recipe, ...], ...] = (losac.RECIPES, fednova.RECIPES, others.RECIPES)
+PAPERS: tuple[tuple[Recipe, ...], ...] = (
+    fednova.RECIPES,
+    fedvra.RECIPES,
+    afedpd.RECIPES,
+    losac.RECIPES,
+    others.RECIPES,
+)
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper}

@@ -120,6 +120,30 @@ def loses_more(
     return Claim(says, judge)
 
 
+def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], factor: float) -> Claim:
+    """One entry needs at most 1 / factor of what each of others needs, in each of these cells; paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        longer = Values(
+            tuple(
+                row._replace(value=factor * row.value) if (row.measure, row.entry) == (measure, winner) else row
+                for row in found.rows
+            )
+        )
+        return judged(
+            [
+                (
+                    _pair(found, measure, cell, winner, loser, len(cells) > 1),
+                    compared(longer, measure, cell, winner, loser, False),
+                )
+                for cell in cells
+                for loser in losers
+            ]
+        )
+
+    return Claim(says, judge)
+
+
 def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
     """Means lie within this relative tolerance of (cell, entry, printed value)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
@@ -75,12 +76,16 @@ def counts(config: Config) -> tuple[int | None, int | None]:
     """(parameters, training samples) of a run, without its data where their shape is known."""
     name = grammar.parse(config.data, "data").name
     if name in SHAPES and config.model is not None:
-        shape = SHAPES[name]
-        call = grammar.parse(config.model, "model")
-        model = MODELS[call.name](shape.shape, shape.classes, *call.args, **call.kwargs)
-        return sum(p.numel() for p in model.parameters()), shape.samples
+        return _parameters(config.model, name), SHAPES[name].samples
     if name in DRAWN:
         return DRAWN[name](factories.check(PROBLEMS, "data", config.data).resolved(), config.clients)
     job = settings_module.build(config)
     settings_module.forget_problem()
     return len(job.problem.init(0)), int(job.problem.roster.samples.sum())
+
+
+@cache  # a large model takes longer than all else of a dry run
+def _parameters(model: str, data: str) -> int:
+    """Parameters of a model on samples of a data set's shape."""
+    shape, call = SHAPES[data], grammar.parse(model, "model")
+    return sum(p.numel() for p in MODELS[call.name](shape.shape, shape.classes, *call.args, **call.kwargs).parameters())

@@ -1,1 +1,1 @@
-"""Experiments that are no comparison of methods, a function a file."""
+"""Experiments that are no comparison: closed forms, identities, attacks, a function each."""
