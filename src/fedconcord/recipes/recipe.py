@@ -105,3 +105,11 @@ class Recipe(NamedTuple):
     )
     silent: str = ""  # what the paper does not say, and what is done here; where from
     findings: Sequence[str] = ()  # what the desk runs showed, by a person, after they were made
+
+
+def sizes_text(recipe: Recipe) -> str:
+    """Its sizes and the minutes that they took, as a list shows them."""
+    return ", ".join(
+        f"{name} {'not timed' if size.minutes is None else f'{size.minutes:g} min'}"
+        for name, size in recipe.sizes.items()
+    )
