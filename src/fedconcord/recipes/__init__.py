@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedconcord.recipes import fedadmm
 from fedconcord.recipes.recipe import Recipe
 
-PAPERS: tuple[tuple[Recipe, ...], ...] = ()
+PAPERS: tuple[tuple[Recipe, ...], ...] = (fedadmm.RECIPES,)
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper}

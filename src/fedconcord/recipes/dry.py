@@ -44,14 +44,18 @@ def rows(asked: Asked) -> Iterator[dict[str, object]]:
         for row in recipe.experiment.resolve(asked.size_name, size.options):
             yield dict(row)
         return
-    grid = {entry.name: len(points_of(entry)) for entry in entries_of(size, recipe.experiment)}
-    own = {cell.name for cell in recipe.experiment.cells if cell.tuned_in is None}
+    grid = {
+        (cell.name, entry.name): len(points_of(entry))
+        for cell in recipe.experiment.cells
+        if cell.tuned_in is None
+        for entry in entries_of(size, recipe.experiment, cell)
+    }
     seeds = len(size.seeds if asked.seeds is None else asked.seeds)
     for cell, settings, methods in planned_texts(asked):
         nested = {**settings, "methods": methods}
         config = settings_module.resolve_compare(settings_module.from_nested(nested, recipe.name))
         for one in settings_module.runs(config):
-            tried = grid[one.label or ""] if size.search is not None and cell in own else 1
+            tried = 1 if size.search is None else grid.get((cell, one.label or ""), 1)
             parameters, samples = counts(one)
             local = one.local
             work = f"{local.steps} steps" if local.steps is not None else f"{local.epochs} epochs"

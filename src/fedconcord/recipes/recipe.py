@@ -36,6 +36,7 @@ class Cell(NamedTuple):
     title: str
     settings: Settings = NOTHING  # over the recipe's
     tuned_in: str | None = None  # the cell whose best values it takes; its own search if none
+    entries: Sequence[Entry] | None = None  # in place of the comparison's, whose names they have
 
 
 class Size(NamedTuple):
