@@ -21,6 +21,7 @@ from fedconcord.recipes.fedadmm_parts import (
     SPLITS,
     admm,
     federation,
+    models_of,
     printed,
     title,
 )
@@ -124,7 +125,7 @@ table4 = Recipe(
         printed("rounds are within a quarter of the printed ones", PRINTED_4, 0.25),
     ),
     {"quick": QUICK._replace(cells=("mnist_noniid",)), "desk": DESK_100, "paper": PAPER},
-    {ROUNDS.name: PRINTED_4},
+    {ROUNDS.name: PRINTED_4, MODEL.name: models_of(PRINTED_4)},
     f"B is 200 and the clients are 100: E = 5 then has the numbers of Table III. lr 0.1; a client draws E_i from 1 to "
     f"E. "
     f"{FORM}. {CODE}",

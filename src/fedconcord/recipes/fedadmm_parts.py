@@ -98,6 +98,11 @@ def leads(cells: Sequence[Cell], rivals: Sequence[str] = RIVALS) -> tuple[Claim,
     )
 
 
+def models_of(table: Mapping[tuple[str, str], float | str]) -> dict[tuple[str, str], float | str]:
+    """The printed sizes of the models in these places (Table II)."""
+    return {(cell, entry): SIZES["cnn2" if cell.startswith("cifar") else "cnn1"] for cell, entry in table}
+
+
 def printed(says: str, table: Mapping[tuple[str, str], float | str], tolerance: float) -> Claim:
     """Rounds are within a tolerance of the printed ones where the model is the paper's; "100+": not in 100 rounds."""
 

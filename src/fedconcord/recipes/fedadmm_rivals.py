@@ -28,6 +28,7 @@ from fedconcord.recipes.fedadmm_parts import (
     lead_grows,
     leads,
     methods,
+    models_of,
     printed,
     title,
 )
@@ -64,14 +65,14 @@ def columns() -> Iterator[Cell]:
         for split, batch in batches.items():
             name, said = f"{data.removesuffix('10')}{clients}_{split}", title(data, split, clients)
             settings = federation(data, split, clients, epochs, batch)
-            own = None if epochs == 5 else methods(epochs, LR, LR | MU)
+            own = BOTH_FORMS if epochs == 5 else methods(epochs, LR, LR | MU)
             yield Cell(name, said, settings, entries=own)
             yield Cell(f"{name}_sgd", f"{said}, 600 rounds", {**settings, "rounds": 600}, entries=SGD)
             if epochs == 5:
                 released = {**settings, "model": "cnn1(form=released)"}
-                yield Cell(f"{name}_released", f"{said}, the code's network", released)
+                yield Cell(f"{name}_released", f"{said}, the code's network", released, entries=own)
                 if split == "noniid":
-                    fixed = tuple(entry._replace(grid=NOTHING) for entry in BOTH_FORMS)
+                    fixed = tuple(entry._replace(grid=NOTHING) for entry in own)
                     yield Cell(f"{name}_fixed", f"{said}, lr 0.1 for all", settings, entries=fixed)
 
 
@@ -146,7 +147,7 @@ table3 = Recipe(
         ),
         "paper": PAPER,
     },
-    {ROUNDS.name: PRINTED_3},
+    {ROUNDS.name: PRINTED_3, MODEL.name: models_of(PRINTED_3)},
     f"{FORM}. {CODE}. What the code does besides stands as entries and cells of its own: momentum 0.5; a server step "
     "of 1, then 0.5 from round 60; networks without an activation after the convolutions and with softmax taken twice. "
     "The printed speedups and reductions are quotients of the rounds",
@@ -286,7 +287,7 @@ table5 = Recipe(
         ),
         "paper": PAPER,
     },
-    {ROUNDS.name: PRINTED_5},
+    {ROUNDS.name: PRINTED_5, MODEL.name: models_of(PRINTED_5)},
     f"E and B are not said: 10 and 50, as with the 200 clients of Fig. 5. {FORM}. {CODE}",
 )
 
