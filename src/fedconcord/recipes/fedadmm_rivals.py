@@ -69,15 +69,19 @@ def columns() -> Iterator[Cell]:
             yield Cell(name, said, settings, entries=own)
             yield Cell(f"{name}_sgd", f"{said}, 600 rounds", {**settings, "rounds": 600}, entries=SGD)
             if epochs == 5:
-                released = {**settings, "model": "cnn1(form=released)"}
+                released, unit = (
+                    {**settings, "model": "cnn1(form=released)"},
+                    {**settings, "data": "mnist(pixels=unit)"},
+                )
                 yield Cell(f"{name}_released", f"{said}, the code's network", released, entries=own)
+                yield Cell(f"{name}_unit", f"{said}, pixels from 0 to 1", unit, entries=own)
                 if split == "noniid":
                     fixed = tuple(entry._replace(grid=NOTHING) for entry in own)
                     yield Cell(f"{name}_fixed", f"{said}, lr 0.1 for all", settings, entries=fixed)
 
 
 CELLS_3 = tuple(columns())
-VARIED = ("_sgd", "_released", "_fixed")  # cells beside the eight columns
+VARIED = ("_sgd", "_released", "_unit", "_fixed")  # cells beside the eight columns
 PRINTED_3: Mapping[tuple[str, str], float | str] = {
     (f"{cell}{'_sgd' * (entry == 'FedSGD')}", entry): value
     for cell, row in TABLE_3.items()
