@@ -10,7 +10,7 @@ import pytest
 
 import fedconcord
 from fedconcord import settings
-from fedconcord.recipes import fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
+from fedconcord.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord.recipes.fedadmm import RECIPES
 from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
 from fedconcord.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, text_of
@@ -108,6 +108,17 @@ def test_grids_are_the_papers() -> None:
     assert all(len(points_of(entry)) == 1 for entry in fixed.entries or ())
     fig5 = {entry.name: len(points_of(entry)) for entry in comparison(BY_NAME["fig5"]).entries}
     assert fig5 == {"FedADMM": 1, "FedAvg": 4, "FedProx": 4, "SCAFFOLD": 4}  # FedADMM untouched
+
+
+def test_a_dry_run_counts_the_runs_of_a_cells_own_methods() -> None:
+    some = ["mnist1000_iid_sgd", "mnist1000_iid", "mnist100_noniid_fixed"]
+    rows = list(dry.rows(Asked(BY_NAME["table3"], "paper", Path(), cells=some)))
+    runs = {(row["cell"], row["method"]): row["runs"] for row in rows}
+    assert runs["mnist1000_iid_sgd", "FedSGD"] == 5 + 4
+    assert runs["mnist1000_iid", "FedProx"] == 5 + 16
+    assert runs["mnist100_noniid_fixed", "FedProx"] == 5
+    assert len(rows) == 1 + 4 + 7
+    assert {row["parameters"] for row in rows} == {1_663_370}
 
 
 def test_growing_cells_keep_what_was_tuned_at_100() -> None:
