@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedconcord.recipes import afedpd, fednova, fedvra, losac, others
+from fedconcord.recipes import afedpd, fedadmm, fednova, fedvra, losac, others
 from fedconcord.recipes.recipe import Recipe
 
 PAPERS: tuple[tuple[Recipe, ...], ...] = (
     fednova.RECIPES,
+    fedadmm.RECIPES,
     fedvra.RECIPES,
     afedpd.RECIPES,
     losac.RECIPES,

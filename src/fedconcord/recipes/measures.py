@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from fedconcord.recipes.recipe import Measure
-from fedconcord.report.load import Run
+from fedconcord.report.load import Array, Run
 from fedconcord.report.stats import first_at, tail_mean
 
 ACCURACY = "test_accuracy"
@@ -23,6 +24,17 @@ def rounds_to(target: float, metric: str = ACCURACY, higher: bool = True, name: 
 
     shown = f"{100 * target:g} %" if metric.endswith("accuracy") else f"{target:g}"
     return Measure(name or f"rounds to {shown}", of, False, digits=0, goal=target)
+
+
+def rounds_to_target(metric: str = ACCURACY, name: str = "rounds to target") -> Measure:
+    """The first evaluated round at the run's own `eval.target`, which its cell sets; inf if it ended before."""
+
+    def of(run: Run) -> float:
+        target = run.head.target
+        at = None if target is None else first_at(run.metrics[metric], target, True)
+        return math.inf if at is None else float(run.round[at])
+
+    return Measure(name, of, False, digits=0)
 
 
 def final(
@@ -79,3 +91,15 @@ def swing(metric: str = ACCURACY, share: float = 0.5, name: str | None = None) -
         return factor * float(np.std(np.diff(seen))) if len(seen) > 2 and np.isfinite(seen).all() else math.nan
 
     return Measure(name or f"swing of {metric.replace('_', ' ')}", of, False, "", 2)
+
+
+def parameters(name: str = "parameters") -> Measure:
+    """The size of the model: says whether a run had the paper's."""
+    return Measure(name, lambda run: float(run.head.dim), False, digits=0)
+
+
+def client_sizes(statistic: Callable[[Array], float], name: str) -> Measure:
+    """A statistic of the clients' numbers of samples [N]."""
+    return Measure(
+        name, lambda run: math.nan if run.counts is None else statistic(run.counts.sum(axis=1)), False, "", 2
+    )

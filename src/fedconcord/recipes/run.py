@@ -141,11 +141,10 @@ def planned_texts(asked: Asked) -> Iterator[tuple[str, dict[str, Any], list[str]
     experiment = asked.recipe.experiment
     assert isinstance(experiment, Comparison)
     for cell in cells_of(asked, experiment):
-        entries = entries_of(asked.size, experiment, cell)
         yield (
             cell.name,
             settings_of(experiment, asked.size, cell),
-            [text_of(entry, first_of(entry), entry.name) for entry in entries],
+            [text_of(entry, first_of(entry), entry.name) for entry in entries_of(asked.size, experiment, cell)],
         )
 
 
