@@ -35,6 +35,7 @@ from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, plan_of, start
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
+from fedconcord.settings import from_nested, resolve_run
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.privacy import clipped, uncovered, with_privacy
 from fedconcord.transforms.server import momentum, with_server
@@ -403,6 +404,23 @@ def test_a_run_says_what_it_spends(tmp_path: Path) -> None:
     again = fedconcord.run(resume=got.folder, rounds=9)  # the budget is spent: the noise stays, and nothing is done
     assert (again.rounds, again.status) == (6, "complete")
     assert "its budget of epsilon 4 is spent" in read_description(got.folder)["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind", "q"),
+    [
+        ("poisson", "central", 0.5),
+        ("uniform", "central", None),
+        ("bernoulli(0.5)", "central", None),
+        ("cyclic", "central", None),
+        ("poisson", "local", None),
+    ],
+)
+def test_only_poisson_and_central_noise_are_amplified(sampling: str, kind: str, q: float | None) -> None:
+    given = {"data": "quadratics", "clients": 8, "sampling": sampling, "rounds": 6, "local": {"lr": 0.05}}
+    given |= {"privacy": {"clip": 1.0, "epsilon": 4.0, "kind": kind}} | ({} if "0.5" in sampling else {"cohort": 4})
+    found = resolve_run(from_nested(given, "a test")).privacy
+    assert found.noise == accountant.calibrate(4.0, DELTA, kind, q, 6)  # type: ignore[arg-type]
 
 
 def test_a_budget_with_noise_ends_the_run_and_resumes_to_the_same_bits(tmp_path: Path) -> None:

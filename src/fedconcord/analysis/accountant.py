@@ -68,20 +68,27 @@ def calibrate(
         UserError: dp-accounting is not installed.
     """
 
+    from scipy.optimize import brentq  # type: ignore[import-untyped]  # which runs without privacy need not pay
+
     def spent(noise: float) -> float:
         return spending(noise, kind, poisson, delta).epsilon(rounds)
 
-    high = 1.0
+    low = high = 1.0
     while spent(high) > epsilon:
-        high *= 2
-    low = high / 2
+        low, high = high, 2 * high
     while spent(low) <= epsilon:
         low, high = low / 2, low
-    while high / low > 1 + 10.0**-DIGITS:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
-    unit = 10.0 ** (math.floor(math.log10(high)) - DIGITS + 1)
-    return float(f"{math.ceil(high / unit) * unit:.{DIGITS}g}")
+    size = brentq(lambda s: math.log(spent(math.exp(s)) / epsilon), math.log(low), math.log(high), xtol=1e-5)
+    unit = 10.0 ** (math.floor(size / math.log(10)) - DIGITS + 1)
+    count = math.floor(math.exp(size) / unit)
+    while spent(_written(count, unit)) > epsilon:
+        count += 1
+    return _written(count, unit)
+
+
+def _written(count: int, unit: float) -> float:
+    """So many units of a power of ten, as the number that is written so."""
+    return float(f"{count * unit:.{DIGITS}g}")
 
 
 def version() -> str:
