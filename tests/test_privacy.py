@@ -334,6 +334,10 @@ def test_which_methods_it_covers_is_found_from_their_functions() -> None:
         (lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: up**2), "not linear"),
         (lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: up + 1), "not linear"),
         (lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: sender.steps * up), "not linear"),
+        (
+            lambda: replace(METHODS["fedavg"](), contribute=lambda up, sender, cohort: up.reshape(6)),
+            "tried on a model of",
+        ),
     ],
 )
 def test_methods_that_it_does_not_cover_are_refused_with_the_reason(algorithm: Any, why: str) -> None:

@@ -59,10 +59,13 @@ def calibrated(config: Config) -> Config:
         raise UserError(f"privacy.noise 0 meets no epsilon, given {given.epsilon:g}; leave one of them out")
     config = config.model_copy(update={"privacy": given})
     budget = budget_of(config)
-    if budget is not None and budget.rounds == 0:
+    one = (
+        0.0 if budget is None else budget.spending.epsilon(1)
+    )  # also where no limit is: a missing library is said here
+    if given.epsilon is not None and one > given.epsilon:
         raise UserError(
-            f"one round with privacy.noise {given.noise:g} spends epsilon {budget.spending.epsilon(1):.4g}, more than "
-            f"privacy.epsilon {given.epsilon:g}; give more noise, or leave it out"
+            f"one round with privacy.noise {given.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
+            f"{given.epsilon:g}; give more noise, or leave it out"
         )
     return config
 

@@ -127,7 +127,11 @@ def _noise(like: Tree, d: int, normal: Callable[[int], Tensor], scale: float) ->
 
 def uncovered(algorithm: Algorithm) -> str | None:
     """Why clipping and noise would not cover all that a method's clients send, or None."""
-    reason = _uncovered(algorithm)
+    try:
+        reason = _uncovered(algorithm)
+    except Exception as error:  # whatever somebody else's functions raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"its functions, tried on a model of two parameters, fail ({why})"
     if reason is None:
         return None
     return f"differential privacy does not cover this method: {reason}; use another method such as fedavg or scaffold"
