@@ -240,6 +240,23 @@ def test_engines_agree(name: str, kind: str) -> None:
         assert far(got.store.gather(everyone), want.store.gather(everyone)) < 1e-12
 
 
+def test_all_contribute_by_one_map() -> None:
+    """Whatever the server knows of its senders, a method is told the same of all: here it would weigh them by it."""
+    plain = METHODS["fedavg"]()
+
+    def by(sender: Sender) -> torch.Tensor:
+        known = torch.stack([sender.id.double(), sender.w, sender.p, sender.inclusion])
+        return known.nan_to_num(0.0).sum(0)
+
+    private = with_privacy(
+        replace(plain, contribute=lambda up, sender, cohort: by(sender) * up), 1e9, 0.0, "central", S
+    )
+    this = job(private, sampler=sampling.poisson())
+    sent, server = messages(plain, this)
+    weight = 1 / S + 1 / N + S / N
+    assert far(run(this, 1).server.x, server.x + weight * torch.stack(list(sent.values())).sum(0)) < 1e-13
+
+
 def test_a_round_of_nobody_has_its_noise() -> None:
     """Else it would show that nobody was drawn. The server's momentum goes on in it, as in any round."""
     private = with_server(with_privacy(METHODS["fedavg"](), 0.5, 2.0, "central", 1), momentum(0.5))

@@ -57,9 +57,9 @@ def with_privacy(
         return forms(algorithm, torch.ones(2)).up
 
     def public(of: Sender, n: int) -> Sender:
-        """What a sender may differ in: nothing."""
+        """What a sender may differ in: nothing, so that all contribute by one map."""
         w, p, steps = (torch.full_like(of.w, value) for value in (1 / cohort, 1 / n, math.nan))
-        return of._replace(w=w, p=p, steps=steps, inclusion=cohort * p)
+        return of._replace(id=torch.zeros_like(of.id), w=w, p=p, steps=steps, inclusion=cohort * p)
 
     def expected(now: Cohort) -> Cohort:
         return now._replace(size=cohort, mass=cohort / now.n, mean_steps=math.nan)
