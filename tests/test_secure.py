@@ -569,8 +569,8 @@ def test_a_deployment_with_secure_sums_is_the_one_without(files: Path, tmp_path:
         {**SECURE["secure"], "threshold": 0.6},
     )
     for name in SITES:
-        [folder] = (tmp_path / "secure" / "sites" / name).iterdir()
-        path = folder / "secrets.json"
+        folder = tmp_path / "secure" / "sites" / name
+        [path] = folder.glob("*/secrets.json")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         left = json.loads(path.read_text())
         assert left["opened"] == [1, 1]

@@ -11,11 +11,12 @@ from typing import Any
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
 from fedconcord.deploy import handshake
+from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.engine import Sites
 from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.form import model_of, shell, source_of, terms_of
-from fedconcord.deploy.handshake import Agreed, DifferError
+from fedconcord.deploy.handshake import Agreed
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
 from fedconcord.jobs import Job, Row, State, Step
@@ -44,7 +45,7 @@ def check(settings: str, sites: Sequence[str], exchange: Exchange, wait: float) 
         UserError: the job's settings are wrong, or cannot be deployed.
     """
     try:
-        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None))
+        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None), False)
     except DifferError as differ:
         return differ.sentences
     return []
@@ -87,7 +88,7 @@ def serve(
     post = Post(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
     if found is None:
         try:
-            found = handshake.agreed(settings, post)
+            found = handshake.agreed(settings, post, True)
         except DifferError as differ:
             more = len(differ.sentences) - 1
             raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None

@@ -125,7 +125,9 @@ class RemoteServer:
             self.ledger.silent.pop(i, None)
             (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
         if total is None:
-            return self._outcome(server, before, steps)
+            unheard = algorithm.unheard
+            after = server if unheard is None else unheard(server, cohort_of(self.space, plan))
+            return self._outcome(after, before, steps)
         server = algorithm.update(server, total, cohort_of(self.space, plan))
         if algorithm.settle is not None:
             self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), plan.ids[plan.heard].tolist())

@@ -21,21 +21,26 @@ from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
+from fedconcord.settings.privacy import Budget, budget_of
+from fedconcord.settings.privacy import note as privacy_note
 from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
 from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, toml_value
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_PARTITION",
     "PARTS",
+    "RIVALS",
     "TASKS",
+    "Budget",
     "Config",
     "LocalSettings",
     "Source",
     "advise",
+    "budget_of",
     "build",
     "canonical",
     "canonical_text",
@@ -62,6 +67,7 @@ __all__ = [
     "objects_of",
     "part",
     "prepare",
+    "privacy_note",
     "problem_of",
     "read_method",
     "refuse",

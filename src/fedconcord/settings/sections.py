@@ -42,6 +42,10 @@ class LocalSettings(BaseModel):
     ] = 10
     lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job"), Search(0.01, 1.0)] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    lr_drops: Annotated[
+        list[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]]],
+        Field(description="[[round, factor], ...]: the local step size is times the factor from that round on"),
+    ] = []
     momentum: Annotated[
         float,
         Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
@@ -157,9 +161,7 @@ class SecureSettings(BaseModel):
     model_config = STRICT
     clip: Annotated[
         Annotated[float, Field(gt=0)] | None,
-        Field(
-            description="largest absolute value of a number that a site contributes; makes sums secure"
-        ),
+        Field(description="largest absolute value of a number that a site contributes; makes sums secure"),
     ] = None
     bits: Annotated[
         int, Field(ge=8, le=48, description="of a number under masks: the sum of S sites is off by S clip / 2^bits")
@@ -211,6 +213,34 @@ class EvalSettings(BaseModel):
             json_schema_extra={"wanted": "a personalisation such as finetune(steps=20,lr=0.05)"},
         ),
     ] = None
+
+
+class PrivacySettings(BaseModel):
+    """Differential privacy of clients; none without `clip`."""
+
+    model_config = STRICT
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="largest l2 norm of all that a client sends in a round; makes the job private"),
+        Short("dp_clip", "job"),
+    ] = None
+    noise: Annotated[
+        Annotated[float, Field(ge=0)] | None,
+        Field(description="standard deviation of the Gaussian noise over clip; found from epsilon if none"),
+        Short("dp_noise", "job"),
+    ] = None
+    epsilon: Annotated[
+        Annotated[float, Field(gt=0, le=1000)] | None,
+        Field(description="budget: finds the noise for the rounds, or with noise given ends the run when it is spent"),
+        Short("epsilon", "job"),
+    ] = None
+    delta: Annotated[
+        float, Field(gt=0, lt=1, description="of (epsilon, delta), below one over the clients"), Short("delta", "job")
+    ] = 1e-5
+    kind: Annotated[
+        Literal["central", "local"],
+        Field(description="who adds the noise: the server to the sum, or each client to its own message"),
+    ] = "central"
 
 
 class InputSettings(BaseModel):
@@ -274,6 +304,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "wire": WireSettings,
     "secure": SecureSettings,
     "eval": EvalSettings,
+    "privacy": PrivacySettings,
     "input": InputSettings,
     "checkpoint": CheckpointSettings,
 }

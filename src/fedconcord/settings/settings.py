@@ -15,6 +15,7 @@ from fedconcord.settings.sections import (
     EvalSettings,
     InputSettings,
     LocalSettings,
+    PrivacySettings,
     SecureSettings,
     WireSettings,
 )
@@ -44,7 +45,7 @@ class Config(BaseModel):
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
             description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
-            "as do server= and upload=; label= names it",
+            "as do privacy.epsilon=, server= and upload=; label= names it",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
         Short("methods", "job"),
@@ -227,6 +228,7 @@ class Config(BaseModel):
     wire: WireSettings = WireSettings()
     secure: SecureSettings = SecureSettings()
     eval: EvalSettings = EvalSettings()
+    privacy: PrivacySettings = PrivacySettings()
     input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
@@ -239,6 +241,8 @@ class Config(BaseModel):
             del full["wire"]
         if self.secure == SecureSettings():
             del full["secure"]
+        if self.privacy == PrivacySettings():
+            del full["privacy"]
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         flat.setdefault("validation", "none")  # which is not what a file without the key says
