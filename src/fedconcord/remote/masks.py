@@ -27,7 +27,7 @@ try:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError as error:
     raise UserError(
-        "secure sums need the package cryptography; install it with: pip install 'fedconcord[flower]'"
+        "secure sums need the package cryptography; install it with: pip install 'fedconcord[secure]'"
     ) from error
 
 KEY = 32  # bytes of a key, of a seed and of a commitment

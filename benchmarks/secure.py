@@ -1,0 +1,72 @@
+"""What a secure sum costs a site: `python benchmarks/secure.py`. Bytes and messages of one round of FedAvg, with and
+without, counted from the frames; and the seconds of a site's masks. Server and sites are in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedconcord.deploy.serve import serve
+from fedconcord.deploy.site import NAMED, Site
+from fedconcord.remote import codec
+
+JOB = """
+method = "fedavg"
+data = "digits"
+partition = "iid"
+model = "{model}"
+rounds = 1
+cohort = {sites}
+[local]
+steps = 1
+{secure}
+"""
+SUMS = ("orders", "keys", "deal", "open")  # messages of a round
+
+
+def measure(model: str, count: int, bits: int | None) -> tuple[int, int, int, float]:
+    """(messages, bytes to a site, bytes from it, seconds of its answers) in one round of so many sites."""
+    secure = "" if bits is None else f"[secure]\nclip = 8\nbits = {bits}"
+    job, names = JOB.format(model=model, sites=count, secure=secure), [f"s{k}" for k in range(count)]
+    seen = {"messages": 0, "down": 0, "up": 0}
+    spent = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        sites = {name: Site(job, NAMED, Path(folder) / name, name) for name in names}
+
+        def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+            nonlocal spent
+            answers = {}
+            for name, data in messages.items():
+                began = time.perf_counter()
+                answers[name] = sites[name].answer(data)
+                if codec.read(data).kind in SUMS:
+                    spent += time.perf_counter() - began
+                    seen["messages"] += 1
+                    seen["down"] += len(data)
+                    seen["up"] += len(answers[name])
+            return answers
+
+        done = serve(job, names, exchange, Path(folder) / "run", None, 60.0, False)
+        assert json.loads((done.folder / "run.json").read_text())["rounds_void"] == 0
+    return seen["messages"] // count, seen["down"] // count, seen["up"] // count, spent / count
+
+
+def main() -> None:
+    """The table of docs/secure.md."""
+    print("| model | sites | sums | messages | bytes to a site | bytes from it | seconds of its answers |")
+    print("|---|---|---|---|---|---|---|")
+    counts = [int(one) for one in sys.argv[1:]] or [3, 10, 30]
+    for model in ("logreg", "2nn"):
+        for count in counts:
+            for bits in (None, 24, 48):
+                messages, down, up, seconds = measure(model, count, bits)
+                sums = "plain" if bits is None else f"secure, {bits} bits"
+                print(f"| {model} | {count} | {sums} | {messages} | {down:,} | {up:,} | {seconds:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
