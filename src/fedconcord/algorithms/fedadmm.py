@@ -74,4 +74,5 @@ def fedadmm(
         needs_x0=own,
         contribute=lambda change, sender, cohort: sender.w * change,
         update=lambda server, change, cohort: Server(server.x + step(cohort) * change),
+        invariant="a model that is the sum of all changes of w_i + y_i / rho",
     )
