@@ -55,6 +55,8 @@ def run(given: Given, resume: Resume = None) -> None:
         say(stopped)
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
+    if (refused := outcome.refused(result.folder)) is not None:
+        say(refused)
     if (wire := outcome.wire(result.folder)) is not None:
         say(wire)
     say(spent.sentence())
@@ -69,7 +71,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     """Compare methods on the same clients; write the report."""
     with importing():
         from fedconcord.api import finish_comparison
-        from fedconcord.runs import callbacks, plan, pool
+        from fedconcord.runs import callbacks, outcome, plan, pool
         from fedconcord.tracking import check, trackers
 
     sources = sources_of(given)
@@ -104,6 +106,9 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
         compared = finish_comparison(folder, results)
         if compared.report is not None:  # else another process writes it
             say_summary(folder)
+            for result in results:
+                if result.status != "failed" and (refused := outcome.refused(result.folder)) is not None:
+                    say(f"{result.label}, seed {result.seed}: {refused}")
             for result in failed:
                 complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
             say(f"report: {compared.report}")

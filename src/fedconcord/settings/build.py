@@ -102,8 +102,8 @@ def _problem(
     liars: str | None,
 ) -> Problem:
     if liars is not None and (partition is None or task is not None):
-        which = f"data {data} have" if partition is None else f"task {task} has"
-        raise UserError(f"hostile {liars} lies about labels, and {which} none of its own; use another attack")
+        which = f"data {data}" if partition is None else f"task {task}"
+        raise UserError(f"hostile {liars} lies about the labels of samples, which {which} lacks; use another attack")
     if precision != "full" and (partition is None or task is not None):
         which = f"data {data}" if partition is None else f"task {task}"
         raise UserError(
