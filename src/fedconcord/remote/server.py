@@ -173,6 +173,7 @@ class RemoteServer:
         kept = weights.without(plan, spoilt, self.algorithm.weights, self.algorithm.needs_everyone)
         gone = np.setdiff1d(plan.ids, kept.ids).tolist()
         self.spoilt += gone
+        self.ledger.joined -= {i for i in gone if i not in self.ledger.counted}  # they begin anew
         self._add(refused=len(gone))
         return kept
 

@@ -69,3 +69,8 @@ def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> 
             update=lambda server, total: server._replace(inner=prologue.update(server.inner, total))
         ),
     )
+
+
+def moved(server: Any, x: Tensor) -> Any:
+    """A server's state with another model x [d], through all that is lifted around it."""
+    return server._replace(x=x) if "x" in server._fields else server._replace(inner=moved(server.inner, x))

@@ -22,7 +22,8 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
     local = algorithm.start(down, row, client)
     buffer = zero if local.buffer is None else local.buffer
     tilt = None if local.tilt is None else local.tilt.own
-    done = Done(local.x + move, one, one, local.linear, local.table, buffer, tilt)
+    linear = None if local.linear is None else local.linear + move
+    done = Done(local.x + move, one, one, linear, local.table, buffer, tilt)
     return algorithm.finish(down, row, done, client)[0]
 
 
