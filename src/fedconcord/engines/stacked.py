@@ -117,12 +117,12 @@ class Stacked:
         reached = int((~plan.answers).sum()) + len(plan.aside.lost)
         down = broadcast = algorithm.broadcast(server)
         bytes_down = reached * tree_bytes(down) if talks else 0
-        sound, mine = plan, now._share(store, plan)
-        joining = base.joining(algorithm, store, plan, plan.ids[mine.positions], talks)
+        sound, mine = plan, now._mine(store, plan)
+        joining = 0 if mine.idle else base.joining(algorithm, store, plan, plan.ids[mine.positions], talks)
         asked = Asked()
         if algorithm.prelude is not None:
             sound, asked = now._prelude(problem, duty, server, store, plan)
-            mine = now._share(store, sound)
+            mine = now._mine(store, sound)
             bytes_down += (reached - len(plan.ids) + len(sound.ids)) * tree_bytes(asked.total)
             down = algorithm.prelude.absorb(down, asked.total)
         spent: tuple[int, ...] = ()
@@ -135,8 +135,8 @@ class Stacked:
             if kept is sound:
                 break
             # every contribution depends on who is in, and they are summed: the others do the same once more
-            sound, mine, asked = kept, now._share(store, kept), Asked()
-        for select, rows in zip(mine.chunks, done.rows, strict=True):
+            sound, mine, asked = kept, now._mine(store, kept), Asked()
+        for select, rows in zip(mine.chunks, done.rows, strict=not mine.idle):
             mine.store.scatter(mine.plan.ids[select], rows)
         bytes_up, evaluations, joining = spent
         bytes_down += joining * tree_bytes(server.x)
@@ -154,7 +154,7 @@ class Stacked:
                     mine.store.scatter(ids, settled(algorithm.settle, sent, mine.store.gather(ids)))
         return Outcome(server, bytes_down, bytes_up, evaluations, base.refused(plan, sound))
 
-    def _share(self, store: Store, plan: Plan) -> Share:
+    def _mine(self, store: Store, plan: Plan) -> Mine:
         """What this process trains of a plan; the engine's choices are made."""
         assert isinstance(self.chunk, int)
         everyone = np.argsort(-plan.steps, kind="stable")
@@ -164,12 +164,12 @@ class Stacked:
             order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
             store = MemoryStore(store.template)
         number = -(-len(order) // self.chunk)
-        return Share(plan, [order[k::number] for k in range(number)], store, idle)  # dealt out: about the same work
+        return Mine(plan, [order[k::number] for k in range(number)], store, idle)  # dealt out: about the same work
 
     def _prelude(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> tuple[Plan, Asked]:
         """The message before the local steps, and the plan of those whose message is finite."""
         algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
-        prelude, mine, cohort = algorithm.prelude, self._share(store, plan), cohort_of(space, plan)
+        prelude, mine, cohort = algorithm.prelude, self._mine(store, plan), cohort_of(space, plan)
         assert prelude is not None
         total, bytes_up, evaluations = None, 0, 0
         gradients: list[Tensor | None] = []  # of the chunks, for methods that use them later too
@@ -183,15 +183,17 @@ class Stacked:
             evaluations += passes_of(objective, duty, mine.plan, select)
             gradients.append(gradient if algorithm.needs_full_gradient else None)
             sound.append(finite(gradient, len(ids)))
+        if mine.idle:
+            total, sound = tree_map(torch.zeros_like, total), []
         total, _, spoilt = self._sum(mine, total, (), sound)
         kept = weights.without(plan, spoilt, algorithm.weights, algorithm.needs_everyone)
         if kept is not plan:
             plan, again = self._prelude(problem, duty, server, store, kept)
             total, gradients = again.total, again.gradients
-        return plan, Asked(total, gradients, bytes_up, evaluations)
+        return plan, Asked(total, gradients, *((0, 0) if mine.idle else (bytes_up, evaluations)))
 
     def _train(
-        self, problem: Problem, duty: Duty, down: Tree, mine: Share, talks: bool, gradients: list[Tensor | None]
+        self, problem: Problem, duty: Duty, down: Tree, mine: Mine, talks: bool, gradients: list[Tensor | None]
     ) -> Attempt:
         """The local steps of this process's clients; nothing is stored."""
         objective, space, plan = problem.objective, space_of(problem), mine.plan
@@ -218,16 +220,14 @@ class Stacked:
                 found.total = done.share if len(found.rows) == 1 else join(found.total, done.share)
                 found.bytes_up += done.bytes_up
                 found.sound.append(done.sound)
-        return found
+        return Attempt(tree_map(torch.zeros_like, found.total)) if mine.idle else found
 
     def _sum(
-        self, mine: Share, total: Tree, counts: tuple[int, ...], sound: list[Tensor]
+        self, mine: Mine, total: Tree, counts: tuple[int, ...], sound: list[Tensor]
     ) -> tuple[Tree, tuple[int, ...], np.ndarray]:
         """The sums over all processes, and who sent what is not finite, [S] bool."""
         spoilt = np.zeros(len(mine.plan.ids), bool)
-        if mine.idle:
-            total, counts = tree_map(torch.zeros_like, total), (0,) * len(counts)
-        elif sound:
+        if sound:
             spoilt[mine.positions] = ~torch.cat(sound).cpu().numpy()  # the one value of a round that the host reads
             spoilt &= mine.plan.heard
         total, (*counts_of_all, found) = self.team.total(total, (*counts, int(spoilt.sum())))
@@ -236,7 +236,7 @@ class Stacked:
         return total, tuple(counts_of_all), spoilt
 
 
-class Share(NamedTuple):
+class Mine(NamedTuple):
     """What a process trains of a round."""
 
     plan: Plan  # without steps where it is idle
