@@ -276,9 +276,9 @@ def test_engines_agree_under_attack(name: str) -> None:
     attacks = ATTACKS if name == "median" else {k: ATTACKS[k] for k in ("nan", "alie", "gaussian")}
     for attack in attacks.values():
         this = job(with_hostile(COMPOSED[name], attack, 3, N))
-        want = run(this, 5)
+        want = run(this, 3)
         for engine in ENGINES:
-            got = run(replace(this, engine=engine), 5)
+            got = run(replace(this, engine=engine), 3)
             assert_same(got, want, 1e-12)
             counts = [(s.bytes_up, s.bytes_down, s.gradient_steps, s.refused) for s in (got, want)]
             assert counts[0] == counts[1]
@@ -293,13 +293,13 @@ def test_a_reply_that_is_not_finite_changes_nothing_for_the_others(name: str) ->
     this = job(with_hostile(plain, hostile.nan(0.3), 3, N))
     without = job(plain, dropout=lambda seed, client: float(client in broken))
     for engine in (Serial(), Stacked(2)):
-        got, want = (run(replace(one, engine=engine), 6) for one in (this, without))
-        assert sum(got.refused.values()) > 3
+        got, want = (run(replace(one, engine=engine), 4) for one in (this, without))
+        assert sum(got.refused.values()) > 2
         assert set(got.refused) <= broken
         assert got.store.ids().tolist() == want.store.ids().tolist()
         if name != "mimesvrg":  # whose gradients came before anything was wrong
             assert_same(got, want)
-    wired = run(replace(this, engine=Wire()), 6)
+    wired = run(replace(this, engine=Wire()), 4)
     assert_same(wired, got, 1e-12)
     counts = [(s.bytes_up, s.bytes_down, s.gradient_steps, s.refused) for s in (wired, got)]
     assert counts[0] == counts[1]
@@ -385,7 +385,7 @@ def test_a_fifth_hostile_clients_ruin_the_mean_and_not_the_rules(attack: Attack)
     }
     for name, rule in rules.items():
         algorithm = with_hostile(with_aggregate(make("fedavg"), rule), attack, 0, 15)
-        state = run(Job(problem, algorithm, schedule), 150)
+        state = run(Job(problem, algorithm, schedule), 60)
         far = float(torch.linalg.vector_norm(state.server.x - target))
         if name == "mean":
             assert not far < 3
