@@ -106,11 +106,21 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("local/solver.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
     ),
     "fedadmm: one dual for all clients": fedadmm(
-        "y = row.y + rho * (done.x - x)",
-        "y = (row.y + rho * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
+        "y = row.y + weight * (done.x - x)",
+        "y = (row.y + weight * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
     ),
     "fedadmm: server's model taken for the client's": fedadmm(
         "before = row.w if isinstance(row.w, Tensor) else x", "before = x"
+    ),
+    "fedadmm: duals of the last rho taken for the new one's": Mutation(
+        (
+            Edit(
+                "algorithms/fedadmm.py",
+                "sent = row.y * (weight / row.rho) if isinstance(row.rho, Tensor) else row.y",
+                "sent = row.y",
+            ),
+        ),
+        (FIXED, "-k", "rho_that_rises"),
     ),
     "fedprox: pushes away": Mutation(
         (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),
@@ -206,7 +216,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("transforms/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
     ),
     "robust: the centre never moves": Mutation(
-        (Edit("transforms/robust.py", "(1 - momentum) * aggregate", "0 * aggregate"),), ROBUST
+        (Edit("transforms/robust.py", "(1 - momentum) * aggregate)", "0 * aggregate)"),), ROBUST
     ),
     "refused: the others keep their weights": Mutation(
         (Edit("federation/weights.py", "cohort(kind, cut.p[comes], times[comes], expected[comes])", "cut.w[comes]"),),

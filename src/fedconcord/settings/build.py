@@ -292,6 +292,7 @@ def build(config: Config) -> Job:
             unit=unit,
             batch_size=None if local.batch_size == "full" else local.batch_size,
             lr_decay=local.lr_decay,
+            lr_drops=tuple(local.lr_drops),
             sampler=part("sampling", config.sampling),
             availability=None if config.availability is None else part("availability", config.availability),
             dropout=None if config.dropout is None else part("dropout", str(config.dropout)),

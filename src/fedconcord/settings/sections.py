@@ -42,6 +42,10 @@ class LocalSettings(BaseModel):
     ] = 10
     lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job"), Search(0.01, 1.0)] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    lr_drops: Annotated[
+        list[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]]],
+        Field(description="[[round, factor], ...]: the local step size is times the factor from that round on"),
+    ] = []
     momentum: Annotated[
         float,
         Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
