@@ -1,0 +1,1 @@
+"""Deployment: one server and sites that share nothing but bytes; how the bytes travel is the transport's."""

@@ -1,0 +1,9 @@
+"""What a transport does for the server: one message to each of some sites, and the answers that came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+Exchange = Callable[[Mapping[str, bytes], float], Mapping[str, bytes]]
+"""(message a site, seconds to wait) -> answers that came, by site. One request and one answer a site and call; a site
+that did not answer is missing."""
