@@ -532,6 +532,9 @@ def test_what_does_not_fit_the_clip_is_not_sent() -> None:
 def test_methods_that_are_no_sum_are_found() -> None:
     assert unsummable(make("losac", init="gradient")) == "all clients send gradients before round 0, one by one"
 
+    robust = replace(make("fedavg"), combine=lambda server, rows, senders, cohort: rows.mean(0))
+    assert unsummable(robust) == "its server looks at contributions one by one"
+
     def drawn(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
         return tree_map(lambda leaf: (sender.w + (sender.steps - cohort.mean_steps)) * leaf, up)
 

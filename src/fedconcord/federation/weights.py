@@ -50,3 +50,14 @@ def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:
     if comes.any():
         w[comes] = cohort(kind, cut.p[comes], times[comes], expected[comes])
     return cut._replace(w=w)
+
+
+def without(plan: Plan, spoilt: np.ndarray, kind: Weights, everyone: bool) -> Plan:
+    """The plan without those whose reply is not finite ([S] bool, of replies that come), as if they had been lost.
+
+    The plan as it is where that leaves no reply, so that the model is lost and the run ends as diverged; so too for a
+    method that needs everyone.
+    """
+    if everyone or not spoilt.any() or not (plan.heard & ~spoilt).any():
+        return plan
+    return redrawn(plan, ~spoilt, kind)

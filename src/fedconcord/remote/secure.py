@@ -22,9 +22,9 @@ from fedconcord.remote.codec import Frame
 from fedconcord.remote.masks import KEY, SEALED, SHARE
 from fedconcord.remote.member import bound, context
 from fedconcord.remote.server import Heard, RemoteServer, Want
-from fedconcord.remote.sums import PRELUDE, Asking, Gathered
+from fedconcord.remote.sums import PRELUDE, Asking, Gathered, Part
 from fedconcord.remote.terms import FEWEST, Terms
-from fedconcord.transforms.sums import Contribute, factors, messages
+from fedconcord.transforms.sums import factors, messages
 
 
 class Dealt(NamedTuple):
@@ -51,18 +51,16 @@ class Secure:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
 
-    def gather(
-        self, half: RemoteServer, asking: Asking, contribute: Contribute, part: int, lost: Mapping[int, Frame]
-    ) -> Gathered:
+    def gather(self, half: RemoteServer, asking: Asking, part: Part, lost: Mapping[int, Frame]) -> Gathered:
         """As `Sums` says; a sum that cannot be opened is one of nobody."""
         if not len(asking.plan.ids):
             return Gathered(asking.plan, {}, None)
-        met = self._meet(half, asking.plan, part)
+        met = self._meet(half, asking.plan, part.number)
         if isinstance(met, str):
             return self._void(half, asking.plan, met)
         before = met.plan
         cohort = cohort_of(half.space, before)
-        form = _form(half, contribute, part, cohort)
+        form = _form(half, part, cohort)
         length = sum(leaf.numel() for leaf in tree_leaves(form).values())
         kind = self.terms.scale.kind(len(met.places))
         like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
@@ -73,7 +71,7 @@ class Secure:
         for k, i in enumerate(among):
             sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
             frame = asking.wants[i].frame
-            said = {"part": part, "among": among, "cohort": told, "sender": sender}
+            said = {"part": part.number, "among": among, "cohort": told, "sender": sender}
             sealed = torch.stack([met.dealt[j].sealed[met.places[i]] for j in among])
             frame = frame._replace(
                 fields={**frame.fields, "sum": said}, tensors={**frame.tensors, "sealed/": sealed.cpu()}
@@ -81,11 +79,11 @@ class Secure:
             wants[i] = asking.wants[i]._replace(frame=frame, name="covered", like=like)
         heard = half.hear(before, wants, None, lost)
         after = half.only(before, heard)
-        total = self._opened(half, met, part, {i: heard[i] for i in after.ids.tolist()}, told, wants)
+        total = self._opened(half, met, part.number, {i: heard[i] for i in after.ids.tolist()}, told, wants)
         if isinstance(total, str):
             return self._void(half, after, total)
-        message = messages(half.algorithm)[0 if part == PRELUDE else -1][1]
-        scaled = factors(contribute, message, half.space, before, after)
+        message = messages(half.algorithm)[0 if part.number == PRELUDE else -1][1]
+        scaled = factors(part.contribute, message, half.space, before, after)
         if scaled is None:
             return self._void(half, after, "its weights depend on who was lost")
         return Gathered(after, heard, _unflat(form, self.terms.scale.numbers(total), scaled, half.space.device))
@@ -170,11 +168,11 @@ def _asked(
     return {i: Want(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
 
 
-def _form(half: RemoteServer, contribute: Contribute, part: int, cohort: Cohort) -> Tree:
+def _form(half: RemoteServer, part: Part, cohort: Cohort) -> Tree:
     """The form of a contribution: the method's own function on tensors without values."""
     one = torch.empty((), dtype=half.space.dtype, device="meta")
     sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
-    return contribute(half.forms.x if part == PRELUDE else half.forms.up, sender, cohort)
+    return part.contribute(half.forms.x if part.number == PRELUDE else half.forms.up, sender, cohort)
 
 
 def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: torch.device) -> Tree:

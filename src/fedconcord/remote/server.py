@@ -23,7 +23,10 @@ from fedconcord.core import (
     Space,
     Tree,
     cohort_of,
+    finite,
     orders_of,
+    total_of,
+    tree_map,
     tree_sum,
 )
 from fedconcord.federation import weights
@@ -31,7 +34,7 @@ from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
-from fedconcord.remote.sums import PRELUDE, REPLY, Asking, Plain, Sums
+from fedconcord.remote.sums import PRELUDE, REPLY, Asking, Part, Plain, Sums
 from fedconcord.transforms.forms import Forms
 
 Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes]]]
@@ -97,6 +100,7 @@ class RemoteServer:
         self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
         self.send, self.tries, self.traffic, self.ways = send, tries, traffic, ways
         self.method, self.sums = method or codec.digest(algorithm.identity), sums
+        self.spoilt: list[int] = []  # clients of the round whose answer is not finite
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -118,10 +122,14 @@ class RemoteServer:
         if algorithm.prelude is not None and orders:
             ready = self._prelude(plan, orders, broadcast, x0)
         lost = {i: self._gone(plan.round, i, broadcast, ready.answer) for i in plan.aside.lost}
-        plan, heard, total = self.sums.gather(self, ready, algorithm.contribute, REPLY, lost)
+        part = Part(
+            *(REPLY, algorithm.contribute),
+            lambda shares, select, of: total_of(algorithm, server, shares, select, self.space, of),
+        )
+        plan, heard, total = self.sums.gather(self, ready, part, lost)
         steps = ready.gradient_steps + sum(answer.gradient_steps for answer in heard.values())
-        for i, answer in heard.items():
-            self.ledger.counted[i] = (plan.round, answer.fingerprint)
+        for i in plan.ids.tolist():
+            self.ledger.counted[i] = (plan.round, heard[i].fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
         if total is None:
@@ -138,7 +146,8 @@ class RemoteServer:
         prelude = self.algorithm.prelude
         assert prelude is not None
         asked = {i: self._ask(plan.round, order, broadcast, x0) for i, order in orders.items()}
-        plan, heard, total = self.sums.gather(self, Asking(plan, asked), prelude.contribute, PRELUDE, {})
+        part = Part(PRELUDE, prelude.contribute, lambda shares, select, plan: tree_sum(shares))
+        plan, heard, total = self.sums.gather(self, Asking(plan, asked), part, {})
         if total is None:
             return Asking(plan, {})
         wants = {i: self._train(orders[i], total) for i in plan.ids.tolist()}
@@ -147,24 +156,36 @@ class RemoteServer:
 
     def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
         now = self.traffic
-        return Outcome(server, now.payload_down - before.payload_down, now.payload_up - before.payload_up, steps)
+        down, up = now.payload_down - before.payload_down, now.payload_up - before.payload_up
+        return Outcome(server, down, up, steps, tuple(sorted(self.spoilt)))
 
     def only(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
-        """The plan of those that answered, weighed as if it had been drawn so.
+        """The plan of those that answered with finite numbers, weighed as if it had been drawn so.
 
         Raises:
             UserError: the method needs all clients and one is missing.
         """
         here = np.array([int(i) in heard for i in plan.ids], bool)
         if here.all():
-            return plan
+            return self._sound(plan, heard)
         if self.algorithm.needs_everyone:
             raise UserError(
                 f"{self.ways.name(int(plan.ids[~here][0]))} did not answer in round {plan.round} within "
                 f"{self.tries} tries, and {self.algorithm.identity.name or 'the method'} needs all clients in every "
                 f"round; {self.ways.remedy} or another method"
             )
-        return weights.redrawn(plan, here, self.algorithm.weights)
+        return self._sound(weights.redrawn(plan, here, self.algorithm.weights), heard)
+
+    def _sound(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
+        """The plan without those whose answer is not finite; they are not asked again, as they would say the same."""
+        trees = [tree_map(lambda leaf: leaf[None], heard[i].tree) for i in plan.ids.tolist()]
+        spoilt = plan.heard & ~np.array([bool(finite(tree, 1)) for tree in trees], bool)
+        kept = weights.without(plan, spoilt, self.algorithm.weights, self.algorithm.needs_everyone)
+        gone = np.setdiff1d(plan.ids, kept.ids).tolist()
+        self.spoilt += gone
+        self.ledger.joined -= {i for i in gone if i not in self.ledger.counted}  # they begin anew
+        self._add(refused=len(gone))
+        return kept
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 

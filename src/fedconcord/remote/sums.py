@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from fedconcord.core import Plan, Tree, cohort_of, sender_of, tree_sum
+from fedconcord.core import Plan, Tree, cohort_of, sender_of
 from fedconcord.remote.codec import Frame
 from fedconcord.transforms.sums import Contribute
 
@@ -27,6 +27,14 @@ class Asking(NamedTuple):
     gradient_steps: int = 0  # so far
 
 
+class Part(NamedTuple):
+    """A part of a round that has a total."""
+
+    number: int  # `PRELUDE` or `REPLY`
+    contribute: Contribute
+    total: Callable[[Sequence[Tree], np.ndarray, Plan], Tree]  # (contributions, positions of the plan, plan) -> theirs
+
+
 class Gathered(NamedTuple):
     """What came of it."""
 
@@ -38,13 +46,10 @@ class Gathered(NamedTuple):
 class Sums(Protocol):
     """Where contributions are summed."""
 
-    def gather(
-        self, half: RemoteServer, asking: Asking, contribute: Contribute, part: int, lost: Mapping[int, Frame]
-    ) -> Gathered:
+    def gather(self, half: RemoteServer, asking: Asking, part: Part, lost: Mapping[int, Frame]) -> Gathered:
         """Ask a cohort, and sum what it contributes.
 
         Args:
-            part: of the round, `PRELUDE` or `REPLY`.
             lost: frames to clients whose answers do not arrive.
         """
         ...
@@ -53,9 +58,7 @@ class Sums(Protocol):
 class Plain:
     """At the server, which sees every client's message."""
 
-    def gather(
-        self, half: RemoteServer, asking: Asking, contribute: Contribute, part: int, lost: Mapping[int, Frame]
-    ) -> Gathered:
+    def gather(self, half: RemoteServer, asking: Asking, part: Part, lost: Mapping[int, Frame]) -> Gathered:
         """As `Sums` says."""
         heard = half.hear(asking.plan, asking.wants, asking.again, lost)
         plan = half.only(asking.plan, heard)
@@ -63,7 +66,7 @@ class Plain:
         cohort = cohort_of(half.space, plan)
         clients = plan.ids[replies].tolist()
         shares = [
-            contribute(heard[i].tree, sender_of(half.space, plan, int(k)), cohort)
+            part.contribute(heard[i].tree, sender_of(half.space, plan, int(k)), cohort)
             for k, i in zip(replies, clients, strict=True)
         ]
-        return Gathered(plan, heard, tree_sum(shares) if shares else None)
+        return Gathered(plan, heard, part.total(shares, replies, plan) if shares else None)

@@ -28,6 +28,8 @@ def unsummable(algorithm: Algorithm) -> str | None:
     """Why a server that sees sums alone cannot do this method's rounds, or None."""
     if algorithm.prologue is not None:
         return "all clients send gradients before round 0, one by one"
+    if algorithm.combine is not None:
+        return "its server looks at contributions one by one"
     if algorithm.keeps_late:
         return "replies that come in a later round are in no round's sum"
     ids = np.arange(5)
