@@ -21,7 +21,7 @@ from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
+from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
@@ -36,6 +36,7 @@ __all__ = [
     "LocalSettings",
     "Source",
     "advise",
+    "as_toml",
     "build",
     "canonical",
     "canonical_text",
