@@ -78,7 +78,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
         if who.shape != (len(x),):
             raise UserError(f"{where}: {client} has shape {who.shape}, and one value a sample is needed, ({len(x)},)")
         owner, clients = labels.ordered(labels.collect(client, [_values(who, client, where)], where))
-    x = _inputs(x, where)
+    x = inputs_of(x, where)
     tested = np.zeros(len(x), bool)
     other = None
     if "test_x" in arrays:
@@ -102,7 +102,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
         name,
         x[~tested],
         values[~tested].astype(exact),
-        x[tested] if other is None else _inputs(other[0], where),
+        x[tested] if other is None else inputs_of(other[0], where),
         test_y.astype(exact),
         len(target.names),
         natural=natural_of(owner[~tested], len(clients), clients) if named else None,
@@ -130,19 +130,29 @@ def _values(values: np.ndarray, key: str, where: str) -> pa.Array:
         raise UserError(f"{where}: {key} is of type {values.dtype}, neither numbers nor texts; convert it") from None
 
 
-def _targets(y: np.ndarray, given: Input, key: str, where: str, like: labels.Targets | None = None) -> labels.Targets:
+def columns_of(y: np.ndarray, key: str, where: str) -> list[labels.Values]:
+    """Labels [n] or [n, outputs] as columns.
+
+    Raises:
+        UserError: a label is missing, or they are neither numbers nor texts.
+    """
     columns = [y] if y.ndim == 1 else list(y.T)
     names = [key] if y.ndim == 1 else [f"{key}{k}" for k in range(len(columns))]
-    found = [
+    return [
         labels.collect(name, [_values(np.ascontiguousarray(one), name, where)], where)
         for name, one in zip(names, columns, strict=True)
     ]
+
+
+def _targets(y: np.ndarray, given: Input, key: str, where: str, like: labels.Targets | None = None) -> labels.Targets:
+    found = columns_of(y, key, where)
     if like is None:
         return labels.targets(found, given.target, where)
     return labels.targets(found, like.kind, where, known=like.names)
 
 
-def _inputs(x: np.ndarray, where: str) -> np.ndarray:
+def inputs_of(x: np.ndarray, where: str) -> np.ndarray:
+    """Inputs as a Dataset holds them: bytes, whole numbers or float32."""
     if x.dtype == np.uint8:
         return x
     if np.issubdtype(x.dtype, np.integer):

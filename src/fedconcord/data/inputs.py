@@ -72,10 +72,7 @@ def split(owner: np.ndarray, clients: int, share: float) -> np.ndarray:
     tested = np.zeros(len(owner), bool)
     begin = 0
     for i, count in enumerate(counts.tolist()):
-        take = min(round(share * count), count - 1)
-        if take > 0:
-            drawn = generator(0, Purpose.SPLIT, client=i).permutation(count)[:take]
-            tested[order[begin : begin + count][drawn]] = True
+        tested[order[begin : begin + count][held_out(i, count, share)]] = True
         begin += count
     if not tested.any():
         raise UserError(
@@ -83,6 +80,12 @@ def split(owner: np.ndarray, clients: int, share: float) -> np.ndarray:
             "or give test data of their own (--test-data)"
         )
     return tested
+
+
+def held_out(client: int, samples: int, share: float) -> np.ndarray:
+    """Which of a client's samples, by their places, are tested on: round(share * samples), never all of them."""
+    take = max(0, min(round(share * samples), samples - 1))
+    return generator(0, Purpose.SPLIT, client=client).permutation(samples)[:take]
 
 
 def natural_of(owner: np.ndarray, clients: int, who: Sequence[str]) -> list[np.ndarray]:

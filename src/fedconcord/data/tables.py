@@ -7,7 +7,7 @@ clients (measured), and a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ def read_table(path: Path, given: Input) -> Dataset:
         raise UserError(
             f"{path.name} has the columns {', '.join(source.names[:40])}; say which is learnt: --label-column NAME"
         )
-    features = _features(source, given)
+    features = features_of(source, given)
     survey = look(source, features, given)
     n = len(survey.clients)
     other = None if given.test is None else _other(Path(given.test), source, features, survey, given)
@@ -85,9 +85,9 @@ def read_table(path: Path, given: Input) -> Dataset:
         test_y = (test_y - np.array(mean)) / np.array(scale) if other else y[tested]
     train_x = np.empty((int((~tested).sum()), width(columns)), np.float32)
     test_x = np.empty((len(test_y), width(columns)), np.float32)
-    _fill(source, columns, tested, train_x, test_x)
+    fill(source, columns, tested, train_x, test_x)
     if other:
-        _fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
+        fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
     exact = np.int64 if survey.target.kind == "class" else np.float32
     named = given.client is not None
     return Dataset(
@@ -106,7 +106,12 @@ def read_table(path: Path, given: Input) -> Dataset:
     )
 
 
-def _features(source: Source, given: Input) -> list[str]:
+def features_of(source: Source, given: Input) -> list[str]:
+    """The columns to learn from.
+
+    Raises:
+        UserError: the settings name a column that is not there, or leave none.
+    """
     keys = {"--label-column": given.label, "--client-column": (given.client,) if given.client else ()}
     for option, listed in {**keys, "input.ignore": given.ignore, "input.categories": given.categories}.items():
         for name in listed:
@@ -125,60 +130,122 @@ def _features(source: Source, given: Input) -> list[str]:
 
 def look(source: Source, features: Sequence[str], given: Input, known: Sequence[str] | None = None) -> Survey:
     """The first pass: rows, labels, clients, and which columns are numbers."""
+    where = source.path.name
+    found = scan(source, features, [*given.label, *([given.client] if given.client else [])])
+    if found.rows < 2 - (known is not None):
+        raise UserError(
+            f"{where} has {found.rows or 'a header and no'} row{'s' * (found.rows != 1)}; at least two are needed"
+        )
+    named = source.classes.get(given.label[0])
+    target = labels.targets([found.keys[name] for name in given.label], given.target, where, named, known)
+    if given.client is None:
+        return Survey(found.rows, found.text, target, np.zeros(found.rows, np.int64), [""])
+    return Survey(found.rows, found.text, target, *labels.ordered(found.keys[given.client]))
+
+
+class Scan(NamedTuple):
+    """What one pass over a table finds."""
+
+    rows: int
+    text: dict[str, tuple[int, str]]  # as `Survey.text`
+    known: set[str]  # feature columns with a value somewhere
+    keys: dict[str, labels.Values]  # labels and clients
+
+
+def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
+    """Rows, which feature columns are numbers, and the values of key columns.
+
+    Raises:
+        UserError: a key is missing in some row.
+    """
     where, rows = source.path.name, 0
     text: dict[str, tuple[int, str]] = {}
-    keys = [*given.label, *([given.client] if given.client else [])]
+    known: set[str] = set()
     kept: dict[str, list[Any]] = {name: [] for name in keys}
     for batch in source.batches([*features, *keys]):
         for name in features:
+            if name not in known and batch[name].null_count < len(batch[name]):
+                known.add(name)
             if name not in text and numbers_of(batch[name], where, name) is None:
                 place, value = first_text(batch[name])
                 text[name] = (rows + place + 1, value)
         for name in keys:
             kept[name].append(batch[name].dictionary_encode())
         rows += len(batch[keys[0]])
-    if rows < 2 - (known is not None):
-        raise UserError(f"{where} has {rows or 'a header and no'} row{'s' * (rows != 1)}; at least two are needed")
-    found = [labels.collect(name, kept[name], where) for name in given.label]
-    named = source.classes.get(given.label[0])
-    target = labels.targets(found, given.target, where, named, known)
-    if given.client is None:
-        return Survey(rows, text, target, np.zeros(rows, np.int64), [""])
-    who = labels.collect(given.client, kept[given.client], where)
-    return Survey(rows, text, target, *labels.ordered(who))
+    return Scan(rows, text, known, {name: labels.collect(name, kept[name], where) for name in keys} if rows else {})
 
 
 def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndarray, given: Input) -> list[Column]:
     """The transform, from two messages of every client about its training samples."""
-    where, n = source.path.name, len(survey.clients)
+    where, owner, n = source.path.name, survey.owner, len(survey.clients)
     words = [name for name in features if name in survey.text or name in given.categories]
     digits = [name for name in features if name not in words]
+    first, seen = first_sums(source, digits, words, owner, tested, n)
+    for name in words:
+        if len(seen[name]) > CATEGORIES:
+            row, value = survey.text.get(name, (0, ""))
+            raise UserError(
+                f"{where}: column {name!r} has more than {CATEGORIES} different texts"
+                + (f" (row {row}: {value!r} is no number)" if row else "")
+                + f"; repair it, or leave it out with --set input.ignore={name}"
+            )
+    unknown = no_value(digits, first, seen)
+    if unknown is not None:
+        raise UserError(
+            f"{where}: no training sample has a value in {unknown!r}; leave it out: --set input.ignore={unknown}"
+        )
+    second = second_sums(source, digits, owner, tested, n, mean_of(first))
+    return columns_of(features, digits, first, seen, second, int((~tested).sum()))
+
+
+def first_sums(
+    source: Source, digits: Sequence[str], words: Sequence[str], owner: np.ndarray, tested: np.ndarray, clients: int
+) -> tuple[Sums, dict[str, set[str]]]:
+    """The first messages: sums of the columns of numbers, and the texts of the others, of the training samples.
+
+    Reading ends where a column has too many texts to be one of categories.
+    """
     seen: dict[str, set[str]] = {name: set() for name in words}
-    first = Sums(np.zeros((n, len(digits))), np.zeros((n, len(digits))))
+    first = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
     for batch, rows in _training(source, [*digits, *words], tested):
-        values = _matrix(batch, digits, where, rows)
-        first = _add(first, sums(values, survey.owner[rows], n))
+        values = _matrix(batch, digits, source.path.name, rows)
+        first = _add(first, sums(values, owner[rows], clients))
         for name in words:
             seen[name] |= set(texts(batch[name]).drop_null().unique().to_pylist())
-            if len(seen[name]) > CATEGORIES:
-                row, value = survey.text.get(name, (0, ""))
-                raise UserError(
-                    f"{where}: column {name!r} has more than {CATEGORIES} different texts"
-                    + (f" (row {row}: {value!r} is no number)" if row else "")
-                    + f"; repair it, or leave it out with --set input.ignore={name}"
-                )
-    mean, known = mean_of(first), first.known.sum(0)
-    for name, count in {**dict(zip(digits, known, strict=True)), **{name: len(seen[name]) for name in words}}.items():
-        if not count:
-            raise UserError(
-                f"{where}: no training sample has a value in {name!r}; leave it out: --set input.ignore={name}"
-            )
-    second = Sums(np.zeros_like(first.known), np.zeros_like(first.total))
+        if any(len(found) > CATEGORIES for found in seen.values()):
+            break
+    return first, seen
+
+
+def second_sums(
+    source: Source, digits: Sequence[str], owner: np.ndarray, tested: np.ndarray, clients: int, mean: np.ndarray
+) -> Sums:
+    """The second messages, after the means [C] came."""
+    second = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
     for batch, rows in _training(source, digits, tested) if digits else ():
-        second = _add(second, squares(_matrix(batch, digits, where, rows), survey.owner[rows], n, mean))
-    scale, total = scale_of(second), (~tested).sum()
+        values = _matrix(batch, digits, source.path.name, rows)
+        second = _add(second, squares(values, owner[rows], clients, mean))
+    return second
+
+
+def no_value(digits: Sequence[str], first: Sums, seen: Mapping[str, Collection[str]]) -> str | None:
+    """The first column without a value in any training sample, or None."""
+    counts = {**dict(zip(digits, first.known.sum(0), strict=True)), **{name: len(seen[name]) for name in seen}}
+    return next((name for name, count in counts.items() if not count), None)
+
+
+def columns_of(
+    features: Sequence[str],
+    digits: Sequence[str],
+    first: Sums,
+    seen: Mapping[str, Collection[str]],
+    second: Sums,
+    rows: int,
+) -> list[Column]:
+    """The transform that the messages of all clients come to; `rows`: their training samples."""
+    mean, known, scale = mean_of(first), first.known.sum(0), scale_of(second)
     of_number = {
-        name: Number(name=name, mean=float(mean[j]), scale=float(scale[j]), indicator=bool(known[j] < total))
+        name: Number(name=name, mean=float(mean[j]), scale=float(scale[j]), indicator=bool(known[j] < rows))
         for j, name in enumerate(digits)
     }
     return [of_number.get(name) or Category(name=name, values=sorted(seen[name])) for name in features]
@@ -203,7 +270,7 @@ def _add(one: Sums, other: Sums) -> Sums:
     return Sums(one.known + other.known, one.total + other.total)
 
 
-def _fill(
+def fill(
     source: Source, columns: Sequence[Column], tested: np.ndarray, train_x: np.ndarray, test_x: np.ndarray
 ) -> None:
     """The last pass: inputs into their places."""

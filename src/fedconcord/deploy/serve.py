@@ -1,14 +1,50 @@
-"""A stand-in until the core is there."""
+"""The server's whole run over an exchange: handshake, rounds, evaluation, checkpoints and the folder of any run."""
 
-from collections import namedtuple
+from __future__ import annotations
+
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedconcord.analysis import fairness
+from fedconcord.basis.errors import UserError
+from fedconcord.deploy import handshake
+from fedconcord.deploy.engine import Sites
+from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
+from fedconcord.deploy.form import model_of, shell, source_of
+from fedconcord.deploy.handshake import Agreed, DifferError
+from fedconcord.deploy.post import Post
+from fedconcord.deploy.problem import Deployed
+from fedconcord.jobs import Job, Row, State, Step
+from fedconcord.problems import Regularised
+from fedconcord.problems.card import card
+from fedconcord.runs import results
+from fedconcord.runs.begun import Course, begun
+from fedconcord.runs.clock import Clock
+from fedconcord.runs.final import Wanted
+from fedconcord.runs.folder import read_description, refuse_taken
+from fedconcord.runs.outcome import Finished, finished
+from fedconcord.runs.plan import threads
+from fedconcord.settings import DEFAULT_MODEL, Config
 
-Row = namedtuple("Row", "round metrics")
-Event = namedtuple("Event", "kind text site row")
+
+def check(settings: str, sites: Sequence[str], exchange: Exchange, wait: float) -> list[str]:
+    """All that keeps these sites from this job, a sentence each; none if they can begin. Nothing is trained.
+
+    Args:
+        wait: seconds for the answers of one exchange.
+
+    Raises:
+        UserError: the job's settings are wrong, or cannot be deployed.
+    """
+    try:
+        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None))
+    except DifferError as differ:
+        return differ.sentences
+    return []
 
 
 def serve(
@@ -16,11 +52,157 @@ def serve(
     sites: Sequence[str],
     exchange: Exchange,
     folder: Path,
-    see: Callable[..., Any],
+    see: Callable[[Event], None] | None,
     wait: float,
     resume: bool,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for round in range(6):
-        exchange({site: f"round {round}".encode() for site in sites}, wait)
-        see(Event("row", "", "", Row(round, {"test_accuracy": 0.5})))
+) -> Finished:
+    """Train at these sites, and return what came of it; everything is in the folder, as of any run.
+
+    Ctrl-C finishes the round and writes everything. A server that was killed goes on with `resume` from its last
+    round, to the bits that it would have come to with the same sites answering.
+
+    Args:
+        settings: the job's, as TOML text; the sites have the same.
+        sites: their names; a site's number is its place, as that of a client in a simulation.
+        see: is told of every event.
+        wait: seconds for the answers of one exchange; who has not answered by then is out of it.
+
+    Raises:
+        UserError: the job cannot run, sites and server differ, nobody answers, a method that needs all sites misses
+            one, or the folder is taken.
+    """
+    clock, tell = Clock(), see or (lambda event: None)
+    known = resume and (folder / handshake.NAME).exists()
+    if not resume:
+        refuse_taken(folder)
+    found = handshake.read(folder) if known else None
+    if found is not None and sorted(found.sites) != sorted(_names(sites)):
+        raise UserError(
+            f"{folder} has the sites {', '.join(found.sites)}, given {', '.join(sites)}; resume it with the same"
+        )
+    run = secrets.token_hex(8) if found is None else found.run
+    post = Post(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
+    if found is None:
+        try:
+            found = handshake.agreed(settings, post)
+        except DifferError as differ:
+            more = len(differ.sentences) - 1
+            raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        handshake.save(folder, found)
+    trained, tested = (sum(one[k] for one in found.samples) for k in (0, 1))
+    tell(Event("ready", f"{len(found.sites)} sites with {trained} samples to train on and {tested} to test on"))
+    config, job = shell(source_of(settings), found.form, len(found.sites))
+    with threads(config.engine.threads):
+        return _served(config, job, found, post, folder, tell, known and resume, clock)
+
+
+def _served(
+    config: Config,
+    job: Job,
+    found: Agreed,
+    post: Post,
+    folder: Path,
+    tell: Callable[[Event], None],
+    resume: bool,
+    clock: Clock,
+) -> Finished:
+    inner = model_of(job)
+    deployed = Deployed(inner, found.samples, post)
+    problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
+    job = replace(job, problem=problem, engine=Sites(post))
+    start = begun(job, folder, config.rounds)
+    post.most = 2 * job.cost.up + inner.dim * 8
+    every = config.eval.every or 1
+    settings = {**config.as_dict(), "data": "sites"}
+    info: dict[str, Any] = {
+        "method": config.method,
+        "label": config.label,
+        "seed": config.seed,
+        "models": list(job.algorithm.models(start.state.server)),
+        "clients": config.clients,
+        "cohort": config.cohort,
+        "data": f"{len(found.sites)} sites",
+        "model": config.model or DEFAULT_MODEL,
+        "partition": "natural",
+        "target": config.eval.target,
+        "ranking": [{"column": f"test_{metric.name}", "higher": metric.higher} for metric in inner.metrics],
+        "config": settings,
+        "evaluation": {
+            "every": every,
+            "train_samples": sum(trained for trained, _ in found.samples),
+            "clients": True,
+            "validation": None,
+        },
+        "baseline": None,
+    }
+
+    def on_row(row: Row) -> None:
+        """A line a round."""
+        metrics = "" if row.metrics is None else ", ".join(f"{name} {value:.4g}" for name, value in row.metrics.items())
+        tell(Event("row", f"round {row.round}: {metrics or 'not evaluated'}", row=row))
+
+    # a checkpoint a round: sites move on with every round, and cannot go back
+    course = Course(config.rounds, every, 0.0, resume and (folder / "run.json").exists())
+    wanted = Wanted(card=card(inner, config.model or DEFAULT_MODEL))
+    looks = SitesSeen(deployed, found, post, folder)
+    results.execute_begun(start, folder, course, info, on_row, wanted, clock, [looks])
+    return finished(folder)
+
+
+class SitesSeen:
+    """What run.json and clients.csv say of the sites."""
+
+    def __init__(self, problem: Deployed, found: Agreed, post: Post, folder: Path) -> None:
+        self.problem, self.found, self.post, self.folder = problem, found, post, folder
+        before = read_description(folder) if (folder / "run.json").exists() else {}
+        self.judged: dict[str, Any] | None = before.get("clients_judged")
+
+    def see(self, now: Step) -> None:
+        """Nothing: the records are the post's."""
+
+    def save(self, state: State) -> None:
+        """Nothing: they are in the checkpoint."""
+
+    def end(self, state: State) -> None:
+        """Every site's figures of the last model."""
+        if not self.problem.last:  # of a run that was over
+            return
+        scores = self.problem.scores()
+        fairness.write(self.folder / "clients.csv", scores, None, self.found.sites)
+        self.judged = fairness.description(state.round, scores, None)
+
+    def about(self) -> dict[str, Any]:
+        """What became of each site."""
+        sites = [
+            {
+                "name": name,
+                "samples": trained,
+                "tested_on": tested,
+                "asked": record.asked,
+                "missed": record.missed,
+                "refused": record.refused,
+                "left_out": record.left_out,
+                "bytes_sent": record.bytes_in,
+                "bytes_got": record.bytes_out,
+            }
+            for name, (trained, tested), record in zip(
+                self.found.sites, self.found.samples, self.post.records, strict=True
+            )
+        ]
+        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent}
+        return said if self.judged is None else said | {"clients_judged": self.judged}
+
+
+def _names(sites: Sequence[str]) -> list[str]:
+    """The names, each given once.
+
+    Raises:
+        UserError: there is none, or one is given twice.
+    """
+    if not sites:
+        raise UserError("a deployment needs sites; name one at least")
+    for name in sites:
+        if list(sites).count(name) > 1:
+            raise UserError(f"site {name} is named twice; give every site its own name")
+    return list(sites)

@@ -1,11 +1,291 @@
-"""A stand-in until the core is there."""
+"""A site: its data, its client's rows, and answers to a server's messages.
 
+Nothing but bytes comes in and goes out; what a site holds between two messages lies in its folder, so that each may be
+answered by a new process. Below the folder every run has its own, named by the run:
+
+setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
+row.safetensors    the client's rows; never sent
+asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
+sent.csv           a line an answer: what left the site
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedconcord
+from fedconcord import settings as settings_module
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError, sentence
+from fedconcord.core import Objective
+from fedconcord.data import Dataset, federated
+from fedconcord.data.federated import Held, Means, Samples, Told
+from fedconcord.data.preprocess import read_columns
+from fedconcord.deploy.form import Form, facts, input_settings, model_of, shell, source_of
+from fedconcord.deploy.judging import figures
+from fedconcord.deploy.shelf import FileShelf
+from fedconcord.jobs import Job
+from fedconcord.jobs.job import template
+from fedconcord.problems import Regularised
+from fedconcord.problems.resident import Resident
+from fedconcord.remote import codec
+from fedconcord.remote.client import RemoteClient
+from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.transforms.forms import forms
+
+PROTOCOL = 1
+LIMIT = 2**31  # bytes of a message
+RUN = re.compile(r"[0-9a-f]{16}")
+NAMED = Path()  # in place of a file: the site's part of data that the job names
+
+
+class _Opened(NamedTuple):
+    """A run that this site takes part in."""
+
+    run: str
+    job: Job
+    client: RemoteClient
+    test: tuple[Resident, Tensor]
+    train: tuple[Resident, Tensor]
+    said: Frame  # the answer to the setup
 
 
 class Site:
+    """One site.
+
+    Args:
+        settings: the job's, as TOML text; where a server's job is another one, the handshake says so.
+        data: the site's file; `Path()` where the job names data, of which the server says which part.
+        folder: where its state is kept; made if it is not there.
+        name: what server and reports call it.
+
+    Raises:
+        UserError: the settings are wrong, or the file is not there.
+    """
+
     def __init__(self, settings: str, data: Path, folder: Path, name: str) -> None:
-        self.name, self.data = name, data
+        self.source, self.data, self.folder, self.name = source_of(settings), data, folder, name
+        self.given = input_settings(self.source)
+        if data != NAMED and not data.exists():
+            raise UserError(f"site {name}: there is no file {data}; give the path of the site's table or .npz")
+        self._opened: _Opened | None = None
+        self._held: Held | None = None
 
     def answer(self, data: bytes) -> bytes:
-        return self.name.encode() + b":" + data
+        """The answer to a message; one that is damaged, out of date or of another job is refused in it.
+
+        Raises:
+            UserError: what is wrong is the site's own: its file, its folder.
+        """
+        run, number = "", 0
+        try:
+            frame = codec.read(data, LIMIT)
+            run, number = frame.method, frame.round
+            found = self._answer(frame, data)
+        except FrameError as wrong:
+            found = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
+        except OSError as wrong:
+            raise UserError(f"site {self.name}: {sentence(wrong)}") from wrong
+        if RUN.fullmatch(run) and (self.folder / run).is_dir():
+            self._record(run, found)
+        return found
+
+    def _answer(self, frame: Frame, data: bytes) -> bytes:
+        if not RUN.fullmatch(frame.method):
+            raise FrameError("it names no run")
+        before: Mapping[str, Callable[[Frame], Frame]] = {
+            "hello": self._hello,
+            "sums": self._sums,
+            "squares": self._squares,
+        }
+        try:
+            if frame.kind in before:
+                return codec.write(before[frame.kind](frame))
+            if frame.kind == "setup":
+                return self._setup(frame, data)
+            opened = self._open(frame.method)
+            if frame.kind == "judge":
+                return codec.write(self._judge(opened, frame))
+            return self._round(opened, frame, data)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as wrong:
+            if isinstance(wrong, FrameError):
+                raise
+            raise FrameError(f"its content cannot be used ({type(wrong).__name__})") from wrong
+
+    # -- before round 0 --------------------------------------------------------------------------------------------
+
+    def _hello(self, frame: Frame) -> Frame:
+        """What there is."""
+        fields: dict[str, Any] = {"protocol": PROTOCOL, "versions": versions(), "own": self.data != NAMED}
+        if self.data != NAMED:
+            fields["data"] = federated.described(self._file(), self.given)
+        else:
+            dataset, _, about = self._part(frame.client, codec.whole(frame.fields["clients"]))
+            fields |= {"form": form_of(dataset)._asdict(), "named": about}
+        return frame._replace(kind="here", fields=fields, tensors={})
+
+    def _sums(self, frame: Frame) -> Frame:
+        """Sums over the site's training samples."""
+        return self._message(frame, None)
+
+    def _squares(self, frame: Frame) -> Frame:
+        """Squared deviations from the means that came."""
+        columns, target = (frame.tensors[f"means/{part}"].double().numpy() for part in ("columns", "target"))
+        return self._message(frame, Means(columns, target))
+
+    def _message(self, frame: Frame, means: Means | None) -> Frame:
+        fields = frame.fields
+        told, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
+        found = federated.message(self._file(), frame.client, self.given, told, digits, words, means)
+        arrays = {"columns": found.columns, "target": found.target}
+        sent = {f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()}
+        return frame._replace(kind="summed", fields={"texts": dict(found.texts)}, tensors=sent)
+
+    def _setup(self, frame: Frame, data: bytes) -> bytes:
+        """All that the site is to know; the run has its folder from here on."""
+        path = self.folder / frame.method / "setup.frame"
+        if path.exists() and path.read_bytes() != data and (path.parent / "row.safetensors").exists():
+            raise FrameError("this run has begun with another setup")
+        opened = self._made(frame)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, data)
+        self._opened = opened
+        return codec.write(opened.said)
+
+    def _open(self, run: str) -> _Opened:
+        """The run, made again from its folder where this process has not seen it yet."""
+        if self._opened is None or self._opened.run != run:
+            path = self.folder / run / "setup.frame"
+            if not path.exists():
+                raise FrameError("the site does not know this run: its folder is another one, or was lost")
+            try:
+                self._opened = self._made(codec.read(path.read_bytes()))
+            except FrameError as broken:
+                raise UserError(f"site {self.name}: cannot read {path} ({broken}); restore it") from broken
+        return self._opened
+
+    def _made(self, frame: Frame) -> _Opened:
+        clients, fields = codec.whole(frame.fields["clients"]), frame.fields
+        form = Form(**fields["form"])
+        if self.data == NAMED:
+            _, mine, _ = self._part(frame.client, clients)
+        else:
+            mine = federated.samples(self._file(), frame.client, self.given, told_of(fields["told"]))
+        try:
+            config, job = shell(self.source, form, clients)
+        except UserError as wrong:  # the job is one for this form of samples, or not
+            raise FrameError(str(wrong)) from wrong
+        inner = model_of(job)
+        scale = inner.data.scale
+        train = inner.tensors(mine.train_x, mine.train_y, scale)
+        test = inner.tensors(mine.test_x, mine.test_y, scale)
+        own = inner.holding(*train)
+        objective: Objective = own.objective
+        if isinstance(job.problem, Regularised):
+            objective = Regularised(own, job.problem.regulariser).objective
+        shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
+        messages = forms(job.algorithm, job.problem.init(0))
+        client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method)
+        about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
+        return _Opened(frame.method, job, client, test, train, frame._replace(kind="ready", fields=about, tensors={}))
+
+    # -- the rounds ------------------------------------------------------------------------------------------------
+
+    def _round(self, opened: _Opened, frame: Frame, data: bytes) -> bytes:
+        opened.client.shelf.read()  # what is wrong with it is the site's
+        asked = self.folder / opened.run / "asked.frame"
+        if frame.kind == "train" and opened.client.forgets(frame.round) and asked.exists():
+            opened.client.receive(asked.read_bytes())
+        try:
+            found = opened.client.receive(data)
+        except UserError as impossible:
+            raise FrameError(str(impossible)) from impossible
+        if not found:
+            raise FrameError("it is out of date, or not for this site")
+        if frame.kind == "ask":
+            files.write_bytes(asked, data)
+        return found[0]
+
+    def _judge(self, opened: _Opened, frame: Frame) -> Frame:
+        x = codec.unpack("x", frame, opened.client.forms.x, opened.client.objective.device)
+        found = figures(model_of(opened.job), x, opened.test, opened.train)
+        return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", found))
+
+    # -- the site's own --------------------------------------------------------------------------------------------
+
+    def _file(self) -> Held:
+        if self._held is None:
+            self._held = federated.hold(self.data, self.given)
+        return self._held
+
+    def _part(self, client: int, clients: int) -> tuple[Dataset, Samples, str]:
+        """This client's part of data that the job names: of the training samples the partition's, of the test samples
+        every `clients`-th."""
+        values = {key: value for key, value in self.source.values.items() if key != "cohort"} | {"clients": clients}
+        config = settings_module.resolve_run(replace(self.source, values=values, origin=_origin(values)))
+        dataset, parts = settings_module.divided(config)
+        if not 0 <= client < len(parts) == clients:
+            raise FrameError(f"client {client} of {clients}, where {config.data} has {len(parts)}")
+        test = np.arange(client, len(dataset.test_y), clients)
+        mine = parts[client]
+        found = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
+        return dataset, found, f"{config.data}, {config.partition}, seed {config.seed}"
+
+    def _record(self, run: str, sent: bytes) -> None:
+        """A line of sent.csv."""
+        frame, out = codec.read(sent), io.StringIO()
+        tensors = " ".join(f"{name}{list(leaf.shape)}" for name, leaf in frame.tensors.items())
+        csv.writer(out, lineterminator="\n").writerow([frame.kind, frame.round, len(sent), tensors])
+        path = self.folder / run / "sent.csv"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("" if file.tell() else "kind,round,bytes,tensors\n") + out.getvalue())
+
+
+def versions() -> dict[str, str]:
+    """What both ends compare."""
+    return {"fedconcord": fedconcord.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def form_of(dataset: Dataset) -> Form:
+    """What a model needs to know of a data set."""
+    kind: Literal["numbers", "bytes", "symbols"] = "numbers"
+    if np.issubdtype(dataset.train_x.dtype, np.integer):
+        kind = "bytes" if dataset.train_x.dtype == np.uint8 else "symbols"
+    unit = None if dataset.unit is None else [list(part) for part in dataset.unit]
+    preprocessing = None if dataset.preprocessing is None else dict(dataset.preprocessing)
+    return Form(
+        list(dataset.shape),
+        kind,
+        dataset.target,
+        dataset.classes,
+        dataset.output_names,
+        unit,
+        preprocessing,
+    )
+
+
+def told_of(fields: Mapping[str, Any]) -> Told:
+    """What the server says of all sites' data."""
+    try:
+        columns = read_columns(fields, "the server's columns") if fields["columns"] else []
+    except UserError as wrong:
+        raise FrameError(str(wrong)) from wrong
+    unit = None if fields["unit"] is None else (list(fields["unit"][0]), list(fields["unit"][1]))
+    return Told(columns, fields["target"], [str(name) for name in fields["names"]], unit)
+
+
+def _origin(values: Mapping[str, Any]) -> dict[str, str]:
+    return dict.fromkeys(values, "the job's settings")

@@ -50,11 +50,14 @@ class RemoteClient:
     Args:
         objective: of this client alone, at place 0.
         forms: of the method's messages; damaged or foreign ones are refused by them.
+        method: what frames name; the digest of the method's identity if none.
     """
 
-    def __init__(self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms) -> None:
+    def __init__(
+        self, id: int, duty: Duty, objective: Objective, shelf: Shelf, forms: Forms, method: str | None = None
+    ) -> None:
         self.id, self.duty, self.objective, self.shelf, self.forms = id, duty, objective, shelf, forms
-        self.method = codec.digest(duty.algorithm.identity)
+        self.method = method or codec.digest(duty.algorithm.identity)
         self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -78,6 +81,10 @@ class RemoteClient:
         except FrameError:
             return []
         return [] if answer is None else [codec.write(answer)]
+
+    def forgets(self, round: int) -> bool:
+        """Whether the first of two messages of a round is no longer known."""
+        return self._asked is None or self._asked[0] != round
 
     # -- before round 0, and beside the rounds --------------------------------------------------------------------
 
@@ -121,7 +128,7 @@ class RemoteClient:
     def _train(self, frame: Frame) -> Frame | None:
         """The local steps after a prelude."""
         assert self.duty.algorithm.prelude is not None
-        if self._asked is None or self._asked[0] != frame.round:
+        if self._asked is None or self.forgets(frame.round):
             return self._frame("forgot", frame.round)  # restarted in between: the server asks anew
         _, down, gradient = self._asked
         down = self.duty.algorithm.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))

@@ -114,7 +114,7 @@ def read(data: bytes, limit: int = 2**31) -> Frame:
             raise FrameError("longer than its header says")
         named = (str(header["kind"]), str(header["method"]), int(header["round"]), int(header["client"]))
         return Frame(*named, dict(header["fields"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as broken:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as broken:
         if isinstance(broken, FrameError):
             raise
         raise FrameError("not decodable") from broken

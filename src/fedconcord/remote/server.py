@@ -38,6 +38,18 @@ Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes
 """(messages to clients, clients that nothing arrives of) -> what came in, as (client, bytes)."""
 
 
+class Ways(NamedTuple):
+    """How a server speaks of its clients, and who is told what became of their answers."""
+
+    name: Callable[[int], str] = lambda client: f"client {client}"
+    remedy: str = "use more wire.tries"  # where one does not answer that must
+    taken: Callable[[int], None] = lambda client: None
+    refused: Callable[[int, str], None] = lambda client, why: None  # why: a few words
+
+
+WIRE = Ways()
+
+
 class Want(NamedTuple):
     """What the server asks of one client, and the answer that it takes."""
 
@@ -74,14 +86,24 @@ class RemoteServer:
         send: one exchange.
         tries: exchanges that a client has to answer in.
         traffic: counted on from here.
+        method: what frames name; the digest of the method's identity if none.
     """
 
     def __init__(
-        self, algorithm: Algorithm, space: Space, forms: Forms, ledger: Ledger, send: Send, tries: int, traffic: Traffic
+        self,
+        algorithm: Algorithm,
+        space: Space,
+        forms: Forms,
+        ledger: Ledger,
+        send: Send,
+        tries: int,
+        traffic: Traffic,
+        ways: Ways = WIRE,
+        method: str | None = None,
     ) -> None:
         self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
-        self.send, self.tries, self.traffic = send, tries, traffic
-        self.method = codec.digest(algorithm.identity)
+        self.send, self.tries, self.traffic, self.ways = send, tries, traffic, ways
+        self.method = method or codec.digest(algorithm.identity)
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -154,9 +176,9 @@ class RemoteServer:
             return plan
         if self.algorithm.needs_everyone:
             raise UserError(
-                f"client {plan.ids[~here][0]} did not answer in round {plan.round} within {self.tries} tries, and "
-                f"{self.algorithm.identity.name or 'the method'} needs all clients in every round; use more wire.tries "
-                "or another method"
+                f"{self.ways.name(int(plan.ids[~here][0]))} did not answer in round {plan.round} within "
+                f"{self.tries} tries, and {self.algorithm.identity.name or 'the method'} needs all clients in every "
+                f"round; {self.ways.remedy} or another method"
             )
         cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
         w, comes = np.zeros(len(cut.ids)), cut.heard
@@ -343,18 +365,20 @@ class RemoteServer:
             tree = codec.unpack(want.name, frame, want.like, self.space.device) if want.name else ()
             numbers = (frame.fields.get(name, 0) for name in ("gradient_steps", "fingerprint"))
             answer = Heard(tree, *(codec.whole(number) for number in numbers))
-        except FrameError:
+        except FrameError as wrong:
             self._add(refused=1, resent_up=len(data))
+            self.ways.refused(client, str(wrong))
             return
         heard[client] = answer
+        self.ways.taken(client)
         self._add(payload_up=frame.payload, framing_up=len(data) - frame.payload)
 
     def _need_all(self, heard: Mapping[int, Heard], n: int, when: str) -> None:
         absent = next((i for i in range(n) if i not in heard), None)
         if absent is not None:
             raise UserError(
-                f"client {absent} did not answer {when} within {self.tries} tries, and the method asks all {n} clients "
-                "then; use more wire.tries"
+                f"{self.ways.name(absent)} did not answer {when} within {self.tries} tries, and the method asks all "
+                f"{n} clients then; {self.ways.remedy}"
             )
 
     def _add(self, **more: int) -> None:

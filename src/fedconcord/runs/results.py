@@ -65,8 +65,9 @@ def execute_begun(
     on_row: Callable[[Row], None] | None = None,
     wanted: Wanted = NOTHING,
     clock: Clock | None = None,
+    others: Sequence[Observer] = (),
 ) -> str:
-    """`execute` for a job that has begun; `clock` has what it took until now."""
+    """`execute` for a job that has begun; `clock` has what it took until now, `others` look on after the usual ones."""
     clock = clock or Clock()
     team = start.job.engine.team
     with lock.held(folder, team):
@@ -78,7 +79,7 @@ def execute_begun(
         if course.resume:
             job = as_before(start, job, folder)
         clock.lap("compile")
-        return _loop(start._replace(job=job), folder, course, info, on_row, wanted, clock)
+        return _loop(start._replace(job=job), folder, course, info, on_row, wanted, clock, others)
 
 
 def _loop(
@@ -89,6 +90,7 @@ def _loop(
     on_row: Callable[[Row], None] | None,
     wanted: Wanted,
     clock: Clock,
+    others: Sequence[Observer],
 ) -> str:
     job, team = start.job, start.job.engine.team
     lead = team.rank == 0  # measures, looks on and writes
@@ -98,7 +100,7 @@ def _loop(
     table = Tables(job, folder, past)
     patience = Stopping(job.problem, wanted.patience, table.metrics, state.round)
     looks = Looks(job, folder, wanted.clients_every, state.round)
-    observers: tuple[Observer, ...] = (patience, looks, Final(job, folder, wanted, patience))
+    observers: tuple[Observer, ...] = (patience, looks, Final(job, folder, wanted, patience), *others)
     about = described(job, info, course.rounds, start.grows_to)
     saving = Saving(job, folder, table, observers, about, course.checkpoint_every, clock)
     over = table.diverged or patience.stopped is not None

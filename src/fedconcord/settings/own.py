@@ -60,17 +60,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     if kind == "named":
         found: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
         return found
-    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
-    settings = Input(
-        **lists,
-        client=given.client,
-        target=given.target,
-        test=given.test,
-        test_share=given.test_share,
-        statistics=given.statistics,
-        image_size=given.image_size,
-        memory=given.memory,
-    )
+    settings = input_of(given)
     if kind == "file":
         return _read(data, settings, stamp(data, given))
     from fedconcord.data.own import made  # pyarrow, which other data do not need
@@ -84,6 +74,21 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"data {data} failed when they were made: {why}") from error
     return made(brought, settings, data)
+
+
+def input_of(given: InputSettings) -> Input:
+    """How data of one's own are read, as their readers take it."""
+    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
+    return Input(
+        **lists,
+        client=given.client,
+        target=given.target,
+        test=given.test,
+        test_share=given.test_share,
+        statistics=given.statistics,
+        image_size=given.image_size,
+        memory=given.memory,
+    )
 
 
 @functools.lru_cache(maxsize=1)

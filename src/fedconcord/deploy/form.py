@@ -1,0 +1,163 @@
+"""What both ends of a deployment make of the job's settings: one job, on samples that are not there.
+
+Server and sites build the same job from the same text. Where a simulation has its samples, it has one zero a client of
+the same form; the server never sees others, a site puts its own in their place.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedconcord import settings as settings_module
+from fedconcord.algorithms.alone import BASELINES
+from fedconcord.basis import grammar
+from fedconcord.basis.errors import UserError
+from fedconcord.data import Dataset
+from fedconcord.data.inputs import Input
+from fedconcord.deploy.judging import check_summed
+from fedconcord.engines import Serial
+from fedconcord.jobs import Job
+from fedconcord.problems import Supervised
+from fedconcord.problems.judging import supervised
+from fedconcord.settings import Config, Source
+from fedconcord.settings.own import input_of
+from fedconcord.settings.schema import validated
+from fedconcord.settings.sections import InputSettings
+
+ENDS = (  # settings of where samples lie and how a simulation computes, which a deployment has its own way of
+    *("data", "data_dir", "partition", "skew", "clients", "validation", "out", "track", "wire.", "input."),
+    *("engine.name", "engine.chunk", "engine.workers", "engine.kernel", "engine.graphs", "engine.store"),
+    *("checkpoint.", "eval.train_samples", "eval.clients"),
+)
+SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and why
+    "devices": "sites take the time they take",
+    "deadline": "it is in simulated seconds",
+    "dropout": "sites are lost by themselves",
+    "late": "late replies are not kept",
+    "local.seconds": "it is in simulated seconds",
+    "task": "private blocks of two-block tasks are not deployed",
+    "labels": "every sample of a site has its label",
+    "baselines": "they need other sites' samples",
+    "input.test": "each site tests on a share of its own samples",
+    "eval.patience": "the best model of earlier rounds is not judged again",
+    "eval.personalise": "sites judge the one model",
+    "eval.clients_every": "sites are looked at in every evaluation",
+}
+
+
+class Form(NamedTuple):
+    """What a model needs to know of samples; plain values."""
+
+    shape: list[int]  # of a sample
+    inputs: Literal["numbers", "bytes", "symbols"]
+    target: Literal["class", "number", "labels"]
+    outputs: int
+    names: list[str] | None  # of the outputs
+    unit: list[list[float]] | None  # mean and scale of targets that are numbers
+    preprocessing: dict[str, Any] | None
+
+
+def source_of(settings: str) -> Source:
+    """The settings of a job from their text.
+
+    Raises:
+        UserError: it is no TOML, has an unknown key, or a setting that a deployment cannot have.
+    """
+    try:
+        nested = tomllib.loads(settings)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the job's settings are not valid TOML: {str(error).splitlines()[0]}") from None
+    found = settings_module.from_nested(nested, "the job's settings")
+    for key, why in SIMULATED.items():
+        value = found.values.get(key)
+        if value not in (None, "none", [], (), "discard"):
+            raise UserError(f"{key} is for simulations ({why}), given {grammar.shown(value)}; leave it out")
+    held = found.values.get("validation")
+    if held not in (None, "none", "auto"):
+        raise UserError(
+            f"validation {held} sets training samples apart, and sites judge on their test share; leave it out"
+        )
+    return found
+
+
+def input_settings(source: Source) -> Input:
+    """How sites read their files."""
+    given = {
+        key.removeprefix("input."): settings_module.prepare(key, value)
+        for key, value in source.values.items()
+        if key.startswith("input.")
+    }
+    return input_of(validated(InputSettings, given, "input.", dict(source.origin)))
+
+
+def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
+    """The settings of a run and its job, whose samples are zeros, one a client.
+
+    Raises:
+        UserError: the settings are wrong, or the job cannot be deployed.
+    """
+    text, held = settings_module.named("data", _zeros(form, clients))
+    values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
+    values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
+    config = settings_module.resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(held)))
+    if config.method in BASELINES:
+        raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")
+    job = settings_module.build(config)
+    inner = supervised(job.problem)
+    if inner is None or job.algorithm.own is not None:
+        raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
+    check_summed(inner.metrics)
+    return config, replace(job, engine=Serial())
+
+
+def model_of(job: Job) -> Supervised:
+    """The model, loss and metrics of a shell."""
+    inner = supervised(job.problem)
+    assert inner is not None
+    return inner
+
+
+def facts(job: Job, config: Config) -> dict[str, str]:
+    """What both ends must have alike, in words."""
+    inner = model_of(job)
+    return {
+        "the method": str(job.algorithm.identity),
+        "the model": str(config.model),
+        "the number of parameters": str(inner.dim),
+        "the loss": inner.loss_of.name,
+        "the metrics": ", ".join(metric.name for metric in inner.metrics),
+        "the regulariser": str(config.regulariser),
+        "the number type": f"{config.engine.dtype}, precision {config.engine.precision}",
+        "the local steps": str(job.solver),
+        "the batches": str(job.schedule.draws),
+        "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
+    }
+
+
+def _zeros(form: Form, clients: int) -> Dataset:
+    kind = {"numbers": np.float32, "bytes": np.uint8, "symbols": np.int64}[form.inputs]
+    few = max(form.outputs, 2)
+    y: np.ndarray = np.zeros((clients, form.outputs), np.float32)
+    test_y: np.ndarray = np.eye(few, form.outputs, dtype=np.float32)
+    if form.target == "class":
+        y, test_y = np.zeros(clients, np.int64), np.arange(form.outputs)
+        few = form.outputs
+    unit = None if form.unit is None else (form.unit[0], form.unit[1])
+    return Dataset(
+        "sites",
+        np.zeros((clients, *form.shape), kind),
+        y,
+        np.zeros((few, *form.shape), kind),
+        test_y,
+        form.outputs,
+        natural=[np.array([i]) for i in range(clients)],
+        target=form.target,
+        output_names=form.names,
+        preprocessing=form.preprocessing,
+        unit=unit,
+    )

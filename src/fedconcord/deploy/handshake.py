@@ -1,0 +1,393 @@
+"""What server and sites agree on before round 0; a difference names the site.
+
+1. `hello`: versions, and what each site's file is: rows, columns, labels' values; or which part of named data it has.
+2. `sums` and `squares`, for files: sums over each site's training samples, of which means, scales, categories and
+   classes come (`data.preprocess`). Only sums over all sites and unions of texts are used.
+3. `setup`: all of that to each site, which builds its job and says what it built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
+from fedconcord.data import federated
+from fedconcord.data.arrays import SCALED
+from fedconcord.data.inputs import Input, held_out
+from fedconcord.data.preprocess import CATEGORIES, SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
+from fedconcord.data.tables import columns_of, no_value
+from fedconcord.deploy.form import Form, facts, input_settings, shell, source_of
+from fedconcord.deploy.post import Post
+from fedconcord.deploy.site import PROTOCOL, versions
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame
+from fedconcord.settings import Source
+
+TRIES = 3  # exchanges in which each site is asked
+SHOWN = 8  # columns in a sentence
+NAME = "deployment.json"
+
+
+class Agreed(NamedTuple):
+    """What a deployment goes on from; plain values."""
+
+    run: str  # 16 hexadecimal digits that frames name
+    sites: list[str]  # a site's number is its place
+    form: Form
+    samples: list[list[int]]  # trained on and tested on, at each site
+    said: list[str]  # what was guessed
+    sent: list[str]  # what each site sent before round 0, in words
+
+
+class DifferError(Exception):
+    """Server and sites are not of one mind."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__(sentences[0])
+        self.sentences = list(sentences)
+
+
+def agreed(settings: str, post: Post) -> Agreed:
+    """The handshake.
+
+    Raises:
+        DifferError: something does not fit, in a sentence each; every site that can be compared was.
+        UserError: the job's settings are wrong, or cannot be deployed.
+    """
+    source = source_of(settings)
+    given, everyone = input_settings(source), range(len(post.sites))
+    hello = {i: {"clients": len(post.sites)} for i in everyone}
+    here = [_here(post.sites[i], one) for i, one in enumerate(_all(post, "hello", "here", hello))]
+    _differ(_versions(post.sites, here))
+    own = [bool(one["own"]) for one in here]
+    if any(own) and not all(own):
+        a, b = post.sites[own.index(True)], post.sites[own.index(False)]
+        raise DifferError(
+            [f"site {a} has a file of its own and site {b} a part of named data; give all sites the same"]
+        )
+    told, sent, said = None, ["its number of samples"], list[str]()
+    if all(own):
+        form, told, sent, said = _of_files(post, source, given, [one["data"] for one in here])
+    else:
+        _differ(_alike(post.sites, here, ("named", "form"), "the data"))
+        form = Form(**here[0]["form"])
+    config, job = shell(source, form, len(post.sites))
+    fields = {"clients": len(post.sites), "form": form._asdict(), "told": told}
+    ready = _all(post, "setup", "ready", dict.fromkeys(everyone, fields))
+    mine = facts(job, config)
+    theirs = [_ready(post.sites[i], one) for i, one in enumerate(ready)]
+    _differ(
+        [
+            f"site {name}: {what} is {one.facts.get(what)} there and {value} here; give both the same job"
+            for name, one in zip(post.sites, theirs, strict=True)
+            for what, value in mine.items()
+            if one.facts.get(what) != value
+        ]
+    )
+    samples = [one.samples for one in theirs]
+    _differ([f"site {post.sites[i]} has no training sample" for i in everyone if samples[i][0] == 0])
+    if not sum(tested for _, tested in samples):
+        raise DifferError([f"no site has a test sample; raise input.test_share, which is {given.test_share:g}"])
+    return Agreed(post.run, list(post.sites), form, samples, said, sent)
+
+
+def _of_files(
+    post: Post, source: Source, given: Input, data: Sequence[Mapping[str, Any]]
+) -> tuple[Form, dict[str, Any], list[str], list[str]]:
+    """What the sites' files come to: (form, what sites are told, what they sent, what was guessed)."""
+    _differ(_columns(post.sites, data, given))
+    _differ(_labels(post.sites, data))
+    try:
+        target = federated.agreed_target([one["labels"] for one in data], given)
+    except UserError as wrong:
+        raise DifferError([str(wrong)]) from wrong
+    kinds = {name: {one["columns"][name] for one in data} - {"empty"} for name in data[0]["columns"]}
+    words = [name for name, kind in kinds.items() if "text" in kind or name in given.categories]
+    digits = [name for name in kinds if name not in words]
+    told: dict[str, Any] = {"columns": [], "target": target.kind, "names": target.names, "unit": None}
+    fields = {"told": told, "digits": digits, "words": words}
+    statistics = given.statistics is not None and bool(kinds)
+    everyone = range(len(post.sites))
+    columns: list[Column] = []
+    if (kinds and not statistics) or target.kind == "number":
+        first = _all(post, "sums", "summed", dict.fromkeys(everyone, fields))
+        known, y = (_sums(post, first, part, count) for part, count in _counts(digits, target.names, target.kind))
+        texts = [_texts(site, one, words) for site, one in zip(post.sites, first, strict=True)]
+        seen = {name: {text for one in texts for text in one[name]} for name in words}
+        _differ(_empty(digits, known, seen, given, bool(kinds) and not statistics))
+        means = {"columns": torch.from_numpy(mean_of(known)), "target": torch.from_numpy(mean_of(y))}
+        tree = {f"means/{name}": leaf for name, leaf in means.items()}
+        second = _all(post, "squares", "summed", dict.fromkeys(everyone, fields), tree)
+        spread, y2 = (_sums(post, second, part, count) for part, count in _counts(digits, target.names, target.kind))
+        rows = sum(one["rows"] - len(held_out(i, one["rows"], given.test_share)) for i, one in enumerate(data))
+        columns = columns_of(list(kinds), digits, known, seen, spread, rows) if kinds else []
+        if target.kind == "number":
+            told["unit"] = [mean_of(y).tolist(), scale_of(y2).tolist()]
+    if statistics:
+        columns = read_statistics(Path(str(given.statistics)).expanduser())
+    told["columns"] = [one.model_dump() for one in columns]
+    shape = [width(columns)] if kinds else list(data[0]["shape"])
+    about: dict[str, Any] = {"kind": "none"} if data[0]["inputs"] != "bytes" else dict(SCALED)
+    if kinds:
+        about = {
+            "kind": "table",
+            "statistics": "given" if statistics else "sums over the sites' training rows",
+            "sent_by_each_client": [] if statistics else SENT,
+            "columns": told["columns"],
+            "inputs": names(columns),
+            **({"missing": list(given.missing)} if given.missing else {}),
+        }
+    labels = [str(one["name"]) for one in data[0]["labels"]]
+    unit = {} if told["unit"] is None else {"mean": told["unit"][0], "scale": told["unit"][1]}
+    said = [target.said] if target.said else []
+    about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": said}
+    form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, told["unit"], about)
+    sent = ["its number of samples", "the values of its label columns, where they are classes"]
+    sent += [*about.get("sent_by_each_client", []), *(["sums and squares of its labels"] if unit else [])]
+    return form, told, sent, said
+
+
+# -- what sites say, read with the care that bytes from elsewhere need ---------------------------------------------
+
+
+class _Ready(NamedTuple):
+    facts: dict[str, str]
+    samples: list[int]  # trained on and tested on
+
+
+def _ready(site: str, frame: Frame) -> _Ready:
+    try:
+        trained, tested = (codec.whole(count) for count in frame.fields["samples"])
+        return _Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested])
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def _here(site: str, frame: Frame) -> dict[str, Any]:
+    try:
+        said = frame.fields
+        found: dict[str, Any] = {"own": bool(said["own"]), "protocol": int(said["protocol"])}
+        found["versions"] = {"fedconcord": str(said["versions"]["fedconcord"])}
+        if not found["own"]:
+            return {**found, "named": str(said["named"]), "form": Form(**said["form"])._asdict()}
+        data = said["data"]
+        labels = [
+            {
+                "name": str(one["name"]),
+                "numbers": bool(one["numbers"]),
+                "values": None if one["values"] is None else [str(value) for value in one["values"]],
+            }
+            for one in data["labels"]
+        ]
+        columns = {
+            str(name): {"number": "number", "text": "text", "empty": "empty"}[k] for name, k in data["columns"].items()
+        }
+        shape = [codec.whole(one) for one in data["shape"]]
+        kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
+        rows = codec.whole(data["rows"])
+        return {
+            **found,
+            "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def _texts(site: str, frame: Frame, words: Sequence[str]) -> dict[str, list[str]]:
+    try:
+        return {name: [str(text) for text in frame.fields["texts"][name]] for name in words}
+    except (KeyError, TypeError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def _useless(site: str, broken: Exception) -> DifferError:
+    return DifferError([f"site {site}: its answer cannot be used ({type(broken).__name__}: {broken})"])
+
+
+# -- what is compared ------------------------------------------------------------------------------------------------
+
+
+def _versions(sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> list[str]:
+    mine = {"the protocol": PROTOCOL, "fedconcord": versions()["fedconcord"]}
+    found = []
+    for name, one in zip(sites, here, strict=True):
+        theirs = {"the protocol": one["protocol"], "fedconcord": one["versions"]["fedconcord"]}
+        found += [
+            f"site {name}: {what} is of version {theirs[what]} there and {value} here; install the same"
+            for what, value in mine.items()
+            if theirs[what] != value
+        ]
+    return found
+
+
+def _alike(sites: Sequence[str], said: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str) -> list[str]:
+    """Sentences on sites that differ from the first."""
+    return [
+        f"site {name}: {what} differ from site {sites[0]}'s: {_short(one[key])} there, {_short(said[0][key])} at "
+        f"{sites[0]}; give both the same"
+        for name, one in zip(sites, said, strict=True)
+        for key in keys
+        if json.dumps(one[key], sort_keys=True) != json.dumps(said[0][key], sort_keys=True)
+    ]
+
+
+def _columns(sites: Sequence[str], data: Sequence[Mapping[str, Any]], given: Input) -> list[str]:
+    """Columns that a site lacks or has beside the others', and such as hold numbers here and texts there."""
+    found = _alike(sites, data, ("inputs", "shape"), "the samples")
+    base = data[0]["columns"]
+    for name, one in zip(sites, data, strict=True):
+        for more, less, what in ((base, one["columns"], "lacks"), (one["columns"], base, "has")):
+            other = [column for column in more if column not in less]
+            if other:
+                listed = ", ".join(repr(column) for column in other[:SHOWN]) + (", ..." if len(other) > SHOWN else "")
+                than = f", which site {sites[0]} has" if what == "lacks" else f", which site {sites[0]} lacks"
+                found.append(
+                    f"site {name} {what} the column{'s' * (len(other) > 1)} {listed}{than}; give all sites the same "
+                    "columns, or name them in input.ignore"
+                )
+    for column in base if not found else ():
+        if column in given.categories:
+            continue
+        kinds = {
+            kind: name for name, one in zip(sites, data, strict=True) if (kind := one["columns"][column]) != "empty"
+        }
+        if len(kinds) > 1:
+            found.append(
+                f"column {column!r} holds numbers at site {kinds['number']} and texts at site {kinds['text']}; repair "
+                "one, or name it in input.categories"
+            )
+    return found
+
+
+def _labels(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Label columns that are others than the first site's, or numbers here and texts there."""
+    base = data[0]["labels"]
+    found = []
+    for name, one in zip(sites, data, strict=True):
+        mine = [label["name"] for label in one["labels"]]
+        if mine != [label["name"] for label in base]:
+            found.append(f"site {name} learns {', '.join(mine)}, and site {sites[0]} others; give both the same job")
+            continue
+        for label, first in zip(one["labels"], base, strict=True):
+            if label["numbers"] != first["numbers"]:
+                kind, other = ("numbers", "texts") if label["numbers"] else ("texts", "numbers")
+                found.append(
+                    f"label column {label['name']!r} holds {kind} at site {name} and {other} at site {sites[0]}; write "
+                    "it alike at both"
+                )
+    return found
+
+
+def _empty(digits: Sequence[str], known: Sums, seen: Mapping[str, set[str]], given: Input, needed: bool) -> list[str]:
+    """Columns without a value anywhere, and texts of too many kinds."""
+    if not needed:
+        return []
+    found = [
+        f"column {name!r} has more than {CATEGORIES} different texts over all sites; repair it, or leave it out with "
+        f"input.ignore={name}"
+        for name, texts in seen.items()
+        if len(texts) > CATEGORIES
+    ]
+    none = no_value(digits, known, seen)
+    return found + (
+        [f"no site has a value in column {none!r} of its training samples; leave it out with input.ignore={none}"]
+        if none is not None
+        else []
+    )
+
+
+# -- exchanges -------------------------------------------------------------------------------------------------------
+
+
+def _all(
+    post: Post,
+    kind: str,
+    wanted: str,
+    fields: Mapping[int, Mapping[str, Any]],
+    tensors: Mapping[str, Any] | None = None,
+) -> list[Frame]:
+    """Every site's answer, in order.
+
+    Raises:
+        DifferError: a site does not answer, or refuses.
+    """
+    found: dict[int, Frame] = {}
+    why: dict[int, str] = {}
+    for _ in range(TRIES):
+        missing = {i: own for i, own in fields.items() if i not in found and i not in why}
+        if not missing:
+            break
+        for i, frame in post.frames(kind, wanted, missing, tensors or {}).items():
+            post.taken(i)
+            found[i] = frame
+        why |= post.why
+    silent = [post.sites[i] for i in fields if i not in found and i not in why]
+    sentences = [f"site {post.sites[i]}: {text}" for i, text in sorted(why.items())]
+    if silent:
+        sentences.append(
+            f"site{'s' * (len(silent) > 1)} {', '.join(silent)} did not answer within {TRIES} times {post.wait:g} s; "
+            "start them, or leave them out of the sites"
+        )
+    _differ(sentences)
+    return [found[i] for i in fields]
+
+
+def _counts(digits: Sequence[str], outputs: Sequence[str], target: str) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Which sums a message has, and of how many columns."""
+    return ("columns", len(digits)), ("target", len(outputs) if target == "number" else 0)
+
+
+def _sums(post: Post, messages: Sequence[Frame], part: str, count: int) -> Sums:
+    """Sums [N, count] of all sites.
+
+    Raises:
+        DifferError: a site's are of another form.
+    """
+    like = {name: torch.zeros(1, count, dtype=torch.float64) for name in Sums._fields}
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in Sums._fields}
+    for site, frame in zip(post.sites, messages, strict=True):
+        for name, form in like.items():
+            sent = frame.tensors.get(f"{part}/{name}")
+            if sent is None or sent.shape != form.shape or sent.dtype != form.dtype:
+                raise DifferError([f"site {site}: its sums are of another form than {count} columns"])
+            rows[name].append(sent.numpy())
+    return Sums(*(np.concatenate(rows[name]) for name in Sums._fields))
+
+
+def _differ(sentences: Sequence[str]) -> None:
+    if sentences:
+        raise DifferError(sentences)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+# -- kept ------------------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, found: Agreed) -> None:
+    """deployment.json."""
+    files.write_json(folder / NAME, {**found._asdict(), "form": found.form._asdict()})
+
+
+def read(folder: Path) -> Agreed:
+    """The inverse of `save`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / NAME
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return Agreed(**{**saved, "form": Form(**saved["form"])})
+    except (OSError, ValueError, TypeError, KeyError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it, or start anew in another folder") from broken

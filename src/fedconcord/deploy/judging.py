@@ -1,0 +1,178 @@
+"""A model judged where the data are: each site sends sums over its own samples, the server what all of them come to.
+
+A metric can be had so if it is a function of sums over samples. `SUMS` lists those that are, as METRICS defines them;
+areas under curves and metrics of the user's own are not, and a job that asks for one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.problems import Supervised
+from fedconcord.problems.losses import METRICS, Metric
+from fedconcord.problems.resident import Resident
+
+
+class Summed(NamedTuple):
+    """A metric by sums."""
+
+    sums: Callable[[Tensor, Tensor], Tensor]  # (outputs [m, C], targets), in the label's own unit -> [k] float64
+    value: Callable[[np.ndarray, int, int], float]  # (sums [k], samples m > 0, outputs C) -> the metric
+
+
+class Figures(NamedTuple):
+    """What a site sends of one model; sums are over its samples."""
+
+    counts: Tensor  # [2] int64: samples tested on, samples trained on
+    losses: Tensor  # [2] float64: summed loss of either
+    sums: tuple[Tensor, ...]  # of each metric of the problem [k] float64, over the samples tested on
+
+
+def _mean(each: Callable[[Tensor, Tensor], Tensor]) -> Summed:
+    """The mean over samples of a figure [m] of each."""
+    return Summed(lambda o, t: each(o, t).double().sum()[None], lambda sums, m, _: float(sums[0] / m))
+
+
+def _chosen(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(predicted, true) [m, C] of booleans, for classes and for labels."""
+    if targets.ndim == 1:
+        columns = torch.arange(outputs.shape[-1], device=outputs.device)
+        return outputs.argmax(-1, keepdim=True) == columns, targets[:, None] == columns
+    return outputs > 0, targets > 0.5
+
+
+def _table(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[3 C]: hits, predicted and true of each class or label."""
+    predicted, true = _chosen(outputs, targets)
+    return torch.cat([part.double().sum(0) for part in (predicted & true, predicted, true)])
+
+
+def _f1(hits: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+    return np.asarray(2 * hits / np.maximum(predicted + true, 1))
+
+
+def _micro(sums: np.ndarray, m: int, outputs: int) -> float:
+    return float(_f1(*(part.sum() for part in sums.reshape(3, outputs))))
+
+
+def _macro(sums: np.ndarray, m: int, outputs: int) -> float:
+    return float(_f1(*sums.reshape(3, outputs)).mean())
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[3 C]: squared error, target and squared target of each output."""
+    y = targets.double()
+    return torch.cat([part.sum(0) for part in ((outputs - targets).double().square(), y, y.square())])
+
+
+def _r2(sums: np.ndarray, m: int, outputs: int) -> float:
+    missed, total, squares = sums.reshape(3, outputs)
+    spread = squares - total**2 / m
+    flat = spread <= 1e-12 * np.maximum(squares, 1e-300)  # a target that never varies
+    each = np.where(flat, (missed == 0).astype(float), 1 - missed / np.where(flat, 1, spread))
+    return float(each.mean())
+
+
+def _brier(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim > 1:
+        return (outputs.double().sigmoid() - (targets > 0.5).double()).square().mean(-1)
+    first = 1 if outputs.shape[-1] == 2 else 0
+    truth = targets[:, None] == torch.arange(outputs.shape[-1], device=outputs.device)
+    return (outputs.double().softmax(-1) - truth.double()).square()[:, first:].sum(-1)
+
+
+SUMS: Mapping[str, Summed] = {
+    "accuracy": _mean(lambda outputs, classes: outputs.argmax(-1) == classes),
+    "label_accuracy": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).double().mean(-1)),
+    "exact": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).all(-1)),
+    "brier": _mean(_brier),
+    "mae": _mean(lambda outputs, targets: (outputs - targets).double().abs().mean(-1)),
+    "rmse": Summed(
+        lambda outputs, targets: (outputs - targets).double().square().mean(-1).sum()[None],
+        lambda sums, m, _: math.sqrt(sums[0] / m),
+    ),
+    "micro_f1": Summed(_table, _micro),
+    "macro_f1": Summed(_table, _macro),
+    "r2": Summed(_errors, _r2),
+}
+
+
+def check_summed(metrics: Sequence[Metric]) -> None:
+    """Refuse a metric that sums do not give.
+
+    Raises:
+        UserError: the first of them.
+    """
+    for one in metrics:
+        if one.name not in SUMS or METRICS.get(one.name) is not one:
+            raise UserError(
+                f"metric {one.name} is no function of sums over samples, which is all that sites send; use "
+                f"{', '.join(name for name in SUMS if set(METRICS[name].targets) & set(one.targets))}"
+            )
+
+
+def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train: tuple[Resident, Tensor]) -> Figures:
+    """What a site sends of the model x [d].
+
+    Args:
+        problem: the model, the loss and the metrics.
+        test: the samples it is tested on and their targets, perhaps none.
+        train: those it was trained on.
+    """
+    counts, losses = list[int](), list[float]()
+    sums: tuple[Tensor, ...] = ()
+    for k, (inputs, targets) in enumerate((test, train)):
+        outputs, each = targets.new_zeros(0, problem.classes, dtype=problem.dtype), torch.zeros(0)
+        if len(targets):
+            [(each, outputs)] = problem.answers(x, (partial(_between, inputs), targets))
+        counts.append(len(targets))
+        losses.append(float(each.double().sum()))
+        if k == 0:
+            pair = problem.in_units(outputs), problem.in_units(targets)
+            sums = tuple(SUMS[metric.name].sums(*pair).cpu() for metric in problem.metrics)
+    return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
+
+
+def _between(inputs: Resident, a: int, b: int) -> Tensor:
+    return inputs[a:b]
+
+
+def form_of(problem: Supervised) -> Figures:
+    """The form of what every site sends."""
+    kind = torch.int64 if problem.target == "class" else problem.dtype
+    none = torch.zeros(0, dtype=kind) if problem.target == "class" else torch.zeros(0, problem.classes, dtype=kind)
+    outputs = torch.zeros(0, problem.classes, dtype=problem.dtype)
+    sums = tuple(SUMS[metric.name].sums(outputs, none) for metric in problem.metrics)
+    return Figures(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64), sums)
+
+
+def of_site(problem: Supervised, one: Figures) -> dict[str, float]:
+    """`loss` and the metrics of a site's own samples tested on; NaN for none."""
+    tested = int(one.counts[0])
+    loss = float(one.losses[0]) / tested if tested else math.nan
+    pairs = zip(problem.metrics, one.sums, strict=True)
+    return {"loss": loss} | {metric.name: _value(problem, metric.name, sums, tested) for metric, sums in pairs}
+
+
+def pooled(problem: Supervised, every: Sequence[Figures]) -> dict[str, float]:
+    """`test_<metric>`, `test_loss` and `train_loss` over all samples of the sites that answered, one at least."""
+    tested, trained = (int(sum(int(one.counts[k]) for one in every)) for k in (0, 1))
+    test, train = (float(sum(float(one.losses[k]) for one in every)) for k in (0, 1))
+    found = {
+        f"test_{metric.name}": _value(problem, metric.name, torch.stack([one.sums[k] for one in every]).sum(0), tested)
+        for k, metric in enumerate(problem.metrics)
+    }
+    losses = {"test_loss": test / tested if tested else math.nan, "train_loss": train / trained}
+    return found | losses
+
+
+def _value(problem: Supervised, metric: str, sums: Tensor, samples: int) -> float:
+    return SUMS[metric].value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan

@@ -1,0 +1,169 @@
+"""The server's way to its sites: what each was asked, answered, refused, and when one is left out.
+
+An answer is refused that is too long, no frame, of another round, run or form, or holds a number that is not finite.
+Nothing that came is ever unpickled. Three refusals in a row, and the site is asked no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.deploy.events import Event
+from fedconcord.deploy.exchange import Exchange
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.remote.server import Ways
+
+IN_A_ROW = 3  # refused answers, until a site is left out
+NOT_FINITE = "a number that is not finite"
+SLACK = 2**20  # bytes of an answer beside its tensors
+
+
+@dataclass
+class Record:
+    """What became of one site's answers."""
+
+    asked: int = 0
+    missed: int = 0  # no answer came
+    refused: dict[str, int] = field(default_factory=dict)  # reason -> answers
+    in_a_row: int = 0  # refused, since the last that was taken
+    there: bool = True  # it answered when it was last asked
+    left_out: str | None = None  # why
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Post:
+    """Asks sites by their number.
+
+    Args:
+        wait: seconds for the answers of one exchange.
+        most: bytes of an answer's tensors.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        run: str,
+        exchange: Exchange,
+        wait: float,
+        see: Callable[[Event], None] | None,
+        most: int = 2**26,
+    ) -> None:
+        self.sites, self.run, self.exchange, self.wait, self.most = tuple(sites), run, exchange, wait, most
+        self.see = see or (lambda event: None)
+        self.records = [Record() for _ in sites]
+        self.number = 0  # of exchanges, which answers beside the rounds are known by
+        self.why: dict[int, str] = {}  # refusals of the last exchange
+
+    def ask(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """One exchange: the answers that came and are frames of finite numbers.
+
+        Raises:
+            UserError: all sites are left out.
+        """
+        self.number, self.why = self.number + 1, {}
+        left = [name for name, record in zip(self.sites, self.records, strict=True) if record.left_out is None]
+        if not left:
+            raise UserError(f"no site is left: {'; '.join(r.left_out for r in self.records if r.left_out)}")
+        asked = {self.sites[i]: data for i, data in messages.items() if self.records[i].left_out is None}
+        came = self.exchange(asked, self.wait) if asked else {}
+        found = {}
+        for i, data in messages.items():
+            record, name = self.records[i], self.sites[i]
+            if name not in asked:
+                continue
+            record.asked, record.bytes_out = record.asked + 1, record.bytes_out + len(data)
+            self._presence(i, name in came)
+            if name in came:
+                record.bytes_in += len(came[name])
+                try:
+                    _check(came[name], self.most + SLACK)
+                    found[i] = came[name]
+                except FrameError as wrong:
+                    self.refused(i, str(wrong))
+        return found
+
+    def frames(
+        self, kind: str, wanted: str, fields: Mapping[int, Mapping[str, Any]], tensors: Mapping[str, Tensor]
+    ) -> dict[int, Frame]:
+        """One exchange beside the rounds: answers of the kind that is wanted.
+
+        Args:
+            fields: of each site's message.
+            tensors: of all messages.
+        """
+        number = self.number
+        found = {}
+        sent = {i: codec.write(Frame(kind, self.run, number, i, own, tensors)) for i, own in fields.items()}
+        for i, data in self.ask(sent).items():
+            frame = codec.read(data)
+            if (frame.kind, frame.method, frame.round, frame.client) == (wanted, self.run, number, i):
+                found[i] = frame
+            else:
+                self.refused(i, "an answer to another question")
+        return found
+
+    def send(self, sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
+        """An exchange of `RemoteServer`, which takes or refuses what comes."""
+        return list(self.ask(dict(sent)).items())
+
+    @property
+    def ways(self) -> Ways:
+        """How a `RemoteServer` speaks of sites, and to whom."""
+        remedy = "go on with the run (resume) when the site is there again, or use"
+        return Ways(lambda i: f"site {self.sites[i]}", remedy, self.taken, self.refused)
+
+    def taken(self, site: int) -> None:
+        """Its answer was what was asked for."""
+        self.records[site].in_a_row = 0
+
+    def refused(self, site: int, why: str) -> None:
+        """Its answer was not; after three in a row it is left out."""
+        record, name = self.records[site], self.sites[site]
+        record.refused[why] = record.refused.get(why, 0) + 1
+        record.in_a_row += 1
+        self.why[site] = why
+        self.see(Event("refused", f"site {name}: its answer was refused: {why}", name))
+        if record.in_a_row >= IN_A_ROW:
+            record.left_out = f"site {name} is left out after {IN_A_ROW} refused answers in a row, the last: {why}"
+            self.see(Event("left out", record.left_out, name))
+
+    def _presence(self, site: int, there: bool) -> None:
+        record, name = self.records[site], self.sites[site]
+        record.missed += not there
+        if there != record.there:
+            record.there = there
+            said = f"site {name} answers again" if there else f"site {name} did not answer within {self.wait:g} s"
+            self.see(Event("back" if there else "missing", said, name))
+
+    def write(self) -> dict[str, Any]:
+        """All that is counted, as plain values."""
+        return {"number": self.number, "records": [asdict(record) for record in self.records]}
+
+    def restore(self, written: Mapping[str, Any]) -> None:
+        """The inverse of `write`."""
+        self.number = int(written["number"])
+        self.records = [Record(**record) for record in written["records"]]
+
+
+def _check(data: bytes, limit: int) -> None:
+    """Refuse what is no answer.
+
+    Raises:
+        FrameError: why.
+    """
+    frame = codec.read(data, limit)
+    if frame.kind == "refused":
+        raise FrameError(
+            f"the site refused what it was sent: {str(frame.fields.get('why', 'it does not say why'))[:300]}"
+        )
+    for tensor in frame.tensors.values():
+        if tensor.dtype.is_floating_point and not bool(torch.isfinite(tensor).all()):
+            raise FrameError(NOT_FINITE)

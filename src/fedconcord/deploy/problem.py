@@ -1,0 +1,117 @@
+"""The server's problem: how many samples each site has, and sums in place of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Objective, roster_of
+from fedconcord.deploy.judging import Figures, form_of, of_site, pooled
+from fedconcord.deploy.post import NOT_FINITE, Post
+from fedconcord.problems import Supervised
+from fedconcord.problems.per_client import Scores
+from fedconcord.remote import codec
+from fedconcord.remote.codec import FrameError
+
+TRIES = 3  # exchanges of an evaluation until somebody answers
+
+
+class Deployed:
+    """f_i and all its samples are at site i; a model is judged there, and by sums.
+
+    Args:
+        shell: the model, the loss and the metrics.
+        samples: [N, 2] trained on and tested on, at each site.
+    """
+
+    def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], post: Post) -> None:
+        self.shell, self.post = shell, post
+        self.samples = np.array(samples, np.int64)
+        offsets = np.concatenate([[0], np.cumsum(self.samples[:, 0])]).astype(np.int64)
+        self.objective, self.roster = _nowhere(shell.objective, offsets), roster_of(offsets)
+        self.evaluator = self
+        self.last: dict[int, Figures] = {}  # of the last evaluation, by site
+
+    def init(self, seed: int) -> Tensor:
+        """The starting point x^0 [d]."""
+        return self.shell.init(seed)
+
+    def export(self, x: Tensor) -> Mapping[str, Tensor]:
+        """The model x [d] as named tensors."""
+        return self.shell.export(x)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """`test_<metric>`, `test_loss` and `train_loss` over all samples of the sites that answer; NaN where the model
+        is not finite, or no site has finite figures of it.
+
+        Raises:
+            UserError: no site answers.
+        """
+        self.last = {}
+        like, sent = form_of(self.shell), codec.pack("x", x)
+        if not bool(torch.isfinite(x).all()):
+            return self._nothing()
+        for _ in range(TRIES):
+            missing = [i for i in range(self.roster.n) if i not in self.last and self.post.records[i].left_out is None]
+            none: dict[int, dict[str, Any]] = {i: {} for i in missing}
+            for i, frame in self.post.frames("judge", "judged", none, sent).items():
+                try:
+                    found: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
+                    if found.counts.tolist() != self.samples[i, ::-1].tolist():
+                        raise FrameError("figures of another number of samples")
+                except FrameError as wrong:
+                    self.post.refused(i, str(wrong))
+                else:
+                    self.post.taken(i)
+                    self.last[i] = found
+            if self.last:
+                return pooled(self.shell, list(self.last.values()))
+            if missing and all(self.post.why.get(i) == NOT_FINITE for i in missing):
+                return self._nothing()
+        raise UserError(
+            f"no site judged the model within {TRIES} times {self.post.wait:g} s; go on with the run (resume) when "
+            "sites are there again"
+        )
+
+    def scores(self) -> Scores:
+        """Every site's figures in the last evaluation; NaN for one that sent none."""
+        each = [of_site(self.shell, self.last[i]) if i in self.last else None for i in range(self.roster.n)]
+        names = ["loss", *(metric.name for metric in self.shell.metrics)]
+        values = {name: np.array([math.nan if one is None else one[name] for one in each]) for name in names}
+        last = {} if not self.last else pooled(self.shell, list(self.last.values()))
+        main = names[1] if len(names) > 1 else "loss"
+        overall = {name: last[f"test_{name}"] for name in names[1:] if name != main and f"test_{name}" in last}
+        return Scores("test", self.samples[:, 1], values, overall)
+
+    def _nothing(self) -> dict[str, float]:
+        names = [f"test_{metric.name}" for metric in self.shell.metrics]
+        return dict.fromkeys([*names, "test_loss", "train_loss"], math.nan)
+
+
+def _nowhere(objective: Objective, offsets: np.ndarray) -> Objective:
+    """The form of the sites' objectives without a sample: whatever asks one fails."""
+
+    def absent(name: str) -> Callable[..., Any]:
+        def ask(*args: Any) -> Any:
+            raise AssertionError(f"the server has no samples, and was asked for {name}")
+
+        return ask
+
+    return replace(
+        objective,
+        offsets=offsets,
+        gradient=absent("a gradient"),
+        gradients=absent("gradients"),
+        loss=absent("a loss"),
+        alone=absent("a client"),
+        hessian=objective.hessian,  # of the shell's zeros: whether it has one that fits is looked at before round 0
+        accumulate=None,
+        network=None,
+    )
