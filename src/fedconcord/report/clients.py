@@ -269,11 +269,11 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
     spreads = [spread for j in judged for spread in j.spreads]
     counts = sorted({spread["judged"] for spread in spreads})
     left_out = max(spread["without_samples"] for spread in spreads)
-    on = (
-        "the samples that it set apart, which no model was trained on"
-        if split == "validation"
-        else "its own training samples: nothing was set apart (setting validation), so these figures flatter"
-    )
+    on = {
+        "validation": "the samples that it set apart, which no model was trained on",
+        "test": "its own test samples, at its site",
+        "train": "its own training samples: nothing was set apart (setting validation), so these figures flatter",
+    }[split]
     parts = [
         f"{metric.title.capitalize()}{' in %' if metric.percent else ''} of the final model at each client, on {on}; "
         f"every client counts once ({' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} clients"
