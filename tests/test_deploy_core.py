@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,25 @@ import torch
 
 from fedconcord import settings
 from fedconcord.algorithms import METHODS
-from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors, tree_leaves
 from fedconcord.core.trees import Tree
 from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
-from fedconcord.deploy.judging import SUMS, figures, pooled
+from fedconcord.deploy.judging import SUMS
 from fedconcord.deploy.serve import check, serve
 from fedconcord.deploy.site import Site
 from fedconcord.jobs import State, advance, evaluate, start
-from fedconcord.remote import codec, ledger
-from fedconcord.remote.codec import Frame
 from fedconcord.problems.losses import METRICS as METRICS_OF
+from fedconcord.remote import codec
 from fedconcord.runs.outcome import Finished
 from table import TABLE
 
 SITES = ["basel", "bern", "chur"]
 BASE: dict[str, Any] = {
-    **{"model": "logreg", "rounds": 4, "cohort": 2, "seed": 3},
+    "model": "logreg",
+    "rounds": 4,
+    "cohort": 2,
+    "seed": 3,
     "local": {"lr": 0.05, "batch_size": 5, "steps": 3},
     "engine": {"dtype": "float64"},
     "input": {"label": ["label"]},
@@ -52,7 +52,9 @@ def text(job: Mapping[str, Any]) -> str:
 
 def with_(job: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """The settings with others: a table's keys are added to those it has."""
-    merged = {key: {**job.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in changes.items()}
+    merged = {
+        key: {**job.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in changes.items()
+    }
     return {**job, **merged}
 
 
@@ -307,7 +309,9 @@ def least_squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SQUARES: dict[str, Any] = {
-    **{"model": "logreg", "cohort": 3, "seed": 1},
+    "model": "logreg",
+    "cohort": 3,
+    "seed": 1,
     "local": {"lr": 0.1, "batch_size": "full", "steps": 3},
     "engine": {"dtype": "float64"},
     "input": {"label": ["y"], "target": "number"},

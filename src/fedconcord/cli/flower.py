@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
 from rich.table import Table
 
 from fedconcord.basis.errors import UserError
-from fedconcord.cli.base import app, complain, console, say
+from fedconcord.cli.base import DIVERGED, app, complain, console, importing, say
 from fedconcord.cli.options import Given, option, sources_of, takes_settings
 from fedconcord.cli.progress import latest_metric
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedconcord.deploy.trial import Member
 
 app_flower = typer.Typer(
     name="flower",
@@ -49,19 +52,28 @@ def try_(
     limit: Limit = 600.0,
 ) -> None:
     """Run a job on this machine as it would run on real sites: a server, a process a site, TLS, keys."""
-    from fedconcord.basis.folders import free_folder
-    from fedconcord.deploy import trial
+    with importing():
+        from fedconcord.basis.folders import free_folder
+        from fedconcord.deploy import trial
+        from fedconcord.runs.folder import refuse_taken
 
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
+    settings = _settings(given)
+    members = _members(sites, settings, given["clients"] is not None)
+    if resume is None:
+        refuse_taken(folder)
     place = folder.with_name(f"{folder.name}.flower")
-    plan = trial.Trial(_settings(given), _members(sites), folder, place, limit, wait, resume is not None)
-    with Watch() as watch:
+    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
+    with Watch(_rounds(settings)) as watch:
         try:
-            trial.run(plan, watch)
+            result = trial.run(plan, watch)
         except KeyboardInterrupt:
-            complain(f"interrupted; continue with: fedconcord flower try --resume {folder} and the same sites")
+            complain(f"interrupted: continue with: fedconcord flower try --resume {folder}, and the same sites")
             raise typer.Exit(130) from None
-    say(f"results: {folder}; what the processes said: {place / 'logs'}")
+    say(f"{result.label}: {result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", "))
+    say(f"results: {folder} (fedconcord report {folder}); sites' state and logs: {place}")
+    if result.status == "diverged":
+        raise typer.Exit(DIVERGED)
 
 
 @app_flower.command()
@@ -149,30 +161,46 @@ def _until_stopped(go: Any) -> None:
 
 
 def _settings(given: Given) -> str:
-    """The settings of the command as a file that server and sites read, once it is known that they can be."""
+    """The settings of the command as a file that server and sites read."""
+    with importing():
+        from fedconcord import settings
+        from fedconcord.deploy.form import source_of
+
+    text = settings.as_toml(*sources_of(given))
+    source_of(text)
+    return text
+
+
+def _rounds(text: str) -> int:
+    from fedconcord.deploy.form import source_of
+    from fedconcord.settings import Config
+
+    return int(source_of(text).values.get("rounds", Config.model_fields["rounds"].default))
+
+
+def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
+    """The sites: a file each, or the clients of the data that the job names."""
     from fedconcord import settings
-
-    sources = sources_of(given)
-    settings.resolve_run(*sources)
-    return settings.as_toml(*sources)
-
-
-def _members(sites: str | None) -> list[Any]:
+    from fedconcord.deploy.form import source_of
     from fedconcord.deploy.trial import Member
 
-    paths = [Path(part.strip()) for part in (sites or "").split(",") if part.strip()]
+    if sites is None:
+        there = settings.resolve_run(source_of(text)).clients
+        return [Member(f"site-{number}", None) for number in range(1, there + 1)]
+    if clients:
+        raise UserError("--sites and --clients exclude each other: a file is a site; give one of them")
+    paths = [Path(part.strip()) for part in sites.split(",") if part.strip()]
     for path in paths:
         if not path.exists():
             raise UserError(f"--sites: there is no file {path}")
-    if not paths:
-        raise UserError("flower try needs --sites with a file a site, as in --sites basel.csv,bern.csv,chur.csv")
     return [Member(path.stem, path) for path in paths]
 
 
 class Watch:
     """Shows rounds and sites: a table that changes on a terminal, lines elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
         self.began = time.monotonic()
         self.states: Mapping[str, str] = {}
         self.answered: dict[str, int] = {}
@@ -215,7 +243,7 @@ class Watch:
             self._line(event["text"])
             return
         metric = latest_metric(event["metrics"])
-        self.title = f"round {event['round']}" + (f", {metric}" if metric else "")
+        self.title = f"round {event['round']} of {self.rounds}" + (f", {metric}" if metric else "")
         if not self.live:
             say(self.title)
 

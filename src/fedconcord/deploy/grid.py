@@ -19,9 +19,12 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
-from fedconcord.basis.errors import LostError, UserError
+from fedconcord.basis.errors import LostError, UserError, sentence
 from fedconcord.basis.files import write_json
 from fedconcord.deploy import INSTALL
+from fedconcord.deploy.events import Event
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 
@@ -35,7 +38,6 @@ try:
         ListRunsRequest,
         RegisterNodeRequest,
         StartRunRequest,
-        StopRunRequest,
     )
     from flwr.proto.fab_pb2 import Fab
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -70,23 +72,15 @@ def server(settings: str) -> ServerApp:
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
-        tell = _teller(str(config["events"]))
+        tell, wait = _teller(str(config["events"])), float(config["wait"])
         exchange = Exchanged(grid, tell)
-        exchange.gather(sites, float(config["wait"]))
+        exchange.gather(sites, wait)
+        folder = Path(str(config["folder"]))
         try:
-            serve(
-                settings,
-                sites,
-                exchange,
-                Path(str(config["folder"])),
-                lambda event: tell(_plain(event)),
-                float(config["wait"]),
-                bool(config["resume"]),
-            )
-        except UserError as error:
-            tell({"error": str(error)})
+            serve(settings, sites, exchange, folder, lambda event: tell(_plain(event)), wait, bool(config["resume"]))
+        except (UserError, LostError, OSError) as error:
+            tell({"error": sentence(error)})
             raise
-        tell({"done": str(config["folder"])})
 
     return app
 
@@ -104,13 +98,18 @@ def client(settings: str) -> ClientApp:
         from fedconcord.deploy.site import Site
 
         config = {key: str(value) for key, value in context.node_config.items()}
-        site = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"])
-        return Message(_packed(site.answer(_unpacked(message))), reply_to=message)
+        asked = _unpacked(message)
+        try:
+            said = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"]).answer(asked)
+        except UserError as error:  # the site's own fault; the server says it to people
+            print(f"error: {error}", flush=True)
+            said = _refusal(asked, str(error))
+        return Message(_packed(said), reply_to=message)
 
     return app
 
 
-def _plain(event: Any) -> dict[str, Any]:
+def _plain(event: Event) -> dict[str, Any]:
     """An event of the core as plain values."""
     row = {} if event.row is None else {"round": event.row.round, "metrics": dict(event.row.metrics or {})}
     return {"kind": event.kind, "text": event.text, "site": event.site, **row}
@@ -128,6 +127,12 @@ def _teller(path: str) -> Callable[[Mapping[str, Any]], None]:
             print(line, flush=True)
 
     return tell
+
+
+def _refusal(asked: bytes, why: str) -> bytes:
+    """What a site says that cannot answer."""
+    frame = codec.read(asked)
+    return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
 
 
 def _packed(data: bytes) -> RecordDict:
@@ -190,7 +195,7 @@ class Exchanged:
 
 
 class Control:
-    """What an operator asks of a SuperLink: which sites it knows, and runs to start and to stop.
+    """What an operator asks of a SuperLink: which sites it knows, and runs to start.
 
     Every method raises LostError where the SuperLink does not answer, or refuses.
     """
@@ -233,9 +238,6 @@ class Control:
         """('finished', 'completed'), ('finished', 'failed: why'), ('running', '') and so on."""
         found = self._ask(self.http.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
         return found.status, ": ".join(filter(None, (found.sub_status, found.details)))
-
-    def stop(self, run: int) -> None:
-        self._ask(self.http.StopRun, StopRunRequest(run_id=run))
 
     def _nodes(self) -> Sequence[Any]:
         return list(self._ask(self.http.ListNodes, ListNodesRequest()).nodes_info)
@@ -301,11 +303,11 @@ def write_runtimes(path: Path, superlink: tuple[str, Path] | None, supernodes: S
 
 def work(runtimes: Path) -> None:
     """Fetch tasks and run each in a fork of this process, for ever."""
+    import torch._dynamo  # noqa: F401
     from flwr.superlink.runtime import run_serverapp
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    import fedconcord.deploy.serve
-    import fedconcord.deploy.site  # noqa: F401  (imported once, here, for all forks)
+    # imported once, here, for all forks; the last by the first gradient that torch.func takes, for more than a second
 
     http: dict[tuple[str, str], RuntimeHttpClient] = {}
     me, forks = os.getpid(), set[int]()

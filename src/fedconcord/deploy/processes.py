@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 KEEPER = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 TAIL = 6  # lines of a log that a sentence quotes
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NOISE = re.compile(r"uvicorn\.access|ControlServicer\.List|^[ :]*$|^INFO ?: ?$")  # lines that say nothing
 
 
 class Started(NamedTuple):
@@ -49,7 +50,7 @@ def last_lines(log: Path, count: int = TAIL) -> list[str]:
     except OSError:
         return []
     lines = [" ".join(COLOUR.sub("", line).split()) for line in text[-20_000:].splitlines()]
-    return [line for line in lines if line.strip(" :") and line not in ("INFO :", "INFO:")][-count:]
+    return [line for line in lines if not NOISE.search(line)][-count:]
 
 
 class Processes:

@@ -13,6 +13,7 @@ from fedconcord.deploy import grid, keys
 from fedconcord.deploy.app import Order, write_app
 from fedconcord.deploy.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord.deploy.processes import Processes, environment, free_port, lost_sentence
+from fedconcord.runs.outcome import Finished, finished
 
 HOST = "127.0.0.1"
 SUPERLINK = "superlink"
@@ -41,8 +42,8 @@ class Trial(NamedTuple):
     resume: bool
 
 
-def run(trial: Trial, tell: Tell) -> None:
-    """Start everything, run the job, end everything.
+def run(trial: Trial, tell: Tell) -> Finished:
+    """Start everything, run the job, end everything; what came of it.
 
     Raises:
         LostError: a process ended that should not, sites did not come, or the job failed; the sentence says why.
@@ -67,11 +68,8 @@ def run(trial: Trial, tell: Tell) -> None:
         nodes.start_worker()
         _join(nodes, trial.limit)
         number = control.submit(began / "app")
-        try:
-            _follow(control, number, nodes, events)
-        except KeyboardInterrupt:
-            control.stop(number)
-            raise
+        _follow(control, number, nodes, events)
+    return finished(trial.folder)
 
 
 def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:
