@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedconcord.basis.errors import UserError
-from fedconcord.cli.base import DIVERGED, app, complain, console, importing, say
+from fedconcord.cli.base import DIVERGED, app, complain, console, fail, importing, say
 from fedconcord.cli.options import Given, option, sources_of, takes_settings
 from fedconcord.cli.progress import latest_metric
 
@@ -62,6 +63,8 @@ def try_(
     members = _members(sites, settings, given["clients"] is not None)
     if resume is None:
         refuse_taken(folder)
+        with TemporaryDirectory() as checked:
+            _refuse(trial.differences(settings, members, Path(checked)))
     place = folder.with_name(f"{folder.name}.flower")
     plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
     with Watch(_rounds(settings)) as watch:
@@ -74,6 +77,20 @@ def try_(
     say(f"results: {folder} (fedconcord report {folder}); sites' state and logs: {place}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
+
+
+@app_flower.command("check")
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
+def check_(given: Given, sites: Sites = None) -> None:
+    """Compare what server and sites make of a job, as before round 0; starts nothing."""
+    with importing():
+        from fedconcord.deploy import trial
+
+    settings = _settings(given)
+    members = _members(sites, settings, given["clients"] is not None)
+    with TemporaryDirectory() as place:
+        _refuse(trial.differences(settings, members, Path(place)))
+    say(f"{len(members)} sites can begin this job")
 
 
 @app_flower.command()
@@ -194,6 +211,13 @@ def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
         if not path.exists():
             raise UserError(f"--sites: there is no file {path}")
     return [Member(path.stem, path) for path in paths]
+
+
+def _refuse(differences: Sequence[str]) -> None:
+    for sentence in differences:
+        fail(sentence)
+    if differences:
+        raise typer.Exit(2)
 
 
 class Watch:

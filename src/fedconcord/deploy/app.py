@@ -46,25 +46,6 @@ def write_app(folder: Path, settings: str, order: Order) -> None:
     write_text(folder / "README.md", README.format(sites=", ".join(order.sites), first=order.sites[0]))
 
 
-def read_sites(folder: Path) -> list[str]:
-    """The sites that an app's server waits for.
-
-    Raises:
-        UserError: the folder holds no app of ours.
-    """
-    import tomllib
-
-    try:
-        found = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        return [name.strip() for name in found["tool"]["flwr"]["app"]["config"]["sites"].split(",")]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{folder} holds no app; `fedconcord flower new {folder} --config FILE` writes one") from None
-
-
-def read_settings(folder: Path) -> str:
-    return (folder / PACKAGE / "job.toml").read_text(encoding="utf-8")
-
-
 def _project(order: Order) -> str:
     return f"""[project]
 name = "fedconcord-job"
@@ -84,6 +65,7 @@ sites = {json.dumps(",".join(order.sites))}
 folder = {json.dumps(order.folder)}
 wait = {float(order.wait)}
 resume = {json.dumps(order.resume)}
+check = false
 events = {json.dumps(order.events)}
 """
 
@@ -119,6 +101,7 @@ At each site, which opens no port to the outside; it calls the server:
 Submit from anywhere that reaches the server's port; Flower's own settings (`flwr config list` says where) need
 `[superlink.team]` with `address = "server.example.org:8443"` and `root-certificates = "/where/it/is/ca.crt"`:
 
+    flwr run . team --stream --run-config check=true   # compares server and sites, trains nothing
     flwr run . team --stream
 
 Results are written at the server, to `folder` of `[tool.flwr.app.config]` in `pyproject.toml`. After the server

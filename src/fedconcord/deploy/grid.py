@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -51,6 +52,10 @@ except ImportError as error:
 
 KIND = "query.frame"  # of our messages: Flower's "query" with a name
 FRAME = "frame"
+NEEDED = (  # what answers need: imported by the worker once, for all its forks
+    *("fedconcord.deploy.serve", "fedconcord.deploy.site", "pyarrow.compute", "sklearn.datasets"),
+    "torch._dynamo",  # torch.func imports it with the first gradient, for more than a second
+)
 TRIES = 4  # of a question to a SuperLink
 POLL = 0.2  # seconds between questions of SuperNode and worker whether there is something to do
 
@@ -62,13 +67,14 @@ def server(settings: str) -> ServerApp:
     """The server's app, for `app = server(settings)` in a module that Flower loads.
 
     Its run configuration names `sites` (separated by commas), `folder` (of the results), `wait` (seconds for an
-    answer), `resume` and `events` (a file that gets lines of JSON, or "").
+    answer), `resume`, `check` (compare server and sites, train nothing) and `events` (a file that gets lines of JSON,
+    or "").
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedconcord.deploy.serve import serve
+        from fedconcord.deploy.serve import check, serve
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
@@ -77,6 +83,9 @@ def server(settings: str) -> ServerApp:
         exchange.gather(sites, wait)
         folder = Path(str(config["folder"]))
         try:
+            if config["check"]:
+                tell({"differences": check(settings, sites, exchange, wait)})
+                return
             serve(settings, sites, exchange, folder, lambda event: tell(_plain(event)), wait, bool(config["resume"]))
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
@@ -307,7 +316,9 @@ def work(runtimes: Path) -> None:
     from flwr.superlink.runtime import run_serverapp
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    # imported once, here, for all forks; the last by the first gradient that torch.func takes, for more than a second
+    for module in NEEDED:
+        import_module(module)
+    import_module("fedconcord.settings").keys()  # the schema, made once
 
     http: dict[tuple[str, str], RuntimeHttpClient] = {}
     me, forks = os.getpid(), set[int]()

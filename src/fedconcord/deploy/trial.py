@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from fedconcord.deploy import grid, keys
 from fedconcord.deploy.app import Order, write_app
 from fedconcord.deploy.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord.deploy.processes import Processes, environment, free_port, lost_sentence
+from fedconcord.deploy.serve import check
+from fedconcord.deploy.site import NAMED, Site
 from fedconcord.runs.outcome import Finished, finished
 
 HOST = "127.0.0.1"
@@ -40,6 +42,20 @@ class Trial(NamedTuple):
     limit: float  # seconds until all sites have to be there
     wait: float  # seconds for an answer
     resume: bool
+
+
+def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
+    """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
+
+    Raises:
+        UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
+    """
+    found = {one.name: Site(settings, one.data or NAMED, place / one.name, one.name) for one in members}
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
+        return {name: found[name].answer(data) for name, data in messages.items()}
+
+    return check(settings, list(found), exchange, 0.0)
 
 
 def run(trial: Trial, tell: Tell) -> Finished:
