@@ -2,7 +2,11 @@
 
 import csv
 import json
-from collections.abc import Mapping
+import math
+import pickle
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import torch
 
 from fedconcord import settings
 from fedconcord.algorithms import METHODS
+from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors, tree_leaves
 from fedconcord.core.trees import Tree
 from fedconcord.deploy.events import Event
@@ -22,6 +27,7 @@ from fedconcord.deploy.site import Site
 from fedconcord.jobs import State, advance, evaluate, start
 from fedconcord.problems.losses import METRICS as METRICS_OF
 from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame
 from fedconcord.runs.outcome import Finished
 from table import TABLE
 
@@ -38,12 +44,12 @@ BASE: dict[str, Any] = {
 
 
 def text(job: Mapping[str, Any]) -> str:
-    """Settings as TOML."""
+    """Settings as TOML, which has no null."""
 
     def cell(value: Any) -> str:
         return json.dumps(value)
 
-    flat = [f"{key} = {cell(value)}" for key, value in job.items() if not isinstance(value, Mapping)]
+    flat = [f"{key} = {cell(v)}" for key, v in job.items() if not isinstance(v, Mapping) and v is not None]
     for key, table in job.items():
         if isinstance(table, Mapping):
             flat += [f"[{key}]", *(f"{name} = {cell(value)}" for name, value in table.items())]
@@ -60,7 +66,7 @@ def with_(job: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table a site, of unlike distributions, categories and classes, with gaps; and all.csv, which has all of them."""
+    """A table a site, of unlike distributions, categories and classes, with gaps; and all.csv, which has them all."""
     folder, draw, every = tmp_path_factory.mktemp("files"), np.random.default_rng(0), []
     for k, name in enumerate(SITES):
         n = (23, 17, 31)[k]
@@ -140,7 +146,8 @@ class Federation:
 def simulated(job: Mapping[str, Any], data: Path, **changes: Any) -> tuple[State, list[dict[str, float]]]:
     """The same job by engine serial, on the table of all: its last state, and its metrics by round."""
     own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}
-    config = settings.resolve_run(settings.from_nested(with_(job, **own, **changes), "here"))
+    nested = {key: value for key, value in with_(job, **own, **changes).items() if value is not None}
+    config = settings.resolve_run(settings.from_nested(nested, "here"))
     here = settings.build(config)
     state = start(here)
     rows = [evaluate(here, state)]
@@ -188,6 +195,27 @@ def test_every_method_computes_at_sites_what_serial_computes(name: str, files: P
     job = job_of(name)
     here = Federation(job, files, tmp_path)
     assert here.serve().status == "complete"
+    same(here, *simulated(job, files / "all.csv"))
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "loss": {"sampling": "power_of_choice(3)", "rounds": 3},
+    "saga": {"local": {"oracle": "saga(3)"}},
+    "l1": {"regulariser": "l1(0.01)"},
+    "uploads": {"upload": "quantise(8)"},
+    "server": {"server": "momentum(0.9)"},
+    "independent": {"sampling": "bernoulli(0.6)", "cohort": None},
+    "network": {"model": "2nn", "rounds": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "what", [what if what in ("loss", "l1") else pytest.param(what, marks=pytest.mark.slow) for what in VARIANTS]
+)
+def test_whatever_a_job_is_made_of_sites_compute_the_same(what: str, files: Path, tmp_path: Path) -> None:
+    job = with_(BASE, **{"method": "fedavg", **VARIANTS[what]})
+    here = Federation(job, files, tmp_path)
+    here.serve()
     same(here, *simulated(job, files / "all.csv"))
 
 
@@ -281,16 +309,31 @@ def test_a_site_may_be_another_process_for_every_message(files: Path, tmp_path: 
 def test_what_left_a_site_is_written_down_and_no_row_is_in_it(files: Path, tmp_path: Path) -> None:
     here = Federation(job_of("scaffold"), files, tmp_path)
     here.serve()
+    size = 30  # of the model: weights of 3 classes by 9 inputs, 3 biases
     for site in here.said()["sites"]:
-        [path] = (tmp_path / "sites" / site["name"]).glob("*/sent.csv")
-        with path.open() as file:
+        with (tmp_path / "sites" / site["name"] / "sent.csv").open() as file:
             sent = list(csv.DictReader(file))
-        # before the setup made its folder three answers went: here, summed, summed
-        assert 0 < sum(int(line["bytes"]) for line in sent) < site["bytes_sent"]
-        assert {line["kind"] for line in sent} == {"ready", "reply", "judged"}
-        form = {line["tensors"] for line in sent if line["kind"] == "reply"}
-        assert form == {"up/delta[30] up/dc[30]"} or all("row" not in tensors for tensors in form)
-        assert all("26" not in tensors for tensors in form)
+        assert sum(int(line["bytes"]) for line in sent) == site["bytes_sent"]
+        assert {line["run"] for line in sent} == {json.loads((tmp_path / "run/deployment.json").read_text())["run"]}
+        assert [line["kind"] for line in sent[:4]] == ["here", "summed", "summed", "ready"]
+        forms = {line["kind"]: line["tensors"] for line in sent}
+        assert forms["reply"] == f"up/x[{size}] up/c[{size}]"
+        assert forms["judged"] == "figures/counts[2] figures/losses[2] figures/sums.0[1]"
+        assert forms["summed"] == "columns/known[1, 4] columns/total[1, 4] target/known[1, 0] target/total[1, 0]"
+
+
+def test_a_site_does_not_go_on_with_another_file_or_job(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="scaffold", rounds=2)
+    here = Federation(job, least_squares, tmp_path)
+    here.serve()
+    run = json.loads((tmp_path / "run/deployment.json").read_text())["run"]
+    orders = codec.write(Frame("orders", run, 2, 1, {}, {}))
+    other = Site(text(with_(job, local={"momentum": 0.5})), least_squares / "bern.csv", tmp_path / "sites/bern", "bern")
+    with pytest.raises(UserError, match="site bern: the local steps changed since run"):
+        other.answer(orders)
+    files = rewritten(least_squares, tmp_path / "files", lambda rows: rows[:-2])
+    with pytest.raises(UserError, match="site bern: the number of samples changed since run"):
+        Site(here.job, files / "bern.csv", tmp_path / "sites/bern", "bern").answer(orders)
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------
@@ -381,7 +424,7 @@ LOSSES = [
     ("scaffold", {}, 400),
     ("feddyn", {"alpha": 0.5}, 400),
     ("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, 400),
-    ("losac", {"blocks": 2, "block_scale": "mean"}, 1500),
+    ("losac", {"blocks": 2, "block_scale": "mean"}, 700),
 ]
 
 
@@ -408,3 +451,374 @@ def test_with_a_third_of_the_answers_lost_the_optimum_is_reached(
     held, summed = running_sum(here, method)
     assert far(held, summed) < 1e-12
     assert float((answer_of(here) - optimum(here)).norm()) < 1e-8
+
+
+class Killed(BaseException):
+    """The server is gone, with all that it had not put down."""
+
+
+@pytest.mark.parametrize("method", ["scaffold", "afedpd", "mimesvrg", "losac"])
+def test_a_server_killed_again_and_again_comes_to_the_same_bits(method: str, files: Path, tmp_path: Path) -> None:
+    job = job_of(method)
+    whole, here = (Federation(job, files, tmp_path / name) for name in ("whole", "killed"))
+    whole.serve()
+    kills = 0
+
+    def killed_after(left: int) -> Exchange:
+        def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+            nonlocal left
+            left -= 1
+            answers = here.exchange(messages, wait)  # the sites have done it, and the server never hears of it
+            if left == 0:
+                raise Killed
+            return answers
+
+        return exchange
+
+    for left in (2, 5, 1, 2, 4, 3, 4, 2, 10**6):  # in the handshake, before a round, in it, and before its checkpoint
+        try:
+            here.serve(killed_after(left), resume=True)
+        except Killed:
+            kills += 1
+            here.sites.clear()
+    assert kills > 5
+    for name in ("metrics.csv", "clients.csv", "model.safetensors"):
+        assert (tmp_path / "killed/run" / name).read_bytes() == (tmp_path / "whole/run" / name).read_bytes()
+    want, got = whole.server(), here.server()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert here.serve(resume=True).status == "complete"  # of a run that is over
+    assert (tmp_path / "killed/run/clients.csv").read_bytes() == (tmp_path / "whole/run/clients.csv").read_bytes()
+
+
+def absent(here: Federation, name: str, rounds: range) -> Exchange:
+    """An exchange in which one site does not hear of some rounds."""
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        there = {
+            site: data
+            for site, data in messages.items()
+            if site != name or (frame := codec.read(data)).kind != "orders" or frame.round not in rounds  # it judges
+        }
+        return here.exchange(there, wait)
+
+    return exchange
+
+
+@pytest.mark.parametrize("rounds", [range(2), range(2, 9), range(1, 3)], ids=["joins late", "leaves", "comes back"])
+def test_a_site_that_is_away_stops_nothing(rounds: range, least_squares: Path, tmp_path: Path) -> None:
+    here = Federation(with_(SQUARES, method="scaffold", rounds=5), least_squares, tmp_path)
+    assert here.serve(absent(here, "bern", rounds)).rounds == 5
+    assert far(*running_sum(here, "scaffold")) < 1e-13
+    assert [site["missed"] for site in here.said()["sites"]] == [0, len(range(5)[rounds.start : rounds.stop]), 0]
+    assert [event.kind for event in here.events if event.site == "bern"] == ["missing", "back"]
+
+
+def test_a_method_that_needs_all_sites_says_which_is_missing_and_goes_on_later(files: Path, tmp_path: Path) -> None:
+    job = job_of("vrlsgd")
+    here = Federation(job, files, tmp_path)
+    with pytest.raises(UserError, match=r"site bern did not answer in round 2 .* needs all clients in every round"):
+        here.serve(absent(here, "bern", range(2, 9)))
+    here.serve(resume=True)
+    same(here, *simulated(job, files / "all.csv"))
+
+
+# -- answers that are refused ----------------------------------------------------------------------------------------
+
+
+def forged(data: bytes, **header: Any) -> bytes:
+    """A frame with other values in its header, and the checksum that belongs to them."""
+    length = int.from_bytes(data[4:8], "little")
+    fields = json.loads(data[12 : 12 + length]) | header
+    return framed(json.dumps(fields).encode(), data[12 + length :])
+
+
+def framed(header: bytes, tensors: bytes = b"") -> bytes:
+    size = len(header).to_bytes(4, "little")
+    return b"FCW1" + size + zlib.crc32(header + tensors, zlib.crc32(size)).to_bytes(4, "little") + header + tensors
+
+
+def spoilt(value: float) -> Callable[[bytes, bytes], bytes]:
+    """A number in the first tensor becomes another."""
+
+    def spoil(data: bytes, before: bytes) -> bytes:
+        frame = codec.read(data)
+        sent = {name: leaf.clone() for name, leaf in frame.tensors.items()}
+        next(iter(sent.values())).flatten()[0] = value
+        return codec.write(frame._replace(tensors=sent))
+
+    return spoil
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes, bytes], bytes]:
+    def spoil(data: bytes, before: bytes) -> bytes:
+        frame = codec.read(data)
+        return codec.write(frame._replace(tensors={name: change(leaf) for name, leaf in frame.tensors.items()}))
+
+    return spoil
+
+
+class Bomb:
+    """What unpickling would run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+WRONG: dict[str, tuple[Callable[[bytes, bytes], bytes], str]] = {
+    "nan": (spoilt(math.nan), "not finite"),
+    "infinite": (spoilt(-math.inf), "not finite"),
+    "shape": (changed(lambda leaf: leaf.reshape(-1, 1)), "another shape"),
+    "length": (changed(lambda leaf: leaf[:-1].clone()), "another shape"),
+    "dtype": (changed(lambda leaf: leaf.float()), "another number type"),
+    "field": (lambda data, before: codec.write(codec.read(data)._replace(tensors={})), "a field is missing"),
+    "method": (lambda data, before: forged(data, method="0" * 16), "another client or method"),
+    "version": (lambda data, before: forged(data, version=99), "another version"),
+    "round": (lambda data, before: forged(data, round=77), "another round"),
+    "client": (lambda data, before: forged(data, client=0), "another client or method"),
+    "steps": (lambda data, before: forged(data, fields={"gradient_steps": -5}), "no whole number"),
+    "replayed": (lambda data, before: before, "another round"),
+    "oversized": (lambda data, before: data + bytes(2**21), "oversized"),
+    "cut": (lambda data, before: data[:-3], "damaged"),
+    "header": (lambda data, before: framed(b"[" * 100_000), "not decodable"),
+    "infinite round": (lambda data, before: data and forged(data, round=math.inf), "not decodable"),
+    "empty": (lambda data, before: b"", "not a frame"),
+    "pickle": (lambda data, before: pickle.dumps(Bomb()), "not a frame"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_answer_is_refused_counted_and_as_if_it_had_not_come(
+    wrong: str, least_squares: Path, tmp_path: Path
+) -> None:
+    spoil, why = WRONG[wrong]
+    here, there = (
+        Federation(with_(SQUARES, method="scaffold", rounds=4), least_squares, tmp_path / k) for k in ("a", "b")
+    )
+    before = b""
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        nonlocal before
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"])
+        if frame.kind == "reply":
+            answers["bern"], before = (
+                answers["bern"] if frame.round in (0, 3) else spoil(answers["bern"], before),
+                (answers["bern"]),
+            )
+        return answers
+
+    here.serve(exchange)
+    there.serve(absent(there, "bern", range(1, 3)))
+    assert all(torch.equal(leaf, there.server()[name]) for name, leaf in here.server().items())
+    basel, bern, chur = (site["refused"] for site in here.said()["sites"])
+    [(said, times)] = bern.items()
+    assert why in said
+    assert (times, basel, chur) == (2, {}, {})
+    told = [event for event in here.events if event.kind == "refused"]
+    assert [event.site for event in told] == ["bern", "bern"]
+    assert all(why in event.text for event in told)
+    assert far(*running_sum(here, "scaffold")) < 1e-13
+
+
+def test_three_refusals_in_a_row_and_a_site_is_left_out(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="scaffold", rounds=6, eval={"every": 1})
+    here = Federation(job, least_squares, tmp_path)
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        if "bern" in answers and codec.read(answers["bern"]).kind == "reply":  # its figures stay right
+            answers["bern"] = WRONG["nan"][0](answers["bern"], b"")
+        return answers
+
+    assert here.serve(exchange).status == "complete"
+    bern = here.said()["sites"][1]
+    assert bern["left_out"].startswith("site bern is left out after 3 refused answers in a row")
+    assert (bern["asked"], sum(bern["refused"].values())) == (10, 3)  # 4 of the handshake, 3 rounds, 3 evaluations
+    assert [event.text for event in here.events if event.kind == "left out"] == [bern["left_out"]]
+    with (tmp_path / "run/clients.csv").open() as file:
+        assert [line["loss"] == "" for line in csv.DictReader(file)] == [False, True, False]
+
+
+def test_figures_that_are_wrong_are_refused_and_the_others_are_pooled(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="fedavg", rounds=2, eval={"every": 1})
+    here = Federation(job, least_squares, tmp_path)
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        if codec.read(answers["bern"]).kind == "judged":
+            frame = codec.read(answers["bern"])
+            counts = {"figures/counts": frame.tensors["figures/counts"] * 1000}
+            answers["bern"] = codec.write(frame._replace(tensors={**frame.tensors, **counts}))
+        return answers
+
+    here.serve(exchange)
+    assert list(here.said()["sites"][1]["refused"]) == ["figures of another number of samples"]
+    assert len(here.metrics()) == 3
+
+
+def test_a_model_that_diverges_ends_the_run_as_anywhere(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="fedavg", rounds=300, local={"lr": 1e30}, eval={"every": 1})
+    here = Federation(job, least_squares, tmp_path)
+    done = here.serve()
+    assert (done.status, done.rounds < 300) == ("diverged", True)
+
+
+# -- sites -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_answers_whatever_a_server_sends(files: Path, tmp_path: Path) -> None:
+    here = Federation(job_of("mimesvrg"), files, tmp_path)
+    seen: list[bytes] = []
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        if "basel" in messages:
+            seen.append(messages["basel"])
+        return here.exchange(messages, wait)
+
+    here.serve(exchange)
+    site, draw, kinds = here.site("basel"), np.random.default_rng(0), set()
+    values = [None, -1, 10**30, 0.5, "x", [], {}, [1, 2], {"a": 1}, True, math.inf]
+    for data in seen:
+        header = json.loads(data[12 : 12 + int.from_bytes(data[4:8], "little")])
+        for key in ("kind", "round", "client", "fields", "tensors", "method"):
+            for value in (values[int(draw.integers(len(values)))], "orders", "../../x"):
+                kinds.add(codec.read(site.answer(forged(data, **{key: value}))).kind)
+        for key in header["fields"]:
+            value = values[int(draw.integers(len(values)))]
+            fields = {**header["fields"], key: value}
+            kinds.add(codec.read(site.answer(forged(data, fields=fields))).kind)
+    assert "refused" in kinds
+    assert {path.name for path in (tmp_path / "sites").iterdir()} == set(SITES)
+
+
+def test_a_site_whose_state_is_damaged_or_lost_says_so(least_squares: Path, tmp_path: Path) -> None:
+    job = with_(SQUARES, method="scaffold", rounds=2)
+    here = Federation(job, least_squares, tmp_path)
+    here.serve()
+    [path] = (tmp_path / "sites" / "bern").glob("*/row.safetensors")
+    kept = path.read_bytes()
+    path.write_bytes(kept[:-1] + b"?")
+    orders = codec.write(Frame("orders", path.parent.name, 2, 1, {}, {}))
+    with pytest.raises(UserError, match=r"cannot read the site's state .*row.safetensors \(its checksum differs\)"):
+        here.site("bern").answer(orders)
+    shutil.rmtree(path.parent)
+    here.sites.clear()
+    refused = codec.read(here.site("bern").answer(orders))
+    assert (refused.kind, "does not know this run" in refused.fields["why"]) == ("refused", True)
+
+
+# -- the handshake ---------------------------------------------------------------------------------------------------
+
+
+def rewritten(files: Path, folder: Path, change: Callable[[list[list[str]]], list[list[str]]]) -> Path:
+    """The files, with bern's changed."""
+    shutil.copytree(files, folder)
+    with (files / "bern.csv").open() as file:
+        rows = change(list(csv.reader(file)))
+    write(folder / "bern.csv", rows[0], rows[1:])
+    return folder
+
+
+TABLES: dict[str, tuple[Callable[[list[list[str]]], list[list[str]]], str]] = {
+    "lacks": (lambda rows: [row[1:] for row in rows], "site bern lacks the column 'u', which site basel has"),
+    "has": (
+        lambda rows: [[*row, "age" if k == 0 else "3"] for k, row in enumerate(rows)],
+        "site bern has the column 'age', which site basel lacks",
+    ),
+    "texts": (
+        lambda rows: [row if k == 0 else ["low", *row[1:]] for k, row in enumerate(rows)],
+        "column 'u' holds numbers at site chur and texts at site bern",
+    ),
+    "labels": (
+        lambda rows: [row if k == 0 else [*row[:4], str(k % 2), row[5]] for k, row in enumerate(rows)],
+        "label column 'label' holds numbers at site bern and texts at site basel",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_tables_that_differ_are_named_before_round_0(what: str, files: Path, tmp_path: Path) -> None:
+    change, sentence = TABLES[what]
+    here = Federation(with_(BASE, method="fedavg"), rewritten(files, tmp_path / "files", change), tmp_path)
+    [found] = check(here.job, SITES, here.exchange, 1.0)
+    assert sentence in found
+    with pytest.raises(UserError, match=sentence.split("'")[0]):
+        here.serve()
+    assert not (tmp_path / "run").exists()
+    assert not [path for path in (tmp_path / "sites").glob("*/*") if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"method": "fedprox"}, "the method"),
+        ({"model": "2nn"}, "the model"),
+        ({"local": {"batch_size": 7}}, "the batches"),
+        ({"local": {"momentum": 0.5}}, "the local steps"),
+        ({"engine": {"dtype": "float32"}}, "the number type"),
+        ({"regulariser": "l1(0.1)"}, "the regulariser"),
+    ],
+)
+def test_jobs_that_differ_are_named_before_round_0(change: Any, what: str, files: Path, tmp_path: Path) -> None:
+    job = with_(BASE, method="fedavg")
+    here = Federation(job, files, tmp_path, chur=with_(job, **change))
+    found = check(here.job, SITES, here.exchange, 1.0)
+    assert found
+    assert all(sentence.startswith("site chur: ") for sentence in found)
+    assert any(f"site chur: {what} is " in sentence for sentence in found)
+
+
+def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(files: Path, tmp_path: Path) -> None:
+    here = Federation(with_(BASE, method="fedavg"), files, tmp_path)
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = dict(here.exchange(messages, wait))
+        frame = codec.read(answers["bern"])
+        fields = {**frame.fields, "versions": {"fedconcord": "9.9"}}
+        return {**answers, "bern": codec.write(frame._replace(fields=fields))}
+
+    [found] = check(here.job, SITES, exchange, 1.0)
+    assert found.startswith("site bern: fedconcord is of version 9.9 there and ")
+
+    def silent(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        return here.exchange({name: data for name, data in messages.items() if name != "chur"}, wait)
+
+    [found] = check(here.job, SITES, silent, 1.0)
+    assert found.startswith("site chur did not answer within 3 times 1 s")
+
+    def nonsense(messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        answers = here.exchange(messages, wait)
+        return {name: codec.write(codec.read(data)._replace(fields={"own": 3})) for name, data in answers.items()}
+
+    [found] = check(here.job, SITES, nonsense, 1.0)
+    assert found.startswith("site basel: its answer cannot be used")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"dropout": 0.1}, "dropout is for simulations"),
+        ({"validation": 0.2}, "validation 0.2 sets training samples apart"),
+        ({"metrics": ["auroc"]}, "metric auroc is no function of sums"),
+        ({"method": "local"}, "method local"),
+        ({"cohort": 4}, "cohort 4"),
+        ({"rouns": 4}, "unknown key 'rouns'"),
+        ({"eval": {"patience": 3}}, "eval.patience is for simulations"),
+    ],
+)
+def test_a_job_that_cannot_be_deployed_is_one_sentence(change: Any, sentence: str, files: Path, tmp_path: Path) -> None:
+    here = Federation(with_(BASE, method="fedavg"), files, tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        serve(
+            text(with_(BASE, **{"method": "fedavg", **change})), SITES, here.exchange, tmp_path / "run", None, 1, False
+        )
+
+
+def test_a_folder_of_another_federation_is_not_gone_on_with(files: Path, tmp_path: Path) -> None:
+    here = Federation(with_(BASE, method="fedavg", rounds=1), files, tmp_path)
+    here.serve()
+    with pytest.raises(UserError, match="is not empty"):
+        here.serve()
+    here.names = ["basel", "bern", "thun"]
+    with pytest.raises(UserError, match="has the sites basel, bern, chur, given basel, bern, thun"):
+        here.serve(resume=True)

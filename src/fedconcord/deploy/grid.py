@@ -57,6 +57,7 @@ NEEDED = (  # what answers need: imported by the worker once, for all its forks
     "torch._dynamo",  # torch.func imports it with the first gradient, for more than a second
 )
 TRIES = 4  # of a question to a SuperLink
+LOOK = 3.0  # seconds between looks whether sites that have not answered are there
 POLL = 0.2  # seconds between questions of SuperNode and worker whether there is something to do
 
 
@@ -162,9 +163,9 @@ class Exchanged:
         self.grid = grid
         self.tell = tell
 
-    def online(self) -> dict[str, int]:
-        """Node ids by the names under which the sites' keys were registered."""
-        return {node.name: node.node_id for node in self.grid.get_nodes()}
+    def online(self) -> dict[str, tuple[int, str]]:
+        """(id, when it came) of the nodes that are there, by the names under which the sites' keys were registered."""
+        return {node.name: (node.node_id, node.last_activated_at) for node in self.grid.get_nodes()}
 
     def gather(self, sites: Sequence[str], wait: float) -> None:
         """Wait until all sites are there, so long at most."""
@@ -174,25 +175,32 @@ class Exchanged:
 
     def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
         end = time.monotonic() + wait
-        while not (nodes := {site: node for site, node in self.online().items() if site in messages}):
+        while not (there := {site: node for site, node in self.online().items() if site in messages}):
             if time.monotonic() > end:
                 return {}
             time.sleep(POLL)
-        names = {node: site for site, node in nodes.items()}
+        names = {node: site for site, (node, _) in there.items()}
         # a message that nobody fetched is dropped in the end: a site that comes back must not answer an old one
-        sent = [Message(_packed(messages[site]), node, KIND, ttl=wait) for site, node in nodes.items()]
-        waiting = {identity for identity in self.grid.push_messages(sent) if identity}
+        sent = [Message(_packed(messages[site]), node, KIND, ttl=wait) for node, site in names.items()]
+        waiting = {
+            identity: site for identity, site in zip(self.grid.push_messages(sent), there, strict=True) if identity
+        }
         answers: dict[str, bytes] = {}
         failed: dict[str, str] = {}
-        pause = 0.05
+        pause, look = 0.05, time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                site = names.get(reply.metadata.src_node_id, "")
-                if reply.has_content() and site:
+            for reply in self.grid.pull_messages(list(waiting)):
+                site = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if site is None or names.get(reply.metadata.src_node_id) != site:
+                    failed[site or ""] = str(reply.error.reason) if reply.has_error() else "an answer of another site"
+                elif reply.has_content():
                     answers[site] = _unpacked(reply)
-                elif reply.has_error():
+                else:
                     failed[site] = str(reply.error.reason)
+            if time.monotonic() > look:
+                now = self.online()  # who went away, or came anew, has lost the message
+                waiting = {identity: site for identity, site in waiting.items() if now.get(site) == there[site]}
+                look = time.monotonic() + LOOK
             if waiting:
                 time.sleep(pause)
                 pause = min(1.3 * pause, 0.5)

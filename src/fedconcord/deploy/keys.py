@@ -151,8 +151,9 @@ def public_key(path: Path) -> bytes:
     Raises:
         UserError: the file cannot be read, or is no elliptic public key in OpenSSH's form.
     """
+    data = _read(path)
     try:
-        key = serialization.load_ssh_public_key(_read(path))
+        key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -166,8 +167,9 @@ def public_of(path: Path) -> bytes:
     Raises:
         UserError: the file cannot be read, or is no private elliptic key in OpenSSH's form without a password.
     """
+    data = _read(path)
     try:
-        key = serialization.load_ssh_private_key(_read(path), None)
+        key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -184,8 +186,9 @@ def check_server(files: Server) -> None:
         own.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise UserError(f"{files.certificate} was not issued by {files.authority}; make both anew") from None
+    data = _read(files.key)
     try:
-        key = serialization.load_pem_private_key(_read(files.key), None)
+        key = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise UserError(f"{files.key} is no private key in PEM form without a password") from None
     form = (PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -194,8 +197,9 @@ def check_server(files: Server) -> None:
 
 
 def _certificate(path: Path) -> x509.Certificate:
+    data = _read(path)
     try:
-        found = x509.load_pem_x509_certificate(_read(path))
+        found = x509.load_pem_x509_certificate(data)
     except ValueError:
         raise UserError(f"{path} is no certificate in PEM form") from None
     now = datetime.datetime.now(datetime.UTC)
