@@ -16,13 +16,14 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedconcord.basis.errors import UserError
+from fedconcord.cli.main import call
 from fedconcord.deploy import app, keys
 from fedconcord.deploy.processes import Processes, environment, free_port, last_lines
 
@@ -74,12 +75,20 @@ def flower(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedPr
     )
 
 
-def refused(*arguments: str, cwd: Path) -> str:
-    """The sentence of a command that is refused."""
-    done = flower(*arguments, cwd=cwd)
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return line
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Calls the command in the job's folder, and gives the one sentence of its refusal."""
+    monkeypatch.chdir(job)
+
+    def of(*arguments: str) -> str:
+        assert call(["flower", *arguments]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    return of
 
 
 def said(out: Path) -> str:
@@ -169,21 +178,22 @@ def test_a_site_says_why_it_does_not_trust_or_reach_the_server(listening: tuple[
         keys.check_reachable("server", folder / "ca.crt")
 
 
-def test_the_command_of_a_site_ends_in_a_sentence(job: Path, listening: tuple[str, Path]) -> None:
+def test_the_command_of_a_site_ends_in_a_sentence(job: Path, listening: tuple[str, Path], refused: Refused) -> None:
     address, folder = listening
     start = ("site", "basel", "--server", address, "--keys", str(folder), "--data")
-    assert "basel.key cannot be read" in refused(*start, "basel.csv", cwd=job)
+    assert "basel.key cannot be read" in refused(*start, "basel.csv")
     keys.write_site(folder, "basel")
-    assert "there is no file chur.csv" in refused(*start, "chur.csv", cwd=job)
+    assert "there is no file chur.csv" in refused(*start, "chur.csv")
     (folder / "ca.crt").write_bytes(keys.write_server(job / "old", ["127.0.0.1"], days=0).authority.read_bytes())
     time.sleep(1.1)
-    assert "ca.crt expired on" in refused(*start, "basel.csv", cwd=job)
+    assert "ca.crt expired on" in refused(*start, "basel.csv")
 
 
 # -- the app -------------------------------------------------------------------------------------------------------
 
 
-def test_an_app_is_one_that_flower_takes(job: Path) -> None:
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of the package that Flower bundles with
+def test_an_app_is_one_that_flower_takes(job: Path, refused: Refused) -> None:
     """Its bundle has every file, and both halves load."""
     from flwr.cli.build import build_fab_from_disk  # what `flwr run` and `flwr build` call
     from flwr.clientapp import ClientApp
@@ -191,8 +201,7 @@ def test_an_app_is_one_that_flower_takes(job: Path) -> None:
     from flwr.serverapp import ServerApp
     from flwr.supercore.object_ref import load_app
 
-    done = flower("new", "team", "--config", "job.toml", "--sites", "basel,bern", "--rounds", "7", cwd=job)
-    assert done.returncode == 0, done.stderr
+    assert call(["flower", "new", "team", "--config", "job.toml", "--sites", "basel,bern", "--rounds", "7"]) == 0
     folder = job / "team"
     config = tomllib.loads((folder / "pyproject.toml").read_text())
     assert validate_config(config, check_module=True, project_dir=folder)[:2] == (True, [])
@@ -205,25 +214,27 @@ def test_an_app_is_one_that_flower_takes(job: Path) -> None:
     for name in ("job.toml", "server_app.py", "client_app.py", "__init__.py"):
         assert f"{app.PACKAGE}/{name}".encode() in bundle
     assert "flwr run" in (folder / "README.md").read_text()
-    assert "is there already" in refused("new", "team", "--config", "job.toml", "--sites", "basel", cwd=job)
+    assert "is there already" in refused("new", "team", "--config", "job.toml", "--sites", "basel")
 
 
-def test_what_cannot_be_tried_is_refused_before_anything_starts(job: Path) -> None:
+def test_what_cannot_be_tried_is_refused_before_anything_starts(job: Path, refused: Refused) -> None:
     base = ("try", "--config", "job.toml")
-    assert "there is no file chur.csv" in refused(*base, "--sites", "basel.csv,chur.csv", cwd=job)
-    assert "exclude each other" in refused(*base, "--sites", "basel.csv", "--clients", "2", cwd=job)
-    assert "dropout is for simulations" in refused(*base, "--sites", "basel.csv", "--set", "dropout=0.1", cwd=job)
+    assert "there is no file chur.csv" in refused(*base, "--sites", "basel.csv,chur.csv")
+    assert "exclude each other" in refused(*base, "--sites", "basel.csv", "--clients", "2")
+    assert "dropout is for simulations" in refused(*base, "--sites", "basel.csv", "--set", "dropout=0.1")
     assert {path.name for path in job.iterdir()} == {"basel.csv", "bern.csv", "job.toml"}
 
 
-def test_check_names_the_site_and_the_difference(job: Path) -> None:
+def test_check_names_the_site_and_the_difference(
+    job: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = ("check", "--config", "job.toml", "--sites", "basel.csv,bern.csv")
-    assert flower(*base, cwd=job).stdout == "2 sites can begin this job\n"
+    assert call(["flower", *base]) == 0
+    assert capsys.readouterr().out == "2 sites can begin this job\n"
     text = (job / "bern.csv").read_text()
     (job / "bern.csv").write_text(text.replace("dose", "Dose", 1))
-    done = flower(*base, cwd=job)
-    assert done.returncode == 2
-    assert "site bern lacks the column 'dose'" in done.stderr
+    assert call(["flower", *base]) == 2
+    assert "site bern lacks the column 'dose'" in capsys.readouterr().err
 
 
 # -- processes -----------------------------------------------------------------------------------------------------
@@ -417,7 +428,7 @@ def test_a_killed_supernode_comes_back_and_a_killed_superlink_is_said(job: Path,
 
 
 @pytest.mark.slow
-def test_a_team_runs_server_and_sites_by_hand(job: Path, alone: None) -> None:
+def test_a_team_runs_server_and_sites_by_hand(job: Path, alone: None, refused: Refused) -> None:
     """keys, server, site, and `flwr run` of what `new` wrote; a site that the server does not know is told so."""
     port = str(free_port())
     home = job / "flower-home"
@@ -449,7 +460,7 @@ def test_a_team_runs_server_and_sites_by_hand(job: Path, alone: None) -> None:
                 break
         else:
             pytest.fail("the server did not start")
-        assert "does not know" in refused(*site("bern"), cwd=job)
+        assert "does not know" in refused(*site("bern"))
         (job / "bern.pub").rename(job / "keys" / "bern.pub")
         for line in server.stdout:
             if "site bern may come" in line:
