@@ -8,8 +8,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 
 ROOMS = [  # from the ground up; a room imports from those below it, and no two import each other
     *("options", "basis", "core", "data", "models", "problems", "local", "federation", "state", "transforms"),
-    *("algorithms", "remote", "engines", "jobs", "analysis", "report", "settings", "recipes", "runs", "trained"),
-    *("advice", "diagnosis", "tuning", "tracking", "deploy"),
+    *("algorithms", "remote", "engines", "jobs", "analysis", "report", "settings", "runs", "trained"),
+    *("advice", "diagnosis", "tuning", "recipes", "tracking", "deploy"),
     *("api", "cli", "__main__", "testing"),
 ]
 LEVEL = {name: level for level, name in enumerate(ROOMS)}

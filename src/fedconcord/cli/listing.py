@@ -110,6 +110,7 @@ def _make_listing() -> dict[str, Any]:
     from fedconcord.problems.losses import LOSSES, MEANING, METRICS
     from fedconcord.problems.regularisers import REGULARISERS
     from fedconcord.recipes import RECIPES
+    from fedconcord.recipes.recipe import sizes_text
     from fedconcord.tracking import TRACKERS
     from fedconcord.transforms.server import OPTIMIZERS
     from fedconcord.transforms.uploads import COMPRESSORS
@@ -143,7 +144,7 @@ def _make_listing() -> dict[str, Any]:
         for name, m in METRICS.items()
     ]
     entries["recipes"] = [
-        (name, recipe.claim, f"{recipe.source}. Minutes on two cores, full and quick: {recipe.minutes}.", [])
+        (name, recipe.claim, f"{recipe.id}, {recipe.source}. On two cores: {sizes_text(recipe)}.", [])
         for name, recipe in RECIPES.items()
     ]
     return {

@@ -23,6 +23,7 @@ from fedconcord.cli import (  # noqa: F401  (commands of `app`)
     listing,
     model,
     privacy,
+    reproduce,
     train,
     tune,
 )

@@ -1,4 +1,4 @@
-"""run, compare, report, reproduce."""
+"""run, compare, report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.errors import UserError
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
 from fedconcord.cli.options import Given, Grow, Jobs, Resume, count, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
@@ -127,23 +127,3 @@ def report(
     page = write_report([Path(path) for path in paths], Path(out) if out else None)
     say_summary(*map(Path, paths))
     say(f"report: {page}")
-
-
-@app.command()
-def reproduce(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe; `list recipes` shows all.", metavar="RECIPE")],
-    out: Annotated[str | None, option("Folder of figures and tables. [runs/<recipe>]", "DIR")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute.")] = False,
-) -> None:
-    """Run an experiment of a paper; its claim and numbers beside ours."""
-    from fedconcord.recipes import RECIPES
-
-    if recipe not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES)
-    this, folder = RECIPES[recipe], Path(out or f"runs/{recipe}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"the folder {folder} is not empty; give another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    say(f"{this.source}: {this.claim}")
-    this.run(folder, quick, say)
-    say(f"results: {folder}")

@@ -24,13 +24,14 @@ from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, Config
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
 from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, toml_value
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_PARTITION",
     "PARTS",
+    "RIVALS",
     "TASKS",
     "Config",
     "LocalSettings",

@@ -1,0 +1,166 @@
+"""reproduce: the papers' experiments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from fedconcord.basis.errors import UserError, unknown
+from fedconcord.cli.base import CODES, PROGRAM, app, complain, console, importing, say
+from fedconcord.cli.options import Jobs, count, option
+from fedconcord.cli.progress import Show, interrupted
+
+if TYPE_CHECKING:
+    from fedconcord.recipes.recipe import Recipe, SizeName
+    from fedconcord.recipes.run import Asked
+
+OUT = "runs/papers"
+
+
+@app.command(epilog=f"Exit codes: 0 done; 1 a recipe of all could not run; {CODES}.")
+def reproduce(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a recipe, or all; `list recipes` shows them.", metavar="RECIPE")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute; it tests the code.")] = False,
+    desk: Annotated[bool, typer.Option("--desk", help="Two cores, 40 minutes at most. This is the default.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's own size.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their sizes; run nothing.")] = False,
+    seeds: Annotated[str | None, option("Seeds in place of the size's, as in 0,1,2,3,4.", "LIST")] = None,
+    cells: Annotated[str | None, option("Some of its federations, by name.", "LIST")] = None,
+    jobs: Jobs = None,
+    out: Annotated[str | None, option(f"Folder of all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="Show what was found so far.")] = False,
+    pages: Annotated[str | None, option("Write a page a recipe and their index there.", "DIR")] = None,
+) -> None:
+    """Run an experiment of a paper; its claim and numbers beside ours. Run again, it goes on where it was."""
+    folder = Path(out or OUT)
+    with importing():
+        from fedconcord.recipes import RECIPES
+    if verdicts or pages is not None:
+        if recipe is not None:
+            raise UserError(f"--verdicts and --pages are of all recipes, given {recipe!r}; leave it out")
+        _show_found(folder, RECIPES, pages)
+        return
+    if recipe is None:
+        raise UserError("reproduce needs the name of a recipe, or all; fedconcord list recipes shows them")
+    if recipe != "all" and recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    size = _size(quick, desk, paper)
+    at_once = 1 if jobs is None else count("--jobs", jobs)
+    if recipe == "all" and (seeds is not None or cells is not None):
+        raise UserError("--seeds and --cells are of one recipe, given all; name it")
+    missed = []
+    for name in RECIPES if recipe == "all" else [recipe]:
+        try:
+            _one(RECIPES[name], size, folder, at_once, seeds, cells, dry_run, recipe == "all")
+        except UserError as error:
+            if recipe != "all":
+                raise
+            missed.append(name)
+            complain(f"{name}: {error}")
+    if recipe == "all" and not dry_run:
+        _show_found(folder, RECIPES, None)
+    if missed:
+        raise typer.Exit(1)
+
+
+def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
+    if quick + desk + paper > 1:
+        raise UserError("give one of --quick, --desk and --paper")
+    return "quick" if quick else "paper" if paper else "desk"
+
+
+def _one(
+    recipe: Recipe,
+    size: SizeName,
+    folder: Path,
+    jobs: int,
+    seeds: str | None,
+    cells: str | None,
+    dry_run: bool,
+    of_all: bool,
+) -> None:
+    from fedconcord.recipes import figures, pages
+    from fedconcord.recipes.recipe import Comparison
+    from fedconcord.recipes.run import Asked, reproduce
+    from fedconcord.settings import prepare
+
+    chosen = None if seeds is None else _seeds(prepare("seeds", seeds), seeds)
+    some = None if cells is None else [cell.strip() for cell in cells.split(",")]
+    asked = Asked(recipe, size, folder / recipe.name / size, jobs, chosen, some)
+    say(f"{recipe.name}, {recipe.source}: {recipe.claim}")
+    if dry_run:
+        _show_jobs(asked)
+        return
+    for sentence in _before(asked):
+        say(sentence)
+    flags = f" --seeds {seeds}" * (seeds is not None) + f" --cells {cells}" * (cells is not None)
+    own = f"{PROGRAM} reproduce {recipe.name} --{size}{flags}"
+    there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
+    try:
+        done = reproduce(asked, own, Show, say)
+    except KeyboardInterrupt:
+        again = f"{PROGRAM} reproduce all --{size}" if of_all else own
+        raise interrupted(asked.out, f"{again}{there}") from None
+    if isinstance(recipe.experiment, Comparison):
+        figures.draw(recipe, asked.out)
+    judged = pages.judge(recipe, done, asked.out)
+    page = pages.write_one(judged)
+    for claim, finding in zip(recipe.claims, judged.findings, strict=True):
+        say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
+    say(f"{recipe.name}: {judged.verdict.verdict}; {page}")
+
+
+def _seeds(found: object, given: str) -> list[int]:
+    if not isinstance(found, list) or not all(isinstance(seed, int) and seed >= 0 for seed in found):
+        raise UserError(f"--seeds must be a list of integers >= 0 such as 0,1,2, given {given!r}")
+    return found
+
+
+def _before(asked: Asked) -> list[str]:
+    """What a person should know before it starts."""
+    stated = asked.size
+    said = [f"size {asked.size_name}: {stated.note or 'as in the paper'}"]
+    if stated.stand_in:
+        said.append(f"stand-in data: {stated.stand_in}; they test the code, not the claim")
+    if stated.minutes is not None:
+        said.append(f"it took {stated.minutes:g} minutes on two cores")
+    said.append(f"results: {asked.out}")
+    return said
+
+
+def _show_jobs(asked: Asked) -> None:
+    from fedconcord.recipes import dry
+
+    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in dry.rows(asked)]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    for line in lines:
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> None:
+    from fedconcord.recipes import pages
+
+    found = pages.done_below(folder, recipes) if folder.exists() else []
+    if not found:
+        raise UserError(f"{folder} holds no recipe that was done; run one first, or give its --out")
+    if to is not None:
+        say(f"pages: {pages.write_pages(found, recipes, Path(to))}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("", "recipe", "size", "verdict", "claims"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        hold = sum(finding.verdict == "holds" for finding in one.findings)
+        table.add_row(
+            one.recipe.id, one.recipe.name, one.done.size, one.verdict.verdict, f"{hold} of {len(one.findings)}"
+        )
+    console.print(table)
+    say(f"{len(found)} of {len(recipes)} recipes were run")

@@ -1,0 +1,222 @@
+"""A recipe's page and the index of all: claim, verdict, our number with its interval, theirs, figure, command, time."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedconcord.basis import files
+from fedconcord.recipes.claims import overall
+from fedconcord.recipes.recipe import Comparison, Measure, Recipe
+from fedconcord.recipes.run import DONE
+from fedconcord.recipes.values import Done, Finding, Values, read
+from fedconcord.report.load import show
+
+INTRODUCTION = """\
+# What of five papers holds when it is measured again
+
+Every table and figure of the five papers, with each method tuned as carefully as the others: same grid, same clients,
+batches and start for one seed. A verdict rests on paired seeds: by the 95 % t interval of five or more, else only where
+every seed agrees. *desk* is a size that two cores manage; what differs from the paper's stands on the page. Minutes are
+the runs' own, added over processes."""
+COMMANDS = """\
+    fedconcord reproduce all --desk --jobs 2 --out OUT      # goes on where it was interrupted
+    fedconcord reproduce --verdicts --out OUT
+    fedconcord reproduce --pages docs/papers --out OUT"""
+
+
+class Judged(NamedTuple):
+    """A recipe that was done, and what is found of its claims."""
+
+    recipe: Recipe
+    done: Done
+    folder: Path
+    findings: Sequence[Finding]  # one a claim
+
+    @property
+    def verdict(self) -> Finding:
+        if self.recipe.sizes[self.done.size].stand_in:  # type: ignore[index]
+            return Finding("not tested at this size", "stand-in data")
+        return overall(self.findings)
+
+
+def judge(recipe: Recipe, done: Done, folder: Path) -> Judged:
+    """Judge every claim of a recipe on its values."""
+    return Judged(recipe, done, folder, [claim.judge(done.values) for claim in recipe.claims])
+
+
+def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
+    """Every recipe that was done below a folder, OUT/NAME/SIZE/done.json or OUT/done.json; of several sizes of one
+    the largest."""
+    found: dict[str, Judged] = {}
+    sizes = ("quick", "desk", "paper")
+    for path in sorted(out.rglob(DONE)):
+        done = read(path)
+        if done.recipe not in recipes:
+            continue
+        before = found.get(done.recipe)
+        if before is None or sizes.index(before.done.size) < sizes.index(done.size):
+            found[done.recipe] = judge(recipes[done.recipe], done, path.parent)
+    return [found[name] for name in recipes if name in found]
+
+
+# -- pages -----------------------------------------------------------------------------------------------------------
+
+
+def write_one(one: Judged) -> Path:
+    """The page of a recipe beside its figures, in its own folder."""
+    path = one.folder / "README.md"
+    files.write_text(path, page(one, [figure.name for figure in sorted(one.folder.glob("*.png"))]))
+    return path
+
+
+def write_pages(judged: Sequence[Judged], recipes: Mapping[str, Recipe], folder: Path) -> Path:
+    """A page a recipe with its figures, and the index; returns the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in judged:
+        figures = sorted(one.folder.glob("*.png"))
+        for path in figures:
+            shutil.copyfile(path, folder / path.name)
+        files.write_text(folder / f"{one.recipe.name}.md", page(one, [path.name for path in figures]))
+    files.write_text(folder / "README.md", index(judged, recipes))
+    return folder / "README.md"
+
+
+def page(one: Judged, figures: Sequence[str]) -> str:
+    """The page of a recipe as Markdown."""
+    recipe, done = one.recipe, one.done
+    size = recipe.sizes[done.size]  # type: ignore[index]
+    title = f"{recipe.source}{', with stand-in data' if size.stand_in else ''}"
+    parts = [f"# {title}", f"Experiment {recipe.id}, `{recipe.name}`. The paper: {recipe.claim}."]
+    parts.append(f"**{one.verdict.verdict.capitalize()}**, at {done.size} size.{_sentence(size.note)}")
+    if size.stand_in:
+        parts.append(f"Stand-in: {size.stand_in}. It tests the code, not the claim.")
+    parts += [f"{text}" for text in recipe.findings]
+    parts += ["## Claims", verdicts(one)]
+    parts += ["## Numbers", *tables(recipe, done.values)]
+    if done.chosen and done.searched:
+        parts += ["Taken of the grid:", chosen(done)]
+    parts += [f"![{recipe.source}]({name})" for name in figures]
+    if recipe.silent:
+        parts += ["## Not in the paper", recipe.silent]
+    parts += ["## How", f"    {done.command}", how(done)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sentence(text: str) -> str:
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+def how(done: Done) -> str:
+    """What it took, on what machine."""
+    seeds = sorted({row.seed for row in done.values.rows})
+    search = f" and {done.searched} of the search" if done.searched else ""
+    runs = len({(row.cell, row.entry, row.seed) for row in done.values.rows})
+    return (
+        f"{runs} runs{search}, seeds {', '.join(map(str, seeds))}; {minutes(done.seconds)} minutes, added over "
+        f"processes, on {done.machine}; fedconcord {done.version}."
+    )
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f}" if seconds >= 600 else f"{seconds / 60:.1f}"
+
+
+def verdicts(one: Judged) -> str:
+    """The claims with their verdicts and evidence."""
+    rows = [
+        (claim.says, finding.verdict, finding.why)
+        for claim, finding in zip(one.recipe.claims, one.findings, strict=True)
+    ]
+    return markdown(("claim", "verdict", "evidence"), rows)
+
+
+def tables(recipe: Recipe, values: Values) -> list[str]:
+    """A table a measure: cells in rows, entries in columns, ours with the interval, the printed value in brackets."""
+    found = []
+    for measure in values.measures():
+        cells, entries, titles = values.cells(measure), values.entries(), dict[str, str]()
+        if isinstance(recipe.experiment, Comparison):
+            titles = {cell.name: cell.title for cell in recipe.experiment.cells}
+            entries = [entry.name for entry in recipe.experiment.entries if entry.name in entries]
+        printed = recipe.published.get(measure, {})
+        stated = measure_of(recipe, measure)
+        rows = [
+            [
+                titles.get(cell, cell),
+                *(_cell(values, stated, measure, cell, entry, printed.get((cell, entry))) for entry in entries),
+            ]
+            for cell in cells
+        ]
+        head = f"{measure}{'; in brackets what the paper prints' if printed else ''}:"
+        found.append(f"{head}\n\n{markdown(('', *entries), rows)}")
+    return found
+
+
+def measure_of(recipe: Recipe, name: str) -> Measure | None:
+    """The stated measure of this name; none of a study's."""
+    if not isinstance(recipe.experiment, Comparison):
+        return None
+    return next((measure for measure in recipe.experiment.measures if measure.name == name), None)
+
+
+def _cell(
+    values: Values, stated: Measure | None, measure: str, cell: str, entry: str, printed: float | str | None
+) -> str:
+    seeds = values.seeds(measure, cell, entry)
+    theirs = "" if printed is None else f" ({printed})"
+    if not seeds:
+        return theirs.strip()
+    finite = [v for v in seeds.values() if math.isfinite(v)]
+    if not finite:
+        return ("never" if any(math.isinf(v) for v in seeds.values()) else "diverged") + theirs
+    form = ".3g" if stated is None else f".{stated.digits}f"
+    over = values.interval(measure, cell, entry)
+    mean = format(over.mean, form)
+    if over.n > 1:
+        low, high = over.ends
+        mean += f" [{low:{form}}, {high:{form}}]"
+    some = "" if len(finite) == len(seeds) else f", {len(finite)} of {len(seeds)} seeds"
+    return f"{mean}{some}{theirs}"
+
+
+def chosen(done: Done) -> str:
+    """The best of the grid by cell and entry."""
+    keys = {(cell, entry): values for cell, entries in done.chosen.items() for entry, values in entries.items()}
+    entries = list(dict.fromkeys(entry for _, entry in keys))
+
+    def words(cell: str, entry: str) -> str:
+        return ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in keys.get((cell, entry), {}).items())
+
+    rows = [[cell, *(words(cell, entry) for entry in entries)] for cell in done.chosen]
+    return markdown(("", *entries), rows)
+
+
+def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
+    """What of the papers holds when measured again: a row a recipe."""
+    by_name = {one.recipe.name: one for one in judged}
+    counts: dict[str, int] = {}
+    for one in judged:
+        counts[one.verdict.verdict] = counts.get(one.verdict.verdict, 0) + 1
+    rows = []
+    for name, recipe in recipes.items():
+        if name not in by_name:
+            rows.append((recipe.id, recipe.source, recipe.claim, "not run", "", "", ""))
+            continue
+        done, verdict = by_name[name].done, by_name[name].verdict.verdict
+        seeds = str(len({row.seed for row in done.values.rows}))
+        source = f"[{recipe.source}]({name}.md)"
+        rows.append((recipe.id, source, recipe.claim, f"**{verdict}**", seeds, done.size, minutes(done.seconds)))
+    summed = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    head = f"{len(judged)} of {len(recipes)} were run: {summed}." if judged else "None was run yet."
+    columns = ("", "table or figure", "the paper says", "verdict", "seeds", "size", "minutes")
+    return f"{INTRODUCTION}\n\n{head}\n\n{markdown(columns, rows)}\n\n{COMMANDS}\n"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,108 @@
+"""Values of measures by cell, entry and seed, and what is found of a claim on them: files in, files out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
+from fedconcord.report.stats import Interval, interval
+
+Verdict = Literal["holds", "holds in part", "does not hold", "not decided", "not tested at this size"]
+
+
+class Finding(NamedTuple):
+    """What became of a claim, and the numbers that it rests on."""
+
+    verdict: Verdict
+    why: str = ""
+
+
+class Value(NamedTuple):
+    """One measure of one run; inf: a target that was not reached, NaN: the run diverged before it had a value."""
+
+    measure: str
+    cell: str
+    entry: str
+    seed: int
+    value: float
+
+
+class Values(NamedTuple):
+    """All values of a recipe at one size."""
+
+    rows: tuple[Value, ...]
+
+    def seeds(self, measure: str, cell: str, entry: str) -> dict[int, float]:
+        """Seed -> value; empty where this was not run."""
+        return {r.seed: r.value for r in self.rows if (r.measure, r.cell, r.entry) == (measure, cell, entry)}
+
+    def interval(self, measure: str, cell: str, entry: str) -> Interval:
+        """Mean and interval over the seeds that have a finite value."""
+        return interval([v for v in self.seeds(measure, cell, entry).values() if math.isfinite(v)])
+
+    def cells(self, measure: str | None = None) -> list[str]:
+        """Names of the cells that were run, in order."""
+        return list(dict.fromkeys(r.cell for r in self.rows if measure in (None, r.measure)))
+
+    def entries(self, cell: str | None = None) -> list[str]:
+        """Names of the entries that were run, in order."""
+        return list(dict.fromkeys(r.entry for r in self.rows if cell in (None, r.cell)))
+
+    def measures(self) -> list[str]:
+        """Names of the measures, in order."""
+        return list(dict.fromkeys(r.measure for r in self.rows))
+
+
+def values(rows: Iterable[tuple[str, str, str, int, float]]) -> Values:
+    """Values from (measure, cell, entry, seed, value)."""
+    return Values(tuple(Value(*row) for row in rows))
+
+
+class Done(NamedTuple):
+    """What a recipe's folder holds after it: enough for its page."""
+
+    recipe: str
+    size: str
+    values: Values
+    seconds: float  # the runs' own times, added over processes
+    chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]  # cell -> entry -> best of the grid
+    searched: int  # runs of the search
+    machine: str
+    command: str
+    version: str
+
+    def write(self, path: Path) -> None:
+        """As JSON, in one step."""
+        rows = [[*row[:4], _text(row.value)] for row in self.values.rows]
+        files.write_json(path, {**self._asdict(), "values": rows})
+
+
+def read(path: Path) -> Done:
+    """The inverse of `Done.write`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        rows = raw.pop("values")
+        return Done(**raw, values=values((*row[:4], float(row[4])) for row in rows))
+    except (OSError, ValueError, TypeError, KeyError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); run the recipe again: what is done is not repeated") from None
+
+
+def _text(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def pairs(found: Values, measure: str, cell: str, a: str, b: str) -> Iterator[tuple[float, float]]:
+    """The values of two entries by seed, where both were run."""
+    first, second = found.seeds(measure, cell, a), found.seeds(measure, cell, b)
+    for seed in sorted(first.keys() & second.keys()):
+        yield first[seed], second[seed]

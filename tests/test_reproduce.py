@@ -1,0 +1,276 @@
+"""Recipes as data: run, resume, verdicts, pages, refusals; by the command in a process of its own for the real ones."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedconcord.basis.errors import UserError
+from fedconcord.jobs import Row
+from fedconcord.recipes import RECIPES, claims, dry, measures, pages
+from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
+from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
+from fedconcord.recipes.values import Finding, Values, read, values
+from fedconcord.runs.outcome import Finished, Progress
+from fedconcord.runs.plan import Planned
+
+LR = {"local.lr": [0.1, 0.3]}
+SMALL = Recipe(
+    "small",
+    "Z1",
+    "A paper, Table 1",
+    "SCAFFOLD needs fewer rounds than FedAvg",
+    Comparison(
+        {"data": "digits", "clients": 10, "cohort": 5, "rounds": 4, "model": "logreg", "local.epochs": 1},
+        [Entry("FedAvg", "fedavg", LR), Entry("SCAFFOLD", "scaffold", LR)],
+        [Cell("iid", "IID", {"partition": "iid"}), Cell("skewed", "Non-IID", tuned_in="iid")],
+        [measures.rounds_to(0.7), measures.final()],
+    ),
+    [claims.ahead("SCAFFOLD is ahead", "rounds to 70 %", "SCAFFOLD", ["FedAvg"], ["iid", "skewed"])],
+    {
+        "quick": Size(seeds=(0, 1), search={"rounds": 2}),
+        "desk": Size({"local.steps": 3}, seeds=(0,), search=None, note="fewer steps"),
+        "paper": Size({"data": "fmnist", "model": "cnn1"}),
+    },
+    {"rounds to 70 %": {("iid", "FedAvg"): 12}},
+)
+
+
+@contextmanager
+def unseen(planned: Sequence[Planned]) -> Iterator[Progress]:
+    def see(number: int, event: Row | Finished | None) -> None:
+        pass
+
+    yield see
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
+    return reproduce(Asked(recipe, size, out, **asked), "command", unseen, quiet).values  # type: ignore[arg-type]
+
+
+# -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
+    found = done(tmp_path)
+    assert found.cells() == ["iid", "skewed"]
+    assert found.entries("iid") == ["FedAvg", "SCAFFOLD"]
+    assert set(found.seeds("accuracy, %", "skewed", "SCAFFOLD")) == {0, 1}
+    saved = read(tmp_path / DONE)
+    assert saved.values == found
+    assert saved.searched == 4
+    assert set(saved.chosen) == {"iid"}  # the other cell takes its values
+    config = json.loads((tmp_path / "skewed/final/SCAFFOLD/seed-0/run.json").read_text())["config"]
+    assert config["local"]["lr"] == saved.chosen["iid"]["SCAFFOLD"]["local.lr"]
+    assert config["validation"] == "none"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.safetensors")}
+    more = done(tmp_path, seeds=(0, 1, 2))
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    assert {k: v for k, v in more.seeds("accuracy, %", "iid", "FedAvg").items() if k < 2} == found.seeds(
+        "accuracy, %", "iid", "FedAvg"
+    )
+    assert done(tmp_path, cells=["iid"], seeds=[0]).cells() == ["iid"]
+    with pytest.raises(UserError, match="other settings of this recipe"):
+        done(tmp_path, recipe=SMALL._replace(sizes={"quick": Size({"rounds": 3}, seeds=(0, 1), search={"rounds": 2})}))
+
+
+def test_of_two_keys_that_exclude_each_other_the_later_layer_counts() -> None:
+    assert isinstance(SMALL.experiment, Comparison)
+    found = settings_of(SMALL.experiment, SMALL.sizes["desk"], SMALL.experiment.cells[0])
+    assert found["local.steps"] == 3
+    assert "local.epochs" not in found
+
+
+def test_missing_data_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="fmnist"):
+        done(tmp_path / "out" / "small" / "paper", "paper")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_size_that_does_not_fit_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedconcord.runs.begun.room", lambda job: (1000.0, "this machine"))
+    recipe = SMALL._replace(sizes={"paper": Size()})
+    with pytest.raises(UserError, match=r"SCAFFOLD: the clients' state may grow to .* and this machine has"):
+        done(tmp_path / "out", "paper", recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
+    rows = list(dry.rows(Asked(SMALL, "paper", tmp_path / "out")))
+    assert [(row["cell"], row["method"], row["parameters"], row["samples"], row["runs"]) for row in rows[1:3]] == [
+        ("iid", "SCAFFOLD", 1_663_370, 60_000, 5),
+        ("skewed", "FedAvg", 1_663_370, 60_000, 3),
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def planted(a: Sequence[float], b: Sequence[float], cell: str = "c") -> Values:
+    return values([("m", cell, name, seed, v) for name, them in (("A", a), ("B", b)) for seed, v in enumerate(them)])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ([10, 11, 12], [20, 21, 22], "holds"),
+        ([20, 21, 22], [10, 11, 12], "does not hold"),
+        ([10, 21, 12], [20, 20, 22], "not decided"),  # one of three seeds the other way
+        ([10, 21, 10, 10, 10], [20, 20, 20, 20, 20], "holds"),  # five: by the interval of the differences
+        ([10, 31, 10, 29, 10], [20, 20, 20, 20, 20], "not decided"),
+        ([10, 11, 12], [math.inf] * 3, "holds"),  # a target that was never reached
+        ([math.inf] * 3, [math.inf] * 3, "not decided"),
+        ([math.nan] * 3, [20, 21, 22], "does not hold"),  # diverged
+        ([math.nan] * 5, [20, 21, 22, 20, 20], "does not hold"),
+        ([], [], "not tested at this size"),
+    ],
+)
+def test_a_difference_is_decided_over_paired_seeds(a: list[float], b: list[float], verdict: str) -> None:
+    claim = claims.ahead("A before B", "m", "A", ["B"], ["c"])
+    assert claim.judge(planted(a, b)).verdict == verdict
+
+
+def test_claims_about_several_differences() -> None:
+    found = Values((*planted([1, 1], [2, 2], "c").rows, *planted([3, 3], [2, 2], "d").rows))
+    assert claims.ahead("", "m", "A", ["B"], ["c", "d"]).judge(found).verdict == "holds in part"
+    assert claims.ahead("", "m", "A", ["B"], ["c", "e"]).judge(found).verdict == "holds in part"
+    assert claims.order("", "m", ["B", "A"], ["d"]).judge(found).verdict == "holds"
+    assert claims.between_cells("", "m", ["A"], "c", "d").judge(found).verdict == "holds"
+    assert claims.between_cells("", "m", ["A"], "c", "d", higher=True).judge(found).verdict == "does not hold"
+    assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(found).verdict == "holds"
+    assert claims.within("", "m", [("c", "A", 1.2)], 0.1).judge(found).verdict == "does not hold"
+    assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(found).verdict == "holds in part"
+
+
+@pytest.mark.parametrize(
+    ("each", "verdict"),
+    [
+        (["holds", "holds"], "holds"),
+        (["holds", "does not hold"], "holds in part"),
+        (["holds", "not tested at this size"], "holds in part"),
+        (["does not hold", "not decided"], "does not hold"),
+        (["not tested at this size"], "not tested at this size"),
+    ],
+)
+def test_the_verdict_on_a_recipe(each: list[str], verdict: str) -> None:
+    assert claims.overall([Finding(one) for one in each]).verdict == verdict  # type: ignore[arg-type]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "small" / "desk"
+    done(folder, "desk")
+    (one,) = pages.done_below(tmp_path, {"small": SMALL})
+    text = pages.page(one, ["small.png"])
+    assert "(12)" in text
+    assert "command" in text
+    assert "Fewer steps." in text
+    index = pages.write_pages([one], {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
+    assert "not run" in index.read_text()
+    stand_in = SMALL._replace(sizes={"desk": SMALL.sizes["desk"]._replace(stand_in="digits")})
+    (one,) = pages.done_below(tmp_path, {"small": stand_in})
+    assert one.verdict.verdict == "not tested at this size"
+    assert "with stand-in data" in pages.page(one, [])
+
+
+# -- the real ones -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert set(recipe.sizes) == {"quick", "desk", "paper"}
+    assert recipe.claims
+    assert len({claim.says for claim in recipe.claims}) == len(recipe.claims)
+    assert not recipe.sizes["paper"].stand_in
+    if isinstance(recipe.experiment, Comparison):
+        stated = {measure.name for measure in recipe.experiment.measures}
+        assert set(recipe.published) <= stated
+        cells = {cell.name for cell in recipe.experiment.cells}
+        entries = {entry.name for entry in recipe.experiment.entries}
+        for of in recipe.published.values():
+            assert {cell for cell, _ in of} <= cells
+            assert {entry for _, entry in of} <= entries
+        for size in recipe.sizes.values():
+            assert set(size.cells or ()) <= cells
+            assert set(size.entries or ()) <= entries
+            assert set(size.by_cell) <= cells
+
+
+@pytest.mark.parametrize("size", ["desk", "paper"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_dry_run_of_every_recipe(name: str, size: str, tmp_path: Path) -> None:
+    rows = list(dry.rows(Asked(RECIPES[name], size, tmp_path / "out")))  # type: ignore[arg-type]
+    assert rows
+    assert len({tuple(row) for row in rows}) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_quick_form_by_the_command(name: str, tmp_path: Path) -> None:
+    ended = command(tmp_path, name, "--quick", "--jobs", "2")
+    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / name / "quick"
+    assert (folder / "README.md").stat().st_size > 500
+    assert read(folder / DONE).values.rows
+    assert any(folder.glob("*.png"))
+
+
+def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedconcord", "reproduce", *words, "--out", str(out)],
+        capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+
+
+def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
+    for words, sentence in [
+        (["fedadmm_tabel3"], "did you mean 'fedadmm_table3'"),
+        ([], "needs the name of a recipe"),
+        (["fedadmm_table3", "--quick", "--paper"], "give one of"),
+        (["fedadmm_table3", "--quick", "--cells", "mnist100"], "unknown cell"),
+    ]:
+        ended = command(tmp_path / "out", *words)
+        assert ended.returncode == 2
+        assert sentence in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_recipe_goes_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedconcord", "reproduce", "fedvra_table4", "--quick", "--out", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        for _ in range(6000):
+            if any(tmp_path.rglob("metrics.csv")):
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        process.wait()
+    ended = command(tmp_path, "fedvra_table4", "--quick")
+    assert ended.returncode == 0, ended.stderr
+    whole = tmp_path / "whole"
+    assert command(whole, "fedvra_table4", "--quick").returncode == 0
+    again, once = (read(folder / "fedvra_table4" / "quick" / DONE) for folder in (tmp_path, whole))
+    assert [tuple(map(str, row)) for row in again.values.rows] == [tuple(map(str, row)) for row in once.values.rows]
