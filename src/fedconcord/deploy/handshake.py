@@ -54,8 +54,11 @@ class DifferError(Exception):
         self.sentences = list(sentences)
 
 
-def agreed(settings: str, post: Post) -> Agreed:
+def agreed(settings: str, post: Post, begins: bool) -> Agreed:
     """The handshake.
+
+    Args:
+        begins: the run does, so that sites make its folder.
 
     Raises:
         DifferError: something does not fit, in a sentence each; every site that can be compared was.
@@ -79,7 +82,7 @@ def agreed(settings: str, post: Post) -> Agreed:
         _differ(_alike(post.sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(post.sites))
-    fields = {"clients": len(post.sites), "form": form._asdict(), "told": told}
+    fields = {"clients": len(post.sites), "form": form._asdict(), "told": told, "begins": begins}
     ready = _all(post, "setup", "ready", dict.fromkeys(everyone, fields))
     mine = facts(job, config)
     theirs = [_ready(post.sites[i], one) for i, one in enumerate(ready)]
@@ -325,7 +328,7 @@ def _all(
         if not missing:
             break
         for i, frame in post.frames(kind, wanted, missing, tensors or {}).items():
-            post.taken(i)
+            post.taken(i, kind)
             found[i] = frame
         why |= post.why
     silent = [post.sites[i] for i in fields if i not in found and i not in why]

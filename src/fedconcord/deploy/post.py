@@ -21,6 +21,8 @@ from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.server import Ways
 
 IN_A_ROW = 3  # refused answers, until a site is left out
+ROUNDS = "rounds"  # what a `RemoteServer` asks
+REASONS = 20  # that are counted apart, as a site words some itself
 NOT_FINITE = "a number that is not finite"
 SLACK = 2**20  # bytes of an answer beside its tensors
 
@@ -32,7 +34,7 @@ class Record:
     asked: int = 0
     missed: int = 0  # no answer came
     refused: dict[str, int] = field(default_factory=dict)  # reason -> answers
-    in_a_row: int = 0  # refused, since the last that was taken
+    in_a_row: dict[str, int] = field(default_factory=dict)  # refused since the last that was taken, by what was asked
     there: bool = True  # it answered when it was last asked
     left_out: str | None = None  # why
     bytes_in: int = 0
@@ -62,8 +64,11 @@ class Post:
         self.number = 0  # of exchanges, which answers beside the rounds are known by
         self.why: dict[int, str] = {}  # refusals of the last exchange
 
-    def ask(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+    def ask(self, messages: Mapping[int, bytes], what: str) -> dict[int, bytes]:
         """One exchange: the answers that came and are frames of finite numbers.
+
+        Args:
+            what: is asked; what a site has refused answers in a row of.
 
         Raises:
             UserError: all sites are left out.
@@ -87,7 +92,7 @@ class Post:
                     _check(came[name], self.most + SLACK)
                     found[i] = came[name]
                 except FrameError as wrong:
-                    self.refused(i, str(wrong))
+                    self.refused(i, str(wrong), what)
         return found
 
     def frames(
@@ -102,17 +107,17 @@ class Post:
         number = self.number
         found = {}
         sent = {i: codec.write(Frame(kind, self.run, number, i, own, tensors)) for i, own in fields.items()}
-        for i, data in self.ask(sent).items():
+        for i, data in self.ask(sent, kind).items():
             frame = codec.read(data)
             if (frame.kind, frame.method, frame.round, frame.client) == (wanted, self.run, number, i):
                 found[i] = frame
             else:
-                self.refused(i, "an answer to another question")
+                self.refused(i, "an answer to another question", kind)
         return found
 
     def send(self, sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
         """An exchange of `RemoteServer`, which takes or refuses what comes."""
-        return list(self.ask(dict(sent)).items())
+        return list(self.ask(dict(sent), ROUNDS).items())
 
     @property
     def ways(self) -> Ways:
@@ -120,18 +125,19 @@ class Post:
         remedy = "go on with the run (resume) when the site is there again, or use"
         return Ways(lambda i: f"site {self.sites[i]}", remedy, self.taken, self.refused)
 
-    def taken(self, site: int) -> None:
+    def taken(self, site: int, what: str = ROUNDS) -> None:
         """Its answer was what was asked for."""
-        self.records[site].in_a_row = 0
+        self.records[site].in_a_row.pop(what, None)
 
-    def refused(self, site: int, why: str) -> None:
+    def refused(self, site: int, why: str, what: str = ROUNDS) -> None:
         """Its answer was not; after three in a row it is left out."""
         record, name = self.records[site], self.sites[site]
-        record.refused[why] = record.refused.get(why, 0) + 1
-        record.in_a_row += 1
+        known = why if why in record.refused or len(record.refused) < REASONS else "other reasons"
+        record.refused[known] = record.refused.get(known, 0) + 1
+        record.in_a_row[what] = record.in_a_row.get(what, 0) + 1
         self.why[site] = why
         self.see(Event("refused", f"site {name}: its answer was refused: {why}", name))
-        if record.in_a_row >= IN_A_ROW:
+        if record.in_a_row[what] >= IN_A_ROW:
             record.left_out = f"site {name} is left out after {IN_A_ROW} refused answers in a row, the last: {why}"
             self.see(Event("left out", record.left_out, name))
 

@@ -67,9 +67,9 @@ class Deployed:
                     if found.counts.tolist() != self.samples[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
-                    self.post.refused(i, str(wrong))
+                    self.post.refused(i, str(wrong), "judge")
                 else:
-                    self.post.taken(i)
+                    self.post.taken(i, "judge")
                     self.last[i] = found
             if self.last:
                 return pooled(self.shell, list(self.last.values()))
@@ -109,7 +109,7 @@ def _nowhere(objective: Objective, offsets: np.ndarray) -> Objective:
         offsets=offsets,
         gradient=absent("a gradient"),
         gradients=absent("gradients"),
-        loss=absent("a loss"),
+        loss=lambda x, samples: x.new_zeros(()),  # of a plan that is looked at before round 0: no site is asked then
         alone=absent("a client"),
         hessian=objective.hessian,  # of the shell's zeros: whether it has one that fits is looked at before round 0
         accumulate=None,

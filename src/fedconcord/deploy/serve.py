@@ -41,7 +41,7 @@ def check(settings: str, sites: Sequence[str], exchange: Exchange, wait: float) 
         UserError: the job's settings are wrong, or cannot be deployed.
     """
     try:
-        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None))
+        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None), False)
     except DifferError as differ:
         return differ.sentences
     return []
@@ -84,7 +84,7 @@ def serve(
     post = Post(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
     if found is None:
         try:
-            found = handshake.agreed(settings, post)
+            found = handshake.agreed(settings, post, True)
         except DifferError as differ:
             more = len(differ.sentences) - 1
             raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None

@@ -1,18 +1,19 @@
 """A site: its data, its client's rows, and answers to a server's messages.
 
 Nothing but bytes comes in and goes out; what a site holds between two messages lies in its folder, so that each may be
-answered by a new process. Below the folder every run has its own, named by the run:
+answered by a new process. In the folder is sent.csv, a line an answer: what left the site; and a folder a run:
 
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
+ready.json         what the site made of it: the job in words, and how many samples it has
 row.safetensors    the client's rows; never sent
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
-sent.csv           a line an answer: what left the site
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import platform
 import re
 from collections.abc import Callable, Mapping
@@ -90,15 +91,15 @@ class Site:
         """
         run, number = "", 0
         try:
-            frame = codec.read(data, LIMIT)
-            run, number = frame.method, frame.round
-            found = self._answer(frame, data)
-        except FrameError as wrong:
-            found = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
+            try:
+                frame = codec.read(data, LIMIT)
+                run, number = frame.method, frame.round
+                found = self._answer(frame, data)
+            except FrameError as wrong:
+                found = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
+            self._record(found)
         except OSError as wrong:
             raise UserError(f"site {self.name}: {sentence(wrong)}") from wrong
-        if RUN.fullmatch(run) and (self.folder / run).is_dir():
-            self._record(run, found)
         return found
 
     def _answer(self, frame: Frame, data: bytes) -> bytes:
@@ -160,9 +161,11 @@ class Site:
         if path.exists() and path.read_bytes() != data and (path.parent / "row.safetensors").exists():
             raise FrameError("this run has begun with another setup")
         opened = self._made(frame)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(path, data)
-        self._opened = opened
+        if frame.fields["begins"]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(path.with_name("ready.json"), opened.said.fields)
+            files.write_bytes(path, data)  # last: with it the run is known
+            self._opened = opened
         return codec.write(opened.said)
 
     def _open(self, run: str) -> _Opened:
@@ -172,9 +175,18 @@ class Site:
             if not path.exists():
                 raise FrameError("the site does not know this run: its folder is another one, or was lost")
             try:
-                self._opened = self._made(codec.read(path.read_bytes()))
-            except FrameError as broken:
-                raise UserError(f"site {self.name}: cannot read {path} ({broken}); restore it") from broken
+                opened = self._made(codec.read(path.read_bytes()))
+                before = json.loads(path.with_name("ready.json").read_text(encoding="utf-8"))
+            except ValueError as broken:
+                raise UserError(f"site {self.name}: cannot read {path.parent} ({broken}); restore it") from broken
+            if before != opened.said.fields:
+                now = opened.said.fields["facts"]
+                what = [name for name in now if now[name] != before["facts"].get(name)] or ["the number of samples"]
+                raise UserError(
+                    f"site {self.name}: {', '.join(what)} changed since run {run} began; give the site the job and the "
+                    "file that it had"
+                )
+            self._opened = opened
         return self._opened
 
     def _made(self, frame: Frame) -> _Opened:
@@ -244,14 +256,14 @@ class Site:
         found = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
         return dataset, found, f"{config.data}, {config.partition}, seed {config.seed}"
 
-    def _record(self, run: str, sent: bytes) -> None:
+    def _record(self, sent: bytes) -> None:
         """A line of sent.csv."""
         frame, out = codec.read(sent), io.StringIO()
         tensors = " ".join(f"{name}{list(leaf.shape)}" for name, leaf in frame.tensors.items())
-        csv.writer(out, lineterminator="\n").writerow([frame.kind, frame.round, len(sent), tensors])
-        path = self.folder / run / "sent.csv"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("" if file.tell() else "kind,round,bytes,tensors\n") + out.getvalue())
+        csv.writer(out, lineterminator="\n").writerow([frame.method, frame.kind, frame.round, len(sent), tensors])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "sent.csv").open("a", encoding="utf-8") as file:
+            file.write(("" if file.tell() else "run,kind,round,bytes,tensors\n") + out.getvalue())
 
 
 def versions() -> dict[str, str]:
