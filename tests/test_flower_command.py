@@ -221,6 +221,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_starts(job: Path, refus
     base = ("try", "--config", "job.toml")
     assert "there is no file chur.csv" in refused(*base, "--sites", "basel.csv,chur.csv")
     assert "exclude each other" in refused(*base, "--sites", "basel.csv", "--clients", "2")
+    assert "no trial to continue" in refused("try", "--resume", "run", "--sites", "basel.csv")
     assert "dropout is for simulations" in refused(*base, "--sites", "basel.csv", "--set", "dropout=0.1")
     assert {path.name for path in job.iterdir()} == {"basel.csv", "bern.csv", "job.toml"}
 
@@ -359,11 +360,18 @@ class Trial:
 
     def __init__(self, job: Path, out: Path, *more: str) -> None:
         self.out = out
-        arguments = ["try", "--config", "job.toml", "--sites", "basel.csv,bern.csv", "--wait", "60", *more]
+        arguments = ["try", "--sites", "basel.csv,bern.csv", "--wait", "60", *more]
         self.process = subprocess.Popen(
             [*COMMAND, *arguments], cwd=job, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.lines: list[str] = []
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.end()
 
     def until(self, text: str) -> str:
         """The line that has a text."""
@@ -377,8 +385,9 @@ class Trial:
     def end(self) -> int:
         """The exit code; nothing is left."""
         assert self.process.stdout is not None
-        self.lines += list(self.process.stdout)
-        self.process.stdout.close()
+        if not self.process.stdout.closed:
+            self.lines += list(self.process.stdout)
+            self.process.stdout.close()
         code = self.process.wait(LIMIT)
         end = time.monotonic() + 60
         while running(self.out):
@@ -402,29 +411,31 @@ class Trial:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_trial_that_is_stopped_and_it_goes_on(job: Path, alone: None, how: signal.Signals) -> None:
-    trial = Trial(job, job / "run", "--out", "run", "--rounds", "500")
-    trial.until("round 2 of")
-    trial.process.send_signal(how)
-    assert trial.end() == (130 if how != signal.SIGKILL else -9), "".join(trial.lines)
+    with Trial(job, job / "run", "--config", "job.toml", "--out", "run", "--rounds", "500") as trial:
+        trial.until("round 2 of")
+        assert len(running(trial.out)) >= 4
+        trial.process.send_signal(how)
+        assert trial.end() == (130 if how != signal.SIGKILL else -9), "".join(trial.lines)
     before = json.loads((job / "run" / "run.json").read_text())["rounds_done"]
-    again = Trial(job, job / "run", "--resume", "run", "--rounds", "5")
-    again.until("results: run")
-    assert again.end() == 0
-    assert json.loads((job / "run" / "run.json").read_text())["rounds_done"] == 5 >= before
+    with Trial(job, job / "run", "--resume", "run", "--rounds", str(before + 3)) as again:
+        again.until("results: run")
+        assert again.end() == 0
+    assert json.loads((job / "run" / "run.json").read_text())["rounds_done"] == before + 3
 
 
 @pytest.mark.slow
 def test_a_killed_supernode_comes_back_and_a_killed_superlink_is_said(job: Path, alone: None) -> None:
-    trial = Trial(job, job / "run", "--out", "run", "--rounds", "400", "--set", "eval.every=50")
-    trial.until("round 1 of")
-    trial.kill("bern.key")
-    assert "SIGKILL" in trial.until("the SuperNode of bern")
-    trial.until("site bern: offline")
-    trial.until("site bern: online")
-    trial.until("site bern answers again")
-    trial.kill("superlink")
-    assert trial.end() == 1
-    assert "error: the process superlink was killed by SIGKILL; its last lines in" in trial.lines[-1]
+    more = ("--config", "job.toml", "--out", "run", "--rounds", "5000", "--set", "eval.every=50")
+    with Trial(job, job / "run", *more) as trial:
+        trial.until("round 1 of")
+        trial.kill("bern.key")
+        assert "SIGKILL" in trial.until("the SuperNode of bern")
+        trial.until("site bern: offline")
+        trial.until("site bern: online")
+        trial.until("site bern answers again")
+        trial.kill("superlink")
+        assert trial.end() == 1
+        assert "error: the process superlink was killed by SIGKILL; its last lines in" in trial.lines[-1]
 
 
 @pytest.mark.slow

@@ -59,13 +59,13 @@ def try_(
         from fedconcord.runs.folder import refuse_taken
 
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
-    settings = _settings(given)
+    place = folder.with_name(f"{folder.name}.flower")
+    settings = _settings(given, None if resume is None else trial.job_of(place))
     members = _members(sites, settings, given["clients"] is not None)
     if resume is None:
         refuse_taken(folder)
         with TemporaryDirectory() as checked:
             _refuse(trial.differences(settings, members, Path(checked)))
-    place = folder.with_name(f"{folder.name}.flower")
     plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
     with Watch(_rounds(settings)) as watch:
         try:
@@ -177,13 +177,13 @@ def _until_stopped(go: Any) -> None:
         say("stopped")
 
 
-def _settings(given: Given) -> str:
-    """The settings of the command as a file that server and sites read."""
+def _settings(given: Given, before: Path | None = None) -> str:
+    """The settings of the command, over those of a file from before, as a file that server and sites read."""
     with importing():
         from fedconcord import settings
         from fedconcord.deploy.form import source_of
 
-    text = settings.as_toml(*sources_of(given))
+    text = settings.as_toml(*([] if before is None else [settings.from_file(before)]), *sources_of(given))
     source_of(text)
     return text
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedconcord.basis.errors import LostError, UserError
 from fedconcord.deploy import grid, keys
-from fedconcord.deploy.app import Order, write_app
+from fedconcord.deploy.app import PACKAGE, Order, write_app
 from fedconcord.deploy.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord.deploy.processes import Processes, environment, free_port, lost_sentence
 from fedconcord.deploy.serve import check
@@ -44,6 +44,18 @@ class Trial(NamedTuple):
     resume: bool
 
 
+def job_of(place: Path) -> Path:
+    """The settings of the last start of a trial.
+
+    Raises:
+        UserError: there was none.
+    """
+    found = sorted(place.glob(f"*/app/{PACKAGE}/job.toml"))
+    if not found:
+        raise UserError(f"{place} has no trial to continue; --resume takes the folder of results of an earlier one")
+    return found[-1]
+
+
 def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
     """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
 
@@ -67,6 +79,7 @@ def run(trial: Trial, tell: Tell) -> Finished:
     """
     names = [member.name for member in trial.members]
     keys.check_names(names)
+    trial = trial._replace(place=trial.place.resolve())
     now = str(time.time_ns())
     began = trial.place / now  # keys and app of this start: a SuperLink in memory knows no earlier ones
     began.mkdir(parents=True)
