@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import fcntl
+import importlib
 import json
 import os
 import signal
@@ -187,6 +188,13 @@ def test_the_command_of_a_site_ends_in_a_sentence(job: Path, listening: tuple[st
     (folder / "ca.crt").write_bytes(keys.write_server(job / "old", ["127.0.0.1"], days=0).authority.read_bytes())
     time.sleep(1.1)
     assert "ca.crt expired on" in refused(*start, "basel.csv")
+
+
+def test_without_flower_a_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fedconcord.deploy.grid", raising=False)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    with pytest.raises(UserError, match=r"pip install 'fedconcord\[flower\]'"):
+        importlib.import_module("fedconcord.deploy.grid")
 
 
 # -- the app -------------------------------------------------------------------------------------------------------

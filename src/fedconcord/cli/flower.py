@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,9 +170,17 @@ def site(
     _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell))
 
 
-def _until_stopped(go: Any) -> None:
+def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) -> None:
+    """Run what runs until Ctrl-C, and say what it tells."""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if "say" in event:
+            say(event["say"])
+        elif event.get("sites"):
+            say("; ".join(f"{name} {state}" for name, state in event["sites"].items()))
+
     try:
-        go(lambda event: say(event["say"]) if "say" in event else None)
+        go(tell)
     except KeyboardInterrupt:
         say("stopped")
 
