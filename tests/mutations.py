@@ -28,6 +28,7 @@ FIXED, CHECK, ENGINES, RESULTS, STATE = (
 )
 TUNING, BASELINES, DIAGNOSIS = (f"tests/test_{name}.py" for name in ("tuning", "baselines", "diagnosis"))
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
+PRIVACY = ("tests/test_privacy.py",)
 WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -50,6 +51,10 @@ def scaffold(*edits: tuple[str, str]) -> Mutation:
 
 def feddyn(old: str, new: str) -> Mutation:
     return Mutation((Edit("algorithms/feddyn.py", old, new),), (FIXED, "-k", "feddyn or sums or identities"))
+
+
+def private(old: str, new: str) -> Mutation:
+    return Mutation((Edit("transforms/privacy.py", old, new),), PRIVACY)
 
 
 def fednova(*edits: tuple[str, str]) -> Mutation:
@@ -105,11 +110,21 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("local/solver.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
     ),
     "fedadmm: one dual for all clients": fedadmm(
-        "y = row.y + rho * (done.x - x)",
-        "y = (row.y + rho * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
+        "y = row.y + weight * (done.x - x)",
+        "y = (row.y + weight * (done.x - x)).reshape(-1, x.shape[-1]).mean(0).expand_as(row.y)",
     ),
     "fedadmm: server's model taken for the client's": fedadmm(
         "before = row.w if isinstance(row.w, Tensor) else x", "before = x"
+    ),
+    "fedadmm: duals of the last rho taken for the new one's": Mutation(
+        (
+            Edit(
+                "algorithms/fedadmm.py",
+                "sent = row.y * (weight / row.rho) if isinstance(row.rho, Tensor) else row.y",
+                "sent = row.y",
+            ),
+        ),
+        (FIXED, "-k", "rho_that_rises"),
     ),
     "fedprox: pushes away": Mutation(
         (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),
@@ -244,6 +259,21 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "processes: rows gathered out of order": Mutation(
         (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS
+    ),
+    "privacy: each tensor clipped by itself": private(
+        "torch.stack(squares).sum(0).sqrt()", "torch.stack(squares).amax(0).sqrt()"
+    ),
+    "privacy: weights by who came": private("(1 / cohort, 1 / n, math.nan)", "(float(of.w.mean()), 1 / n, math.nan)"),
+    "privacy: a decoded message is not clipped again": private(
+        'taken = clipped(up, clip) if kind == "central" else up', "taken = up"
+    ),
+    "privacy: a round of nobody without noise": private('unheard if kind == "central" else None', "None"),
+    "privacy: two vectors share their noise": private("drawn[..., k : k + d] for", "drawn[..., :d] for"),
+    "privacy: amplification for any sampling": Mutation(
+        (Edit("settings/privacy.py", " if sampler.poisson else None", ""),), PRIVACY
+    ),
+    "privacy: local noise accounted as central": Mutation(
+        (Edit("analysis/accountant.py", "Spending(noise / 2, 1.0, delta)", "Spending(noise, 1.0, delta)"),), PRIVACY
     ),
 }
 

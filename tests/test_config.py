@@ -451,7 +451,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         (
             {"sampling": "bernouli"},
             "unknown sampling 'bernouli' (did you mean 'bernoulli'?); known: "
-            "bernoulli, by_size, cyclic, everyone, power_of_choice, uniform, with_replacement",
+            "bernoulli, by_size, cyclic, everyone, poisson, power_of_choice, uniform, with_replacement",
         ),
         (
             {"sampling": "bernoulli(0.1)", "cohort": 10},

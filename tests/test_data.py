@@ -6,6 +6,7 @@ import inspect
 import struct
 import sys
 from pathlib import Path
+from typing import Literal, get_origin
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_factory_convention(name: str) -> None:
         assert p.default is not p.empty
         (field,) = p.annotation.__metadata__
         assert field.description
-        assert field.metadata
+        assert field.metadata or get_origin(p.annotation.__origin__) is Literal  # which is its range
     assert (factory.__doc__ or "").splitlines()[0].endswith((".", "/."))
 
 
@@ -142,6 +143,13 @@ def test_mnist_reads_gzipped_and_plain_and_scales(small_mnist: Path) -> None:
     np.testing.assert_allclose(data.train_x[:, 0], (pixels / 255 - 0.1307) / 0.3081, rtol=1e-5, atol=1e-6)
     assert data.train_y.tolist() == [0, 1, 2, 3, 4]
     assert data.test_x.shape == (3, 1, 28, 28)
+
+
+def test_mnist_from_zero_to_one(small_mnist: Path) -> None:
+    unit, normal = (mnist(small_mnist, 0, pixels=pixels) for pixels in ("unit", "normal"))
+    assert np.allclose(unit.scaled().test_x, unit.test_x / 255, atol=1e-7)
+    assert np.allclose(normal.scaled().test_x, (normal.test_x / 255 - 0.1307) / 0.3081, atol=1e-5)
+    assert mnist(small_mnist, 0).preprocessing == normal.preprocessing
 
 
 def test_mnist_missing(tmp_path: Path, small_mnist: Path) -> None:

@@ -519,6 +519,9 @@ CHAINS: dict[str, Callable[[], nn.Sequential]] = {
         nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.MaxPool2d(2),
         nn.ReLU(), nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3),
     ),
+    "softmax twice": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 3), nn.Softmax(dim=1)
+    ),
 }  # fmt: skip
 
 

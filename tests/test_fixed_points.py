@@ -112,6 +112,15 @@ def test_fedadmm_with_server_step_one_keeps_a_floor() -> None:
     assert float((x - this.problem._optimum).norm()) > 1e-2
 
 
+def test_fedadmm_with_a_rho_that_rises_is_exact() -> None:
+    """Algorithm 1 with eta = |S| / N: a change of rho far from the optimum must not move its limit."""
+    this = job(METHODS["fedadmm"](rho=[[0, 0.2], [40, 0.6]], form="paper", server_lr="participation"))
+    assert isinstance(this.problem, Quadratic)
+    halfway = run(this, 41).server.x
+    assert float((halfway - this.problem._optimum).norm()) > 1e-3
+    assert gap(this, 600) < 1e-10
+
+
 def lemma_1(p: Quadratic, tau: np.ndarray, eta: float) -> torch.Tensor:
     """FedNova, Lemma 1 with finite eta on f_i = 1/2 ||x - e_i||^2: FedAvg's limit."""
     weight = torch.as_tensor(1 - (1 - eta) ** tau)

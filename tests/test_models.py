@@ -60,6 +60,22 @@ def test_plain_sequential_of_known_layers(name: str) -> None:
     assert all(isinstance(layers[k + 1], nn.ReLU) for k in learned[:-1])
 
 
+@pytest.mark.parametrize(("name", "shape", "parameters"), [("cnn1", MNIST, 1_663_370), ("cnn2", CIFAR, 1_105_098)])
+def test_the_released_form_of_fedadmms_networks(name: str, shape: tuple[int, ...], parameters: int) -> None:
+    """algorithms.md 3.4: no ReLU after the convolutions, a softmax at the end; the convolutions' part is linear but
+    for the pools."""
+    model = MODELS[name](shape, 10, form="released")
+    assert Layout(model).dim == parameters
+    kinds = [type(layer).__name__ for layer in model]
+    pair = ["Conv2d", "MaxPool2d"]
+    assert kinds == [*pair, *pair, "Flatten", "Linear", "ReLU", "Linear", "Softmax"]
+    torch.manual_seed(0)
+    samples = torch.randn(5, *shape)
+    outputs = model(samples)
+    assert torch.allclose(outputs.sum(1), torch.ones(5))
+    assert torch.allclose(outputs, torch.softmax(model[:-1](samples), 1))
+
+
 def test_the_released_vgg() -> None:
     """algorithms.md 2.5: two layers of 512 before the last."""
     assert Layout(MODELS["vgg11"](CIFAR, 10, hidden=2)).dim == 9_750_922

@@ -1,6 +1,5 @@
 """Problems with a non-smooth term, and which methods reach their minimiser."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedconcord.federation.work import fixed, uniform
 from fedconcord.jobs import Job, State, advance, start
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
 from fedconcord.problems.regularisers import box, l1, nuclear
-from fedconcord.recipes import losac_fig7
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -192,17 +190,6 @@ def test_a_server_step_that_diverges_is_refused() -> None:
     job, _ = lasso_job(METHODS["fedadmm_inexact"](rho=1.0, server_steps=20, server_lr=0.3))
     with pytest.raises(UserError, match=r"server_lr < 2 / \(N rho\) = 0.154, given 0.3"):
         start(job)
-
-
-def test_recipe_of_figure_7(tmp_path: Path) -> None:
-    said: list[str] = []
-    losac_fig7.study(tmp_path, said.append, dim=4, ranks=(2, 1), rounds=6, every=2)
-    for name in ("losac_fig7_error", "losac_fig7_rank"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
-    lines = (tmp_path / "losac_fig7.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * (2 + len(losac_fig7.METHODS_SHOWN))
-    assert sum(line.startswith("paper:") for line in said) == 1
 
 
 def test_fedvra_projects_at_the_server() -> None:

@@ -127,21 +127,25 @@ def test_fedcm_divides_by_the_steps_that_were_taken(name: str, engine: Engine) -
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("form", ["released", "paper"])
-def test_fedadmm_forms(form: str, engine: Engine) -> None:
-    """YonghaiGong/FedADMM: from theta, 2 (w - theta), the step switched in a later round. And Algorithm 1."""
-    rho, switch, late = 0.3, 4, 0.5
+@pytest.mark.parametrize("rho", [0.3, [(0, 0.3), (3, 0.9), (5, 0.6)]], ids=["constant", "changing"])
+def test_fedadmm_forms(rho: float | list[tuple[int, float]], form: str, engine: Engine) -> None:
+    """YonghaiGong/FedADMM: from theta, 2 (w - theta), the step switched in a later round. And Algorithm 1.
+
+    Where rho changes (Fig. 9), y_i stays, and y_i / rho is taken away as the client's last message added it.
+    """
+    switch, late = 4, 0.5
     this = job(METHODS["fedadmm"](rho=rho, server_lr=[(0, 1.0), (switch, late)], form=form))
     lr, theta, want = this.schedule.lr, origin(this), []
-    w, y = np.tile(theta, (N, 1)), np.zeros((N, D))
+    w, y, u = np.tile(theta, (N, 1)), np.zeros((N, D)), np.zeros((N, D))
     for plan, gradient in plans(this):
-        sent = []
+        sent, now = [], rho if isinstance(rho, float) else (0.3, 0.9, 0.6)[(plan.round >= 3) + (plan.round >= 5)]
         for i, steps in zip(plan.ids, plan.steps, strict=True):
             x = theta if form == "released" else w[i]
             for k in range(steps):
-                x = x - lr * (gradient(x, int(i), k) + y[i] + rho * (x - theta))
-            dual = y[i] + rho * (x - theta)
-            sent.append(2 * (x - theta) if form == "released" else (x + dual / rho) - (w[i] + y[i] / rho))
-            w[i], y[i] = x, dual
+                x = x - lr * (gradient(x, int(i), k) + y[i] + now * (x - theta))
+            dual = y[i] + now * (x - theta)
+            sent.append(2 * (x - theta) if form == "released" else (x + dual / now) - (w[i] + u[i]))
+            w[i], y[i], u[i] = x, dual, dual / now
         theta = theta + (1.0 if plan.round < switch else late) * np.mean(sent, 0)
         want.append(theta)
     close(trajectory(this, engine), want)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedconcord.basis.errors import UserError
+from fedconcord.cli.main import call
 from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
@@ -242,17 +243,22 @@ def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
-    for words, sentence in [
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
         (["fedadmm_tabel3"], "did you mean 'fedadmm_table3'"),
         ([], "needs the name of a recipe"),
         (["fedadmm_table3", "--quick", "--paper"], "give one of"),
         (["fedadmm_table3", "--quick", "--cells", "mnist100"], "unknown cell"),
-    ]:
-        ended = command(tmp_path / "out", *words)
-        assert ended.returncode == 2
-        assert sentence in ended.stderr
-        assert "Traceback" not in ended.stderr
+        (["all", "--seeds", "0"], "name it"),
+        (["--verdicts"], "holds no recipe that was done"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

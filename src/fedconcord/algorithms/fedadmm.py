@@ -9,6 +9,8 @@ together, so one option `form` names the pair; half of one with half of the othe
     paper: Algorithm 1: starts from the client's own w_i, Delta_i = (w_i+ + y_i+/rho) - (w_i + y_i/rho). Exact with
         eta `participation`, |A|/N. With eta 1, the value of the paper's tables, it is biased away from the start when
         clients are absent, and hardly learns on real data (docs/published.md).
+A rho that changes by round (ibid., Fig. 9) leaves every y_i as it is. The server sends the round's rho, as clients know
+no round; the paper's message takes away y_i / rho as the client last added it, so that the limit stays exact.
 """
 
 from __future__ import annotations
@@ -19,30 +21,41 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.identity import definition
 from fedconcord.basis.search import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, model_of
 
-Step = Annotated[float, Field(gt=0)]
-Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Step]], Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0)]
+Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]
+RHO, SERVER_LR = 0.01, 1.0
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+    rho: Tensor | tuple[()] = ()  # [] of the next round, where it changes
 
 
 class Row(NamedTuple):
     y: Tensor  # [d] its dual variable
     w: Tensor | tuple[()] = ()  # [d] the client's model; nothing in the released form, which does without
+    rho: Tensor | tuple[()] = ()  # [] of its last message, where it changes and the form is the paper's
 
 
 @definition(version=2)
 def fedadmm(
     rho: Annotated[
-        float, Field(gt=0, description="penalty; its inverse is the step of the consensus"), Search(0.001, 1.0)
-    ] = 0.01,
+        Positive | Schedule,
+        Field(
+            description="penalty, its inverse is the step of the consensus: a number, or [[round, rho], ...], "
+            f"{RHO} before the first"
+        ),
+        Search(0.001, 1.0),
+    ] = RHO,
     server_lr: Annotated[
-        Step | Literal["participation"] | Schedule,
+        Positive | Literal["participation"] | Schedule,
         Field(description="server step: a number, participation (|S|/N), or [[round, step], ...]"),
         Search(0.5, 1.5, "linear"),
-    ] = 1.0,
+    ] = SERVER_LR,
     form: Annotated[
         Literal["released", "paper"],
         Field(description="the released code's start and message, or the paper's, which wants server_lr participation"),
@@ -52,26 +65,50 @@ def fedadmm(
 
     Gong, Li, Freris, ICDE 2022, Algorithm 1, or its released code.
     """
-    own = form == "paper"
+    own, changes = form == "paper", isinstance(rho, list)
 
-    def finish(x: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        y = row.y + rho * (done.x - x)
+    def penalty(down: Tensor | Server, client: Client) -> float | Tensor:
+        """rho of this round: a number, or [] and stacked [S, 1]."""
+        if isinstance(down, Server) and isinstance(down.rho, Tensor):
+            return down.rho.expand(client.steps.shape)
+        return at(rho, 0, RHO)
+
+    def init_client(x: Tensor) -> Row:
+        return Row(torch.zeros_like(x), x if own else (), x.new_tensor(at(rho, 0, RHO)) if own and changes else ())
+
+    def start(down: Tensor | Server, row: Row, client: Client) -> Local:
+        x = model_of(down)
+        begin = row.w if isinstance(row.w, Tensor) else x
+        return Local(begin, linear=row.y, prox=penalty(down, client), anchor=x)
+
+    def finish(down: Tensor | Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        x, weight = model_of(down), penalty(down, client)
+        y = row.y + weight * (done.x - x)
         before = row.w if isinstance(row.w, Tensor) else x
-        return done.x - before + (y - row.y) / rho, Row(y, done.x if own else ())
+        sent = row.y * (weight / row.rho) if isinstance(row.rho, Tensor) else row.y
+        last = weight if own and isinstance(weight, Tensor) else ()
+        return done.x - before + (y - sent) / weight, Row(y, done.x if own else (), last)
 
-    def step(cohort: Cohort) -> float:
-        if server_lr == "participation":
-            return cohort.size / cohort.n
-        if isinstance(server_lr, list):
-            return next((eta for begin, eta in sorted(server_lr, reverse=True) if begin <= cohort.round), 1.0)
-        return float(server_lr)
+    def update(server: Server, change: Tensor, cohort: Cohort) -> Server:
+        eta = cohort.size / cohort.n if server_lr == "participation" else at(server_lr, cohort.round, SERVER_LR)
+        if not isinstance(server.rho, Tensor):
+            return Server(server.x + eta * change)
+        return Server(server.x + eta * change, torch.full_like(server.rho, at(rho, cohort.round + 1, RHO)))
 
     return Algorithm(
-        init=lambda x, population: Server(x),
-        init_client=lambda x: Row(torch.zeros_like(x), x if own else ()),
-        start=lambda x, row, client: Local(row.w if own else x, linear=row.y, prox=rho, anchor=x),
+        init=lambda x, population: Server(x, x.new_tensor(at(rho, 0, RHO)) if changes else ()),
+        init_client=init_client,
+        broadcast=(lambda server: server) if changes else (lambda server: server.x),
+        start=start,
         finish=finish,
         needs_x0=own,
         contribute=lambda change, sender, cohort: sender.w * change,
-        update=lambda server, change, cohort: Server(server.x + step(cohort) * change),
+        update=update,
     )
+
+
+def at(value: float | list[tuple[int, float]], round: int, before: float) -> float:
+    """A number, or what [[round, number], ...] says of a round; `before` its first one."""
+    if not isinstance(value, list):
+        return float(value)
+    return next((number for begin, number in sorted(value, reverse=True) if begin <= round), before)

@@ -34,6 +34,7 @@ def reproduce(
     seeds: Annotated[str | None, option("Seeds in place of the size's, as in 0,1,2,3,4.", "LIST")] = None,
     cells: Annotated[str | None, option("Some of its federations, by name.", "LIST")] = None,
     jobs: Jobs = None,
+    device: Annotated[str | None, option("Where a comparison's runs compute: cpu, cuda or auto. [cpu]", "NAME")] = None,
     out: Annotated[str | None, option(f"Folder of all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
     verdicts: Annotated[bool, typer.Option("--verdicts", help="Show what was found so far.")] = False,
     pages: Annotated[str | None, option("Write a page a recipe and their index there.", "DIR")] = None,
@@ -58,7 +59,7 @@ def reproduce(
     missed = []
     for name in RECIPES if recipe == "all" else [recipe]:
         try:
-            _one(RECIPES[name], size, folder, at_once, seeds, cells, dry_run, recipe == "all")
+            _one(_on(RECIPES[name], size, device), size, folder, at_once, seeds, cells, dry_run, recipe == "all")
         except UserError as error:
             if recipe != "all":
                 raise
@@ -74,6 +75,14 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
     if quick + desk + paper > 1:
         raise UserError("give one of --quick, --desk and --paper")
     return "quick" if quick else "paper" if paper else "desk"
+
+
+def _on(recipe: Recipe, size: SizeName, device: str | None) -> Recipe:
+    """The recipe with its runs on another device; studies compute where they do."""
+    if device is None:
+        return recipe
+    there = recipe.sizes[size]._replace(settings={**recipe.sizes[size].settings, "engine.device": device})
+    return recipe._replace(sizes={**recipe.sizes, size: there})
 
 
 def _one(
@@ -101,6 +110,8 @@ def _one(
     for sentence in _before(asked):
         say(sentence)
     flags = f" --seeds {seeds}" * (seeds is not None) + f" --cells {cells}" * (cells is not None)
+    where = asked.size.settings.get("engine.device")
+    flags += f" --device {where}" * (where is not None)
     own = f"{PROGRAM} reproduce {recipe.name} --{size}{flags}"
     there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
     try:

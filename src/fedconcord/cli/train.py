@@ -55,8 +55,9 @@ def run(given: Given, resume: Resume = None) -> None:
         say(stopped)
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
-    if (wire := outcome.wire(result.folder)) is not None:
-        say(wire)
+    for told in (outcome.wire(result.folder), outcome.privacy(result.folder)):
+        if told is not None:
+            say(told)
     say(spent.sentence())
     say(f"results: {planned.folder}")
     if result.status == "diverged":

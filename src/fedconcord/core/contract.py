@@ -56,6 +56,9 @@ class Client(NamedTuple):
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs_full_gradient`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
     late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `transforms.late`
+    normal: Callable[[int], Tensor] | None = (
+        None  # n -> [n] standard normal, keyed as `noise`, for `transforms.privacy`
+    )
 
 
 class Sender(NamedTuple):
@@ -82,6 +85,7 @@ class Cohort(NamedTuple):
     coin: float  # uniform on [0, 1), keyed by (seed, round)
     lr: float  # local step size eta of this round
     regulariser: Regulariser | None = None  # of the objective
+    normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed by (seed, round)
 
 
 class Tilt(NamedTuple):
@@ -158,6 +162,14 @@ class Settle(NamedTuple):
     row: Callable[[Tree, Tree], Tree]  # (message, row after `finish`) -> row
 
 
+class Protection(NamedTuple):
+    """What differential privacy does to a client's message; see `transforms.privacy`."""
+
+    clip: float  # C, the largest l2 norm of all that a client sends in a round
+    noise: float  # z: the standard deviation of the Gaussian noise is z C, on each message or on their sum
+    kind: Literal["central", "local"]  # who adds it: the server to the sum, or each client to its message
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from."""
@@ -191,6 +203,8 @@ class Algorithm:
     stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
     served: bool = False  # has a server optimiser
     keeps_late: bool = False  # late replies are kept for the round they come in
+    protection: Protection | None = None  # messages are clipped, and noise is added
+    unheard: Callable[[Tree, Cohort], Tree] | None = None  # the server after a round without replies; None: as it was
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
     identity: Identity = UNNAMED  # which method with which parameters; see `identity`
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.core import rng
 from fedconcord.core.contract import Cohort, Sender
 from fedconcord.core.objective import Problem, Regulariser
 from fedconcord.core.plan import Plan
@@ -44,6 +45,11 @@ def cohort_of(space: Space, plan: Plan) -> Cohort:
     """The scalars of a round that the server knows beforehand."""
     p, steps = plan.p[plan.heard], behind(plan)[plan.heard]
     mass = float(p.sum())
+
+    def normal(n: int) -> Tensor:
+        draws = rng.generator(plan.seed, rng.Purpose.PRIVACY, plan.round).standard_normal(n)
+        return torch.as_tensor(draws).to(dtype=space.dtype, device=space.device)
+
     return Cohort(
         round=plan.round,
         n=space.n,
@@ -54,6 +60,7 @@ def cohort_of(space: Space, plan: Plan) -> Cohort:
         coin=plan.coin,
         regulariser=space.regulariser,
         lr=plan.lr,
+        normal=normal,
     )
 
 

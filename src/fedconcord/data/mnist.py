@@ -7,8 +7,10 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.folder import damaged, missing
@@ -21,16 +23,25 @@ PIECE = 2**20  # bytes
 MAX_DEFLATE = 1032  # no gzip stream holds more than this many bytes per byte
 
 
-def mnist(folder: Path, seed: int, /) -> Dataset:
+def mnist(
+    folder: Path,
+    seed: int,
+    /,
+    pixels: Annotated[
+        Literal["normal", "unit"],
+        Field(description="normal: of mean 0 and deviation 1 over the training samples; unit: from 0 to 1"),
+    ] = "normal",
+) -> Dataset:
     """MNIST handwritten digits, 28x28 grey, 10 classes, 60,000 + 10,000 samples; four files in mnist/.
 
-    Samples are [1, 28, 28], pixels divided by 255, then (x - 0.1307) / 0.3081. The files are read from folder/mnist,
-    gzipped (name ending in .gz, as published) or not; `seed` is not used.
+    Samples are [1, 28, 28], pixels divided by 255, then (x - 0.1307) / 0.3081 where they are normal. The files are read
+    from folder/mnist, gzipped (name ending in .gz, as published) or not; `seed` is not used.
 
     Raises:
         UserError: a file is missing, truncated or not in the IDX format.
     """
-    return images("mnist", folder, PAGE, MEAN, STD)
+    mean, std = {"normal": (MEAN, STD), "unit": (0.0, 1.0)}[pixels]
+    return images("mnist", folder, PAGE, mean, std)
 
 
 def images(

@@ -76,11 +76,13 @@ def joining(algorithm: Algorithm, store: Store, plan: Plan, ids: np.ndarray, tal
 
 
 def nobody(problem: Problem, duty: Duty, server: Tree, plan: Plan) -> Outcome:
-    """A round in which all clients were lost: the server keeps its state."""
-    communicates = duty.algorithm.communicates
-    talks = communicates is None or communicates(cohort_of(space_of(problem), plan))
+    """A round in which nobody takes part, or all were lost."""
+    communicates, unheard = duty.algorithm.communicates, duty.algorithm.unheard
+    cohort = cohort_of(space_of(problem), plan)
+    talks = communicates is None or communicates(cohort)
     sent = tree_bytes(duty.algorithm.broadcast(server)) if talks else 0
-    return Outcome(server, len(plan.aside.lost) * sent, 0, 0)
+    after = server if unheard is None else unheard(server, cohort)
+    return Outcome(after, len(plan.aside.lost) * sent, 0, 0)
 
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:

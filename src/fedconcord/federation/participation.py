@@ -167,6 +167,11 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
     given = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
+    if algorithm.protection is not None and (rules.sampler.by_loss or rules.sampler.repeats):
+        how = "goes by losses, which clients send unprotected" if rules.sampler.by_loss else "may draw a client twice"
+        return (
+            f"differential privacy needs another sampling than this one, which {how}; use sampling poisson or uniform"
+        )
     if rules.deadline is not None and rules.devices is None:
         return "a deadline needs the times of clients; set devices, for example lognormal(0.5)"
     if rules.deadline is None and rules.late == "keep":

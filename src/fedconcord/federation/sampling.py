@@ -40,6 +40,8 @@ class Sampler(NamedTuple):
     from_all: bool = False  # drawn from all clients, then limited to those available; else from those available
     known: bool = True  # its probabilities are known
     by_loss: bool = False  # asks for losses
+    repeats: bool = False  # may draw a client more than once
+    poisson: bool = False  # every client on its own coin of probability S/N, and no other rule
     takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
     identity: Identity = UNNAMED
 
@@ -78,7 +80,7 @@ def with_replacement() -> Sampler:
         chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).integers(n, size=cohort)
         return _counted(chosen, cohort, lambda ids: np.full(len(ids), 1 / n))
 
-    return Sampler(draw, takes_all="never")
+    return Sampler(draw, takes_all="never", repeats=True)
 
 
 @definition()
@@ -93,7 +95,7 @@ def by_size() -> Sampler:
         chosen = cumulative(sizes).searchsorted(points, side="right")
         return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
 
-    return Sampler(draw, takes_all="never")
+    return Sampler(draw, takes_all="never", repeats=True)
 
 
 @once
@@ -118,6 +120,22 @@ def bernoulli(
         return _once(ids, q + (1 - q) ** n / n)
 
     return Sampler(draw, from_all=True, takes_all="never")
+
+
+@definition()
+def poisson() -> Sampler:
+    """Every client on its own coin of probability S/N, possibly nobody: what differential privacy's accountant assumes.
+
+    S is the expected cohort.
+    """
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        n = len(sizes)
+        generator = rng.generator(seed, rng.Purpose.SAMPLE, round)
+        # the number of heads, then who: the same law as N coins
+        return _once(generator.choice(n, generator.binomial(n, cohort / n), replace=False), cohort / n)
+
+    return Sampler(draw, from_all=True, poisson=True)
 
 
 @definition()
@@ -165,6 +183,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "with_replacement": with_replacement,
     "by_size": by_size,
     "bernoulli": bernoulli,
+    "poisson": poisson,
     "everyone": everyone,
     "cyclic": cyclic,
     "power_of_choice": power_of_choice,

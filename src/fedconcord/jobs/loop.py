@@ -89,10 +89,10 @@ def _plan(job: Job, state: State, asks: Callable[[np.ndarray], np.ndarray]) -> P
 
 
 def advance(job: Job, state: State) -> State:
-    """One round. Where nobody takes part the server keeps its state."""
+    """One round. Where nobody takes part the server keeps its state, unless the method says otherwise (`unheard`)."""
     plan = plan_of(job, state)
     done = Outcome(state.server, 0, 0, 0)
-    if len(plan.ids) or plan.aside.lost:
+    if len(plan.ids) or plan.aside.lost or job.algorithm.unheard is not None:
         done = job.engine.round(job.problem, job.duty, state.server, state.store, plan)
     return state._replace(
         round=state.round + 1,

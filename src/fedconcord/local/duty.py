@@ -56,6 +56,11 @@ def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bo
         draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
         return torch.as_tensor(np.stack(draws)).to(dtype=objective.dtype, device=objective.device)
 
+    def normal(n: int) -> Tensor:
+        keys = ((plan.seed, rng.Purpose.PRIVACY, plan.round, int(i)) for i in plan.ids[select])
+        draws = [rng.generator(*key).standard_normal(n) for key in keys]
+        return torch.as_tensor(np.stack(draws)).to(dtype=objective.dtype, device=objective.device)
+
     return Client(
         id=column(plan.ids, torch.int64),
         p=column(plan.p if needs_p else np.full(len(plan.ids), np.nan)),
@@ -63,6 +68,7 @@ def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bo
         lr=plan.lr,
         noise=noise,
         late=None if plan.late is None else column(plan.late),
+        normal=normal,
     )
 
 
@@ -76,6 +82,10 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
         draws = rng.generator(orders.seed, rng.Purpose.NOISE, orders.round, orders.id).random(n)
         return torch.as_tensor(draws).to(dtype=objective.dtype, device=objective.device)
 
+    def normal(n: int) -> Tensor:
+        draws = rng.generator(orders.seed, rng.Purpose.PRIVACY, orders.round, orders.id).standard_normal(n)
+        return torch.as_tensor(draws).to(dtype=objective.dtype, device=objective.device)
+
     late = scalar(float(orders.late)) if keeps_late else None
     return Client(
         scalar(orders.id, torch.int64),
@@ -84,6 +94,7 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
         orders.lr,
         noise,
         late=late,
+        normal=normal,
     )
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
 from torch import nn
 
 from fedconcord.basis.errors import UserError
+
+Form = Literal["paper", "released"]
+FormOption = Annotated[
+    Form,
+    Field(
+        description="released, as FedADMM's code: no ReLU after the convolutions, and a softmax at the end, which the "
+        "loss takes once more"
+    ),
+]
 
 
 def image_shape(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
@@ -21,22 +33,27 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int,
     return shape[0], shape[1], shape[2]
 
 
-def two_convolutions(model: str, shape: tuple[int, ...], hidden: int, classes: int) -> nn.Sequential:
+def two_convolutions(model: str, shape: tuple[int, ...], hidden: int, classes: int, form: Form) -> nn.Sequential:
     """FedADMM's CNN 1 and CNN 2 (ICDE 2022, Table II), which differ in the hidden layer alone.
 
     Raises:
         UserError: samples are not images of at least 4x4.
     """
     channels, height, width = image_shape(model, shape, smallest=4)
+
+    def rectified() -> list[nn.Module]:
+        return [nn.ReLU()] if form == "paper" else []
+
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
+        *rectified(),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
+        *rectified(),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), hidden),
         nn.ReLU(),
         nn.Linear(hidden, classes),
+        *([nn.Softmax(dim=1)] if form == "released" else []),
     )

@@ -16,7 +16,7 @@ from fedconcord.options.option import Option
 
 OPTIONS = (
     Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own"),
-    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do server= and upload=; label= names it"),
+    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do privacy.epsilon=, server= and upload=; label= names it"),
     Option("baselines", "baselines", "run", "LIST", True, "list of baselines such as local,pooled", "none", "what the methods of a comparison are judged against: local, every client alone; pooled, all samples in one place; local(local.lr=0.05) sets a local key"),
     Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
     Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),
@@ -47,6 +47,10 @@ OPTIONS = (
     Option("threads", "engine.threads", "run", "N", False, "integer >= 1", "none", "CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
     Option("eval_every", "eval.every", "run", "N", False, "integer >= 1", "none", "rounds between evaluations; if none 1, and by counted work for large jobs without a target"),
     Option("target", "eval.target", "run", "NUMBER", False, "number > 0", "none", "test accuracy, or other first metric, whose first round is reported"),
+    Option("dp_clip", "privacy.clip", "job", "NUMBER", False, "number > 0", "none", "largest l2 norm of all that a client sends in a round; makes the job private"),
+    Option("dp_noise", "privacy.noise", "job", "NUMBER", False, "number >= 0", "none", "standard deviation of the Gaussian noise over clip; found from epsilon if none"),
+    Option("epsilon", "privacy.epsilon", "job", "NUMBER", False, "number > 0 and <= 1000", "none", "budget: finds the noise for the rounds, or with noise given ends the run when it is spent"),
+    Option("delta", "privacy.delta", "job", "NUMBER", False, "number > 0 and < 1", "1e-05", "of (epsilon, delta), below one over the clients"),
     Option("label_column", "input.label", "data", "NAME", True, "list of texts", "none", "columns of your data to be learnt, or the array's key"),
     Option("client_column", "input.client", "data", "NAME", True, "", "none", "column of your data whose values are the clients"),
     Option("target_kind", "input.target", "data", "KIND", True, "class, number, labels", "none", "classes, numbers, or labels that may hold together; guessed, and said, if none"),
@@ -138,6 +142,18 @@ class Shared(TypedDict, total=False):
 
     target: float | None
     "Test accuracy, or other first metric, whose first round is reported (number > 0). [none]"
+
+    dp_clip: float | None
+    "Largest l2 norm of all that a client sends in a round; makes the job private (number > 0). [none]"
+
+    dp_noise: float | None
+    "Standard deviation of the Gaussian noise over clip; found from epsilon if none (number >= 0). [none]"
+
+    epsilon: float | None
+    "Budget: finds the noise for the rounds, or with noise given ends the run when it is spent (number > 0 and <= 1000). [none]"
+
+    delta: float | None
+    "Of (epsilon, delta), below one over the clients (number > 0 and < 1). [1e-05]"
 
     label_column: str | Sequence[str] | None
     "Columns of your data to be learnt, or the array's key (list of texts). [none]"

@@ -38,13 +38,15 @@ class Layer(NamedTuple):
 def kernel(
     model: nn.Module, layout: Layout, delta: Delta = cross_entropy, numbers: torch.dtype | None = None
 ) -> Kernel | None:
-    """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten and a last Linear; None for other models.
+    """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten, Softmax and a last Linear, a Softmax behind it
+    or not; None for other models.
 
     Args:
         numbers: of the forward and backward passes; the model's if none. The loss stays in the model's.
     """
     chain = _chain(model)
-    if chain is None or not _flattened(model) or type(list(model.children())[-1]) is not nn.Linear:
+    learnt = [type(module) for module in model.children() if type(module) is not nn.Softmax]
+    if chain is None or not _flattened(model) or learnt[-1] is not nn.Linear:
         return None
     begins = [sum(layer.parameters for layer in chain[:k]) for k in range(len(chain))]
     lowest = next(k for k, layer in enumerate(chain) if layer.parameters)  # no slope is needed below
@@ -121,6 +123,8 @@ def _layer(module: nn.Module, first: bool) -> Layer | None:
             return Layer(0, lambda a, p: (a.flatten(1), a), _unflatten)
         case nn.ReLU():
             return Layer(0, _relu, lambda slope, a, *rest: torch.ops.aten.threshold_backward(slope, a, 0))
+        case nn.Softmax(dim=int(dim)):
+            return _softmax(dim)
         case nn.Linear(bias=Tensor()):
             return Layer(2, lambda a, p: (torch.addmm(p[1], a, p[0].T), a), _linear_backward)
         case nn.MaxPool2d(ceil_mode=False, return_indices=False):
@@ -139,6 +143,18 @@ def _unflatten(slope: Tensor, a: Tensor, *rest: object) -> Tensor:
 def _relu(a: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     a = a.relu()
     return a, a
+
+
+def _softmax(dim: int) -> Layer:
+    def forward(a: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        z = a.softmax(dim)
+        return z, z.clone()  # the loss may overwrite the one
+
+    def backward(slope: Tensor, z: Tensor, *rest: object) -> Tensor:
+        before: Tensor = z * (slope - (slope * z).sum(dim, keepdim=True))
+        return before
+
+    return Layer(0, forward, backward)
 
 
 def _linear_backward(

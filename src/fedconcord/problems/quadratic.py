@@ -131,6 +131,9 @@ def fednova_quadratics(
     /,
     dim: Annotated[int, Field(ge=1, description="dimension d")] = 10,
     std: Annotated[float, Field(gt=0, description="standard deviation of the minimisers' coordinates")] = 0.1,
+    start: Annotated[
+        float, Field(allow_inf_nan=False, description="every coordinate of x^0 (not stated in the paper)")
+    ] = 0.0,
 ) -> Quadratic:
     """FedNova's Fig. 2: f_i(x) = 1/2 ||x - e_i||^2 with e_i ~ N(0, std^2 I).
 
@@ -138,4 +141,5 @@ def fednova_quadratics(
     """
     e = np.stack([rng.generator(seed, rng.Purpose.DATA, client=i).normal(0.0, std, dim) for i in range(n_clients)])
     H = torch.eye(dim, dtype=dtype, device=device).expand(n_clients, 1, dim, dim)
-    return Quadratic(H, torch.as_tensor(e, dtype=dtype, device=device)[:, None])
+    x0 = torch.full((dim,), start, dtype=dtype, device=device)
+    return Quadratic(H, torch.as_tensor(e, dtype=dtype, device=device)[:, None], x0=x0)

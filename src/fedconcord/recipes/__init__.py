@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedconcord.recipes import afedpd, fedadmm, fednova, fedvra, losac, others
 from fedconcord.recipes.recipe import Recipe
 
-PAPERS: tuple[tuple[Recipe, ...], ...] = ()
+PAPERS: tuple[tuple[Recipe, ...], ...] = (
+    fednova.RECIPES,
+    fedadmm.RECIPES,
+    fedvra.RECIPES,
+    afedpd.RECIPES,
+    losac.RECIPES,
+    others.RECIPES,
+)
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper}

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from fedconcord.recipes.recipe import Claim
-from fedconcord.recipes.values import Finding, Values, pairs
+from fedconcord.recipes.values import Finding, Value, Values, pairs
 from fedconcord.report.stats import FEW, interval
 
 Sign = Literal["ahead", "behind", "even"]
@@ -85,6 +85,61 @@ def between_cells(
             )
             signs.append((entry, compared(both, measure, "", better, worse, higher)))
         return judged(signs)
+
+    return Claim(says, judge)
+
+
+def across(
+    says: str, measure: str, pairs: Sequence[tuple[tuple[str, str], tuple[str, str]]], higher: bool = False
+) -> Claim:
+    """The first of each pair is better than the second, each an entry in a cell, (cell, entry), paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        as_entries = Values(tuple(row._replace(cell="", entry=f"{row.entry} ({row.cell})") for row in found.rows))
+        names = [tuple(f"{entry} ({cell})" for cell, entry in pair) for pair in pairs]
+        return _each(as_entries, measure, [(better, worse) for better, worse in names], [""], higher)
+
+    return Claim(says, judge)
+
+
+def loses_more(
+    says: str, measure: str, more: Sequence[str], less: Sequence[str], easy: str, hard: str, higher: bool = False
+) -> Claim:
+    """From one cell to another each of some entries loses more of a measure than each of others, paired by seed; what
+    diverged has lost everything."""
+
+    def judge(found: Values) -> Finding:
+        lost = []
+        for entry in (*more, *less):
+            before, after = found.seeds(measure, easy, entry), found.seeds(measure, hard, entry)
+            for seed in sorted(before.keys() & after.keys()):
+                loss = (before[seed] - after[seed]) * (1 if higher else -1)
+                lost.append(Value(measure, "", entry, seed, math.inf if math.isnan(loss) else loss))
+        return _each(Values(tuple(lost)), measure, [(a, b) for a in more for b in less], [""], True)
+
+    return Claim(says, judge)
+
+
+def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], factor: float) -> Claim:
+    """One entry needs at most 1 / factor of what each of others needs, in each of these cells; paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        longer = Values(
+            tuple(
+                row._replace(value=factor * row.value) if (row.measure, row.entry) == (measure, winner) else row
+                for row in found.rows
+            )
+        )
+        return judged(
+            [
+                (
+                    _pair(found, measure, cell, winner, loser, len(cells) > 1),
+                    compared(longer, measure, cell, winner, loser, False),
+                )
+                for cell in cells
+                for loser in losers
+            ]
+        )
 
     return Claim(says, judge)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedconcord.recipes.recipe import Comparison, Recipe
+from fedconcord.recipes.recipe import Comparison, Recipe, names_of
 from fedconcord.recipes.tools import line, panels
 from fedconcord.report.figures.style import look
 from fedconcord.report.load import Array, Run, load_runs
@@ -26,7 +26,7 @@ def draw(recipe: Recipe, folder: Path) -> None:
                 runs = load_runs([folder / cell.name / "final"])
                 column = _column(runs[0])
                 percent = column.endswith("accuracy")
-                entries = [entry.name for entry in recipe.experiment.entries]
+                entries = names_of(recipe.experiment)
                 for index, entry in enumerate(entries):
                     own = [run for run in runs if run.head.label == entry]
                     if not own:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedconcord.basis import files
 from fedconcord.recipes.claims import overall
-from fedconcord.recipes.recipe import Comparison, Measure, Recipe
+from fedconcord.recipes.recipe import Comparison, Measure, Recipe, names_of
 from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
 from fedconcord.report.load import show
@@ -44,8 +44,10 @@ class Judged(NamedTuple):
 
 
 def judge(recipe: Recipe, done: Done, folder: Path) -> Judged:
-    """Judge every claim of a recipe on its values."""
-    return Judged(recipe, done, folder, [claim.judge(done.values) for claim in recipe.claims])
+    """Judge every claim of a recipe on its values, if this size tests it."""
+    untested = Finding("not tested at this size")
+    findings = [claim.judge(done.values) if done.size in claim.sizes else untested for claim in recipe.claims]
+    return Judged(recipe, done, folder, findings)
 
 
 def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
@@ -141,7 +143,7 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
         cells, entries, titles = values.cells(measure), values.entries(), dict[str, str]()
         if isinstance(recipe.experiment, Comparison):
             titles = {cell.name: cell.title for cell in recipe.experiment.cells}
-            entries = [entry.name for entry in recipe.experiment.entries if entry.name in entries]
+            entries = [name for name in names_of(recipe.experiment) if name in entries]
         printed = recipe.published.get(measure, {})
         stated = measure_of(recipe, measure)
         rows = [

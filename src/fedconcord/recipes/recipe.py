@@ -36,6 +36,7 @@ class Cell(NamedTuple):
     title: str
     settings: Settings = NOTHING  # over the recipe's
     tuned_in: str | None = None  # the cell whose best values it takes; its own search if none
+    entries: Sequence[Entry] | None = None  # in place of the comparison's
 
 
 class Size(NamedTuple):
@@ -74,6 +75,12 @@ class Comparison(NamedTuple):
     seek: int = 0  # place of the measure that chooses
 
 
+def names_of(experiment: Comparison) -> list[str]:
+    """The names of its entries, those of single cells last."""
+    own = [entry.name for cell in experiment.cells for entry in cell.entries or ()]
+    return list(dict.fromkeys([*(entry.name for entry in experiment.entries), *own]))
+
+
 class Study(NamedTuple):
     """An experiment that is no comparison."""
 
@@ -88,6 +95,7 @@ class Claim(NamedTuple):
 
     says: str
     judge: Callable[[Values], Finding]
+    sizes: Sequence[SizeName] = ("quick", "desk", "paper")  # that test it, as a printed number is by the paper's alone
 
 
 class Recipe(NamedTuple):

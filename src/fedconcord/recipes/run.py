@@ -100,9 +100,10 @@ def cells_of(asked: Asked, experiment: Comparison) -> list[Cell]:
     return [cell for cell in experiment.cells if cell.name in (names if asked.cells is None else asked.cells)]
 
 
-def entries_of(size: Size, experiment: Comparison) -> list[Entry]:
-    """The methods that are compared."""
-    return [entry for entry in experiment.entries if size.entries is None or entry.name in size.entries]
+def entries_of(size: Size, experiment: Comparison, cell: Cell) -> list[Entry]:
+    """The methods that are compared in a cell."""
+    there = experiment.entries if cell.entries is None else cell.entries
+    return [entry for entry in there if size.entries is None or entry.name in size.entries]
 
 
 def settings_of(experiment: Comparison, size: Size, cell: Cell) -> dict[str, Any]:
@@ -139,12 +140,11 @@ def planned_texts(asked: Asked) -> Iterator[tuple[str, dict[str, Any], list[str]
     """(cell, settings, methods) of every comparison of a recipe that needs no search before it, for checks."""
     experiment = asked.recipe.experiment
     assert isinstance(experiment, Comparison)
-    entries = entries_of(asked.size, experiment)
     for cell in cells_of(asked, experiment):
         yield (
             cell.name,
             settings_of(experiment, asked.size, cell),
-            [text_of(entry, first_of(entry), entry.name) for entry in entries],
+            [text_of(entry, first_of(entry), entry.name) for entry in entries_of(asked.size, experiment, cell)],
         )
 
 
@@ -154,7 +154,6 @@ def _compare(
     """(values, best of the grid by cell and entry, runs of the search, seconds of all runs)."""
     size, rows, seconds, searched = asked.size, list[Value](), 0.0, 0
     chosen: dict[str, dict[str, dict[str, Any]]] = {}
-    entries = entries_of(size, experiment)
     if asked.size_name == "paper":
         for _, settings, methods in planned_texts(asked):
             _fits(settings, methods, asked.out)
@@ -163,6 +162,7 @@ def _compare(
         settings, home = settings_of(experiment, size, cell), cell.tuned_in or cell.name
         if home not in chosen:
             there = by_name[home]
+            entries = entries_of(size, experiment, there)
             chosen[home] = {entry.name: first_of(entry) for entry in entries}
             if size.search is not None and any(len(points_of(entry)) > 1 for entry in entries):
                 say(f"{there.title}: the grid")
@@ -177,7 +177,8 @@ def _compare(
                         )
                         say(f"  {entry.name}: {words}")
         say(f"{cell.title}: the comparison")
-        methods = [text_of(entry, chosen[home][entry.name], entry.name) for entry in entries]
+        entries = entries_of(size, experiment, cell)
+        methods = [text_of(entry, chosen[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
         seeds = list(size.seeds if asked.seeds is None else asked.seeds)
         runs = _runs(asked.out / cell.name / "final", settings, methods, seeds, asked.jobs, watch)
         seconds += sum(_seconds(run.folder) for run in runs)

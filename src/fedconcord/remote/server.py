@@ -134,7 +134,9 @@ class RemoteServer:
         plan = self._only(ready.plan, heard)
         replies = np.flatnonzero(plan.heard)
         if len(replies) == 0:
-            return self._outcome(server, before, steps)
+            unheard = algorithm.unheard
+            after = server if unheard is None else unheard(server, cohort_of(self.space, plan))
+            return self._outcome(after, before, steps)
         cohort, clients = cohort_of(self.space, plan), plan.ids[replies].tolist()
         shares = [
             algorithm.contribute(heard[i].tree, sender_of(self.space, plan, int(k)), cohort)

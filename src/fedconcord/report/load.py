@@ -52,6 +52,7 @@ class Head:
     stopped: str | None = None  # why it ended before its last round
     clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
     baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
+    privacy: dict[str, Any] | None = None  # what a private run spent
 
 
 def is_chosen(head: Head) -> bool:
@@ -200,7 +201,7 @@ def _run(folder: Path) -> Run:
         head=head,
         models=head.models,
         round=table["round"],
-        metrics={k: v for k, v in table.items() if k not in ("round", *COSTS, "simulated_seconds")},
+        metrics={k: v for k, v in table.items() if k not in ("round", *COSTS, "simulated_seconds", "epsilon")},
         bytes=table["bytes_up"] + table["bytes_down"],
         gradient_steps=table["gradient_steps"],
         simulated_seconds=table.get("simulated_seconds"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedconcord.report.format import goal_value, lead_words, listing, value
 from fedconcord.report.metric import Metric
@@ -94,7 +96,7 @@ def words(s: Summary) -> list[str]:
             "“not separated” does not mean “equal”."
         )
     said += _target_words(s)
-    return said + _below_words(s) + _fall_words(s) + _answer_words(s)
+    return said + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
 
 
 def _below_words(s: Summary) -> list[str]:
@@ -133,6 +135,21 @@ def _answer_words(s: Summary) -> list[str]:
     kind = esc(s.rows[0].model)
     ranked = f"All are ranked by their {kind} models, which every method has"
     return [f"{ranked}; another one is the answer of {listing(parts)}."]
+
+
+def _privacy_words(s: Summary) -> list[str]:
+    """What each private method spent, at most over its seeds, and that its metrics are no part of what is protected."""
+    private = [(m.name, [r.head.privacy for r in m.runs if r.head.privacy is not None]) for m in s.methods]
+    said = [f"<b>{esc(s.method(name).short)}</b> {esc(_most(runs))}" for name, runs in private if runs]
+    if not said:
+        return []
+    figures = "The figures of this page are the simulator's view: they were measured without noise."
+    return [f"Differential privacy of a client: {'; '.join(said)}. {figures}"]
+
+
+def _most(runs: Sequence[Mapping[str, Any]]) -> str:
+    most: str = max(runs, key=lambda found: float(found["epsilon"]))["said"]
+    return most
 
 
 def _lead(s: Summary, c: Comparison) -> str:

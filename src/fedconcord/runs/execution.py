@@ -58,8 +58,9 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
             info["objects"] = said
         resume = planned.resume and (folder / "run.json").exists()
         clock.lap("load")
-        course = Course(config.rounds, config.eval.every or 1, config.checkpoint.every, resume)
         asked = wanted(config, problem)
+        rounds = config.rounds if asked.budget is None else asked.budget.rounds
+        course = Course(rounds, config.eval.every or 1, config.checkpoint.every, resume)
         if start.job.algorithm.own is not None:  # there is no model for all
             asked = asked._replace(card=None)
         results.execute_begun(start, folder, course, info, on_row, asked, clock)
@@ -102,7 +103,8 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
     inner = modelled(problem)
     about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
-    return Wanted(patience, settings_module.looks(config, problem), chosen.clients_every, finetune, about)
+    looks, budget = settings_module.looks(config, problem), settings_module.budget_of(config)
+    return Wanted(patience, looks, chosen.clients_every, finetune, about, budget)
 
 
 def modelled(problem: Problem) -> Supervised | None:

@@ -17,6 +17,7 @@ from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures, own_figures, supervised
 from fedconcord.problems.per_client import Scores
 from fedconcord.runs.stopping import Patience, Stopping
+from fedconcord.settings import Budget
 
 
 class Wanted(NamedTuple):
@@ -27,6 +28,7 @@ class Wanted(NamedTuple):
     clients_every: int | None = None  # rounds between looks at every client, besides that after the last round
     finetune: Finetune | None = None  # personalise the final model
     card: Mapping[str, Any] | None = None  # what model.json says
+    budget: Budget | None = None  # what a private run spends
 
 
 NOTHING = Wanted()

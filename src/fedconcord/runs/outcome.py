@@ -11,7 +11,7 @@ from fedconcord.jobs import Row
 from fedconcord.runs.begun import size
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.plan import Planned
-from fedconcord.runs.tables import COUNTERS
+from fedconcord.runs.tables import COUNTERS, EPSILON
 
 
 class Finished(NamedTuple):
@@ -46,7 +46,7 @@ def finished(folder: Path) -> Finished:
             last = list(csv.DictReader(file))[-1:]
     except OSError:
         last = []
-    skip = ("round", *COUNTERS)
+    skip = ("round", *COUNTERS, EPSILON)
     metrics = {name: float(value) for row in last for name, value in row.items() if name not in skip and value}
     return Finished(folder, saved["label"], saved["seed"], saved["status"], saved["rounds_done"], metrics)
 
@@ -55,6 +55,12 @@ def stopped(folder: Path) -> str | None:
     """Why the run of a folder stopped before its last round, or None."""
     found: str | None = read_description(folder).get("stopped")
     return found
+
+
+def privacy(folder: Path) -> str | None:
+    """What a private run spent, in a sentence, or None."""
+    found = read_description(folder).get("privacy")
+    return None if found is None else f"privacy of a client: {found['said']}"
 
 
 def why_evaluated(folder: Path) -> str | None:

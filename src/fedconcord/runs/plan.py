@@ -266,7 +266,9 @@ def prepared(config: Config, folder: Path) -> Begun:
 def notes(planned: Sequence[Planned]) -> list[str]:
     """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
     first = planned[0]
-    return [*settings_module.notes(first.config), *(() if first.held is None or first.resume else (first.held,))]
+    of_data = [*settings_module.notes(first.config), *(() if first.held is None or first.resume else (first.held,))]
+    private = [settings_module.privacy_note(one.config) for one in planned if one.config.seed == first.config.seed]
+    return [*of_data, *(said for said in private if said is not None)]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from fedconcord.runs.folder import CHECKPOINT, read_description, refuse_taken, s
 from fedconcord.runs.looks import Looks
 from fedconcord.runs.observer import Observer
 from fedconcord.runs.saving import Saving, described
+from fedconcord.runs.spent import Spent
 from fedconcord.runs.stopping import Stopping
 from fedconcord.runs.tables import Past, Tables, write_partition
 
@@ -97,10 +98,13 @@ def _loop(
     state, past = _taken_up(start, folder, course, wanted)
     if past is not None:
         clock.go_on(folder)
-    table = Tables(job, folder, past)
+    budget = wanted.budget
+    table = Tables(job, folder, past, None if budget is None else budget.spending)
     patience = Stopping(job.problem, wanted.patience, table.metrics, state.round)
     looks = Looks(job, folder, wanted.clients_every, state.round)
-    observers: tuple[Observer, ...] = (patience, looks, Final(job, folder, wanted, patience), *others)
+    spent_by = Spent(budget, state.round)
+    usual = (patience, looks, Final(job, folder, wanted, patience), spent_by)
+    observers: tuple[Observer, ...] = (*usual, *others)
     about = described(job, info, course.rounds, start.grows_to)
     saving = Saving(job, folder, table, observers, about, course.checkpoint_every, clock)
     over = table.diverged or patience.stopped is not None

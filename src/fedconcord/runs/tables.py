@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedconcord.analysis.accountant import Spending
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, Step
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
+EPSILON = "epsilon"  # spent until then, in private runs
 
 
 class Past(NamedTuple):
@@ -53,8 +55,8 @@ def rows_of(path: Path, round: int) -> list[dict[str, Any]]:
 class Tables:
     """metrics.csv and timing.csv as they grow."""
 
-    def __init__(self, job: Job, folder: Path, past: Past | None) -> None:
-        self.folder = folder
+    def __init__(self, job: Job, folder: Path, past: Past | None, spending: Spending | None = None) -> None:
+        self.folder, self.spending = folder, spending
         self.metrics, self.timing = past or Past([], [])
         timed = isinstance(job.schedule, Schedule) and job.schedule.devices is not None
         self.counters = (*COUNTERS, "simulated_seconds") if timed else COUNTERS
@@ -72,9 +74,9 @@ class Tables:
         if row.round > 0:
             self.timing.append({"round": row.round, "seconds": row.seconds})
         if row.metrics is not None:
-            self.metrics.append(
-                {"round": row.round} | row.metrics | {name: getattr(row, name) for name in self.counters}
-            )
+            spent = {} if self.spending is None else {EPSILON: self.spending.epsilon(row.round)}
+            counted = {name: getattr(row, name) for name in self.counters}
+            self.metrics.append({"round": row.round} | row.metrics | counted | spent)
             self.diverged = not _finite(row.metrics)
 
     def write(self) -> None:

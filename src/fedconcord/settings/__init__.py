@@ -21,6 +21,8 @@ from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
+from fedconcord.settings.privacy import Budget, budget_of
+from fedconcord.settings.privacy import note as privacy_note
 from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
@@ -33,11 +35,13 @@ __all__ = [
     "PARTS",
     "RIVALS",
     "TASKS",
+    "Budget",
     "Config",
     "LocalSettings",
     "Source",
     "advise",
     "as_toml",
+    "budget_of",
     "build",
     "canonical",
     "canonical_text",
@@ -64,6 +68,7 @@ __all__ = [
     "objects_of",
     "part",
     "prepare",
+    "privacy_note",
     "problem_of",
     "read_method",
     "refuse",

@@ -14,7 +14,7 @@ from fedconcord.federation.pooled import Pooled
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems.judging import pooled, supervised
-from fedconcord.settings.sections import WireSettings
+from fedconcord.settings.sections import PrivacySettings, WireSettings
 from fedconcord.settings.settings import Config
 
 ORACLES = ("minibatch", "full", "sam")  # gradients that know no server's model and keep nothing between rounds
@@ -77,6 +77,7 @@ def settings_for(config: Config, name: str) -> Config:
             "algorithm": {},
             "engine": engine,
             "wire": WireSettings(),
+            "privacy": PrivacySettings(),
             "eval": config.eval.model_copy(update=measured),
         }
     )

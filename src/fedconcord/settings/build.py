@@ -38,6 +38,7 @@ from fedconcord.remote.link import Faults
 from fedconcord.settings.baselines import baseline, registry_of
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
+from fedconcord.settings.privacy import protected, refuse_data
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.state import Storage
@@ -300,6 +301,7 @@ def build(config: Config) -> Job:
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
+    algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
@@ -325,6 +327,7 @@ def build(config: Config) -> Job:
             unit=unit,
             batch_size=None if local.batch_size == "full" else local.batch_size,
             lr_decay=local.lr_decay,
+            lr_drops=tuple(local.lr_drops),
             sampler=part("sampling", config.sampling),
             availability=None if config.availability is None else part("availability", config.availability),
             dropout=None if config.dropout is None else part("dropout", str(config.dropout)),
@@ -387,6 +390,7 @@ def refuse(job: Job, config: Config) -> None:
     Raises:
         UserError: lists of settings do not fit the job's clients.
     """
+    refuse_data(config, job.problem)
     n, local = job.problem.roster.n, config.local
     for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
         call = grammar.parse(written, key) if isinstance(written, str) else None

@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedconcord.basis import factories, grammar, objects
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
 from fedconcord.settings.baselines import registry_of, settings_for
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
+from fedconcord.settings.privacy import calibrated
 from fedconcord.settings.schema import validated
-from fedconcord.settings.sections import LocalSettings
+from fedconcord.settings.sections import LocalSettings, PrivacySettings
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import prepare
 
 
 def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
-    `local.*`, parts such as `server`, canonical, and the `label` that reports call it by. A parameter of the method
-    goes before a part of the same name."""
+    `local.*`, `privacy.*`, parts such as `server`, canonical, and the `label` that reports call it by. A parameter of
+    the method goes before a part of the same name."""
     parsed = grammar.parse(written, "method")
     methods = registry_of(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
         for key, value in parsed.kwargs.items()
-        if key.startswith("local.") or (key in (*PARTS_OF_METHOD, "label") and key not in takes)
+        if key.startswith(("local.", "privacy.")) or (key in (*PARTS_OF_METHOD, "label") and key not in takes)
     }
     own = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
     for key, value in (algorithm or {}).items():
@@ -38,6 +41,7 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
         own[key] = value
     call = factories.check(methods, "method", grammar.Spec(parsed.name, parsed.args, own))
     local_for(LocalSettings(), call.name, overrides)
+    privacy_for(PrivacySettings(), call.name, overrides)
     for key in PARTS.keys() & overrides.keys():
         text = canonical(key, overrides[key])
         overrides[key] = None if text is None else grammar.parse(text)
@@ -55,21 +59,35 @@ def _label(method: str, given: Value) -> str:
 
 def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
     """The local settings of one method: the job's, with the method's own `local.*` over them."""
-    plain = {k.removeprefix("local."): grammar.plain(v) for k, v in overrides.items() if k.startswith("local.")}
+    plain = _given("local", LocalSettings, method, overrides)
     units = [key for key in ("epochs", "steps", "seconds") if plain.get(key) is not None]
     if len(units) > 1:
         raise UserError(f"method {method}: local.{units[0]} and local.{units[1]} exclude each other; give one of them")
-    for key in plain:
-        if key not in LocalSettings.model_fields:
-            known = [f"local.{name}" for name in LocalSettings.model_fields]
-            near = closest(f"local.{key}", known)
-            raise UserError(f"method {method}: unknown key 'local.{key}'{near}; known: {', '.join(known)}")
     values = base.model_dump()
     if units:
         values |= {"epochs": None, "steps": None, "seconds": None}
     values |= {k: prepare(f"local.{k}", v) for k, v in plain.items()}
     local: LocalSettings = validated(LocalSettings, values, f"method {method}: local.", {})
     return check_local(local)
+
+
+def privacy_for(base: PrivacySettings, method: str, overrides: Mapping[str, Any]) -> PrivacySettings:
+    """The privacy of one method: the job's, with the method's own `privacy.*` over it."""
+    plain = _given("privacy", PrivacySettings, method, overrides)
+    values = base.model_dump() | {k: prepare(f"privacy.{k}", v) for k, v in plain.items()}
+    found: PrivacySettings = validated(PrivacySettings, values, f"method {method}: privacy.", {})
+    return found
+
+
+def _given(section: str, model: type[BaseModel], method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own settings of a table, by their key in it."""
+    known = [f"{section}.{name}" for name in model.model_fields]
+    found = {key: grammar.plain(value) for key, value in overrides.items() if key.startswith(f"{section}.")}
+    for key in found:
+        if key not in known:
+            near = closest(key, known)
+            raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(known)}")
+    return {key.removeprefix(f"{section}."): value for key, value in found.items()}
 
 
 def check_local(local: LocalSettings) -> LocalSettings:
@@ -95,7 +113,7 @@ def single(config: Config, method: str, seed: int) -> Config:
     call, overrides = read_method(method, config.algorithm)
     overrides = labelled(config, call, overrides)
     parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
-    return config.model_copy(
+    one = config.model_copy(
         update={
             "method": call.name,
             "methods": None,
@@ -105,9 +123,11 @@ def single(config: Config, method: str, seed: int) -> Config:
             "seed": seed,
             "seeds": None,
             "local": local_for(config.local, call.name, overrides),
+            "privacy": privacy_for(config.privacy, call.name, overrides),
             **parts,
         }
     )
+    return calibrated(one)
 
 
 def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
@@ -115,7 +135,9 @@ def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) 
     whoever set them, the local settings of its own, and its label."""
     common = {key: grammar.parse(written) for key in PARTS_OF_METHOD if (written := getattr(config, key)) is not None}
     every = {**common, **overrides}
-    order = [*PARTS_OF_METHOD, *(f"local.{name}" for name in LocalSettings.model_fields), "label"]
+    tables: dict[str, type[BaseModel]] = {"local": LocalSettings, "privacy": PrivacySettings}
+    inner = [f"{table}.{name}" for table, model in tables.items() for name in model.model_fields]
+    order = [*PARTS_OF_METHOD, *inner, "label"]
     own = {key: every[key] for key in order if key in every and key not in call.given}
     return str(grammar.Spec(call.name, (), {**call.given, **own}))
 

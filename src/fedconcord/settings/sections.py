@@ -42,6 +42,10 @@ class LocalSettings(BaseModel):
     ] = 10
     lr: Annotated[float, Field(gt=0, description="local step size"), Short("lr", "job"), Search(0.01, 1.0)] = 0.1
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    lr_drops: Annotated[
+        list[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]]],
+        Field(description="[[round, factor], ...]: the local step size is times the factor from that round on"),
+    ] = []
     momentum: Annotated[
         float,
         Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
@@ -194,6 +198,34 @@ class EvalSettings(BaseModel):
     ] = None
 
 
+class PrivacySettings(BaseModel):
+    """Differential privacy of clients; none without `clip`."""
+
+    model_config = STRICT
+    clip: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="largest l2 norm of all that a client sends in a round; makes the job private"),
+        Short("dp_clip", "job"),
+    ] = None
+    noise: Annotated[
+        Annotated[float, Field(ge=0)] | None,
+        Field(description="standard deviation of the Gaussian noise over clip; found from epsilon if none"),
+        Short("dp_noise", "job"),
+    ] = None
+    epsilon: Annotated[
+        Annotated[float, Field(gt=0, le=1000)] | None,
+        Field(description="budget: finds the noise for the rounds, or with noise given ends the run when it is spent"),
+        Short("epsilon", "job"),
+    ] = None
+    delta: Annotated[
+        float, Field(gt=0, lt=1, description="of (epsilon, delta), below one over the clients"), Short("delta", "job")
+    ] = 1e-5
+    kind: Annotated[
+        Literal["central", "local"],
+        Field(description="who adds the noise: the server to the sum, or each client to its own message"),
+    ] = "central"
+
+
 class InputSettings(BaseModel):
     """How data of your own are read: a table, arrays, images."""
 
@@ -254,6 +286,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "engine": EngineSettings,
     "wire": WireSettings,
     "eval": EvalSettings,
+    "privacy": PrivacySettings,
     "input": InputSettings,
     "checkpoint": CheckpointSettings,
 }

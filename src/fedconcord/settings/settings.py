@@ -15,6 +15,7 @@ from fedconcord.settings.sections import (
     EvalSettings,
     InputSettings,
     LocalSettings,
+    PrivacySettings,
     WireSettings,
 )
 
@@ -43,7 +44,7 @@ class Config(BaseModel):
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
             description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
-            "as do server= and upload=; label= names it",
+            "as do privacy.epsilon=, server= and upload=; label= names it",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
         Short("methods", "job"),
@@ -225,6 +226,7 @@ class Config(BaseModel):
     engine: EngineSettings = EngineSettings()
     wire: WireSettings = WireSettings()
     eval: EvalSettings = EvalSettings()
+    privacy: PrivacySettings = PrivacySettings()
     input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
@@ -235,6 +237,8 @@ class Config(BaseModel):
             del full["input"]
         if self.engine.name != "wire":
             del full["wire"]
+        if self.privacy == PrivacySettings():
+            del full["privacy"]
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         flat.setdefault("validation", "none")  # which is not what a file without the key says

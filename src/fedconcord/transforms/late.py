@@ -68,6 +68,10 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         return row._replace(inner=tree_map(lambda new, old: _either(row.away > 0, old, new), inner, row.inner))
 
     def refuse(population: Population, cohort: int) -> str | None:
+        if algorithm.protection is not None:
+            return (
+                "a late reply is counted in a round whose noise it was not accounted in; use late discard with privacy"
+            )
         if algorithm.prelude is not None:
             return "the method's clients answer before their local steps too, and a late one cannot; use late discard"
         if algorithm.communicates is not None:

@@ -45,7 +45,7 @@ def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Alg
 
 def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
     """The same method on a server state `around(state, x^0)`, which holds the method's own as `inner`, and has `x`."""
-    settle, prologue = algorithm.settle, algorithm.prologue
+    settle, prologue, unheard = algorithm.settle, algorithm.prologue, algorithm.unheard
 
     def init(x: Tensor, population: Population) -> Tree:
         return around(algorithm.init(x, population), x)
@@ -60,6 +60,9 @@ def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> 
         broadcast=lambda server: algorithm.broadcast(server.inner),
         settle=None if settle is None else settle._replace(send=lambda down, server: settle.send(down, server.inner)),
         models=lambda server: algorithm.models(server.inner),
+        unheard=None
+        if unheard is None
+        else lambda server, cohort: server._replace(inner=unheard(server.inner, cohort)),
         prologue=None
         if prologue is None
         else prologue._replace(

@@ -180,13 +180,20 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
 
     lifted = lift_server(algorithm, lambda inner, x: Served(inner, optimizer.init(x)))
 
-    def update(server: Served, total: Tree, cohort: Cohort) -> Served:
-        after = algorithm.update(server.inner, total, cohort)
+    def through(server: Served, after: Tree, cohort: Cohort) -> Served:
         unit = cohort.lr if optimizer.units == "gradients" else 1.0
         move, state = optimizer.step(server.optimizer, (after.x - server.x) / unit)
         return Served(after._replace(x=server.x + unit * move), state)
 
-    return replace(lifted, served=True, update=update)
+    unheard = algorithm.unheard
+    return replace(
+        lifted,
+        served=True,
+        update=lambda server, total, cohort: through(server, algorithm.update(server.inner, total, cohort), cohort),
+        unheard=None
+        if unheard is None
+        else lambda server, cohort: through(server, unheard(server.inner, cohort), cohort),
+    )
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
+from fedconcord.transforms.forms import unmoved
 from fedconcord.transforms.lift import lift_row
 
 
@@ -153,7 +154,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return row.inner if feedback else row
 
     def around(inner: Tree, x: Tensor) -> WithError:
-        vectors = _vectors(_unmoved(algorithm, x), min(len(x), 2))
+        vectors = _vectors(unmoved(algorithm, x), min(len(x), 2))
         return WithError(inner, tuple(torch.zeros_like(x) for _ in vectors))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
@@ -183,10 +184,10 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         reason = algorithm.refuse(population, cohort)
         if reason is not None:
             return reason
-        unmoved = _unmoved(algorithm, population.p.new_ones(2))
-        if _is_packed(unmoved):
+        first = unmoved(algorithm, population.p.new_ones(2))
+        if is_packed(first):
             return "the method compresses its own uploads; leave upload at none"
-        if any(bool(v.any()) for v in _vectors(unmoved, 2)):
+        if any(bool(v.any()) for v in _vectors(first, 2)):
             return (
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "
                 "rounding errors do not shrink as it converges; leave upload at none"
@@ -207,9 +208,9 @@ def _is_vector(leaf: Any, d: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[-1] == d > 1
 
 
-def _is_packed(up: Tree) -> bool:
+def is_packed(up: Tree) -> bool:
     """Whether a message holds anything compressed."""
-    return isinstance(up, Packed) or (isinstance(up, tuple) and any(_is_packed(leaf) for leaf in up))
+    return isinstance(up, Packed) or (isinstance(up, tuple) and any(is_packed(leaf) for leaf in up))
 
 
 def _vectors(up: Tree, d: int) -> list[Tensor]:
@@ -223,22 +224,4 @@ def _unpack(up: Tree, compressor: Compressor, d: int) -> Tree:
     if isinstance(up, tuple):
         parts = [_unpack(leaf, compressor, d) for leaf in up]
         return type(up)(*parts) if hasattr(up, "_fields") else tuple(parts)
-    return up
-
-
-def _unmoved(algorithm: Algorithm, x: Tensor) -> Tree:
-    """The first message of a client whose model did not move, for a model of two ones: its form, and zeros if it sends
-    changes. It runs the method's own functions once, on two numbers, because no bundle declares its message."""
-    x = torch.ones_like(x[:2])
-    one, zero = x.new_ones(()), torch.zeros_like(x)
-    client = Client(torch.zeros_like(one, dtype=torch.int64), one, one, 1.0, x.new_zeros, zero, torch.diag(x))
-    down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
-    if algorithm.prelude is not None:
-        cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=len(x), coin=0.0, regulariser=None, lr=1.0)
-        sender = Sender(client.id, one, one, one, one, 1.0)
-        down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(zero, sender, cohort))
-    local = algorithm.start(down, row, client)
-    buffer = zero if local.buffer is None else local.buffer
-    tilt = None if local.tilt is None else local.tilt.own
-    up, _ = algorithm.finish(down, row, Done(local.x, one, one, local.linear, local.table, buffer, tilt), client)
     return up

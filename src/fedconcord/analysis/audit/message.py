@@ -180,8 +180,13 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
 
     Raises:
         UserError: the message is not affine in the gradients (Newton steps, L-BFGS, a dual of SAM's ascent,
-            clients' proximal steps).
+            clients' proximal steps, clipped messages).
     """
+    if job.algorithm.protection is not None:
+        raise UserError(
+            "the audit reads messages that are affine in the gradients, and differential privacy clips these; audit "
+            "the job without privacy, which leaks more"
+        )
     if seen.done.tilt is not None:
         raise UserError(
             "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "

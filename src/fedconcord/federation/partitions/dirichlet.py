@@ -73,6 +73,14 @@ def dirichlet_unbalanced(
         float, Field(gt=0, allow_inf_nan=False, description="concentration of a class over clients; small: few clients")
     ] = 0.1,
     min_samples: Annotated[int, Field(gt=0, description="redraw until every client has this many samples")] = 10,
+    numpy_seed: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            lt=2**32,
+            description="of numpy's old generator, in place of the run's; 2020 in FedNova's released code",
+        ),
+    ] = None,
 ) -> list[np.ndarray]:
     """Each class divided over clients by Dir(alpha), unequal client sizes (FedNova); every sample is used.
 
@@ -81,7 +89,8 @@ def dirichlet_unbalanced(
     Raises:
         UserError: no draw gives every client `min_samples` samples.
     """
-    return split_by_proportions(labels, n_clients, rng, alpha, min_samples)
+    draw = rng if numpy_seed is None else np.random.RandomState(numpy_seed)
+    return split_by_proportions(labels, n_clients, draw, alpha, min_samples)
 
 
 def split_by_proportions(

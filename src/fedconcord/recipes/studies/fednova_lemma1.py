@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,16 @@ from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
+from fedconcord.recipes.claims import holds_where
+from fedconcord.recipes.recipe import SizeName
 from fedconcord.recipes.tools import line, panels, table
+from fedconcord.recipes.values import Values, values
 
 CLIENTS = 30
 CPU = torch.device("cpu")
+LEMMA = "FedAvg, H = I"
+BIAS, ERROR = "distance of the limit (31) from the optimum", "run against (31), relative"
+DEVIATION, SMALL = "largest run against (30), relative", "limit against Lemma 1's, share of its bias"
 
 
 class Case(NamedTuple):
@@ -87,30 +94,29 @@ def case(name: str, problem: Quadratic, algorithm: Algorithm, p: np.ndarray, lr:
     )
 
 
-def cases(quick: bool) -> list[Case]:
+def cases(rates: Sequence[float]) -> list[Case]:
     """Fig. 2's quadratics (H = I, Lemma 1) at falling step sizes, and quadratics of unequal curvature and weight."""
     simple = fednova_quadratics(0, CLIENTS, torch.float64, CPU)
     general = quadratics(0, CLIENTS, torch.float64, CPU, dim=10, condition=10.0)
     equal, by_size = np.full(CLIENTS, 1 / CLIENTS), general.sizes / general.sizes.sum()
     fedavg, fedprox = METHODS["fedavg"], METHODS["fedprox"]
-    rates = (0.05, 0.01, 0.002) if quick else (0.05, 0.01, 0.002, 0.0004)
     return [
-        *(case("FedAvg, H = I", simple, fedavg(), equal, lr, 0.0) for lr in rates),
+        *(case(LEMMA, simple, fedavg(), equal, lr, 0.0) for lr in rates),
         case("FedProx, H = I", simple, fedprox(mu=1.0), equal, 0.05, 1.0),
         case("FedAvg, general H", general, fedavg(weights="size"), by_size, 0.05, 0.0),
         case("FedProx, general H", general, fedprox(mu=1.0, weights="size"), by_size, 0.05, 1.0),
     ]
 
 
-def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
-    found = cases(quick)
+def run(out: Path, size: SizeName, options: Mapping[str, Any], say: Callable[[str], None]) -> Values:
+    """Runs beside their closed forms, for each of `rates` where H = I."""
+    found = cases(options["rates"])
     titles = ["FedAvg, H = I (Lemma 1)", "FedProx, and unequal curvature (eq. 31)"]
     with panels(out, "fednova_lemma1", titles) as axes:
         for k, c in enumerate(found):
-            ax = axes[c.name != "FedAvg, H = I"]
+            ax = axes[c.name != LEMMA]
             t = np.arange(len(c.distance), dtype=np.float64)
-            label = f"{c.name}, η = {c.lr:g}"
-            line(ax, k, t, c.distance, label, linestyle="solid")
+            line(ax, k, t, c.distance, f"{c.name}, η = {c.lr:g}", linestyle="solid")
             dots = np.unique(np.geomspace(1, len(t), 14).astype(int)) - 1
             ax.plot(t[dots], c.predicted[dots], "x", color="black", markersize=5, zorder=4,
                     label="closed form: iterate (30)" if k == 0 else None)  # fmt: skip
@@ -119,19 +125,51 @@ def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
         for ax in axes:
             ax.set(xscale="symlog", xlabel="round", ylabel="distance to the optimum", xlim=(0, None))
             ax.set_yscale("log")
-    say("paper: FedAvg tends to sum tau_i e_i / sum tau_i for small eta, FedProx to (31); both miss the optimum")
     for c in found:
-        say(
-            f"ours: {c.name:18s} eta {c.lr:<7g} stops {c.bias:.4e} from the optimum; run - (31): {c.error:.1e} "
-            f"relative, largest run - (30): {c.deviation:.1e}; "
-            f"from Lemma 1's limit {100 * c.small_lr:.2f} % of its bias"
-        )
-    table(
-        out,
-        "fednova_lemma1",
-        [
-            {"case": c.name, "lr": c.lr, "rounds": len(c.distance) - 1, "bias": c.bias, "run_distance": c.distance[-1],
-             "relative_error_31": c.error, "largest_deviation_30": c.deviation, "to_small_lr_limit": c.small_lr}
-            for c in found
-        ],
-    )  # fmt: skip
+        say(f"{c.name}, eta {c.lr:g}: stops {c.bias:.4e} from the optimum, run - (31) {c.error:.1e}")
+    rows: list[dict[str, Any]] = [
+        {BIAS: c.bias, ERROR: c.error, DEVIATION: c.deviation, SMALL: c.small_lr, "case": c.name, "lr": c.lr}
+        for c in found
+    ]
+    table(out, "fednova_lemma1", rows)
+    measures = (BIAS, ERROR, DEVIATION, SMALL)
+    return values((m, row["case"], f"eta {row['lr']:g}", 0, row[m]) for row in rows for m in measures)
+
+
+def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is run."""
+    rates = ", ".join(f"{rate:g}" for rate in options["rates"])
+    return [
+        {"cell": LEMMA, "clients": CLIENTS, "parameters": 10, "step sizes": rates},
+        {"cell": "FedProx, and unequal H and p", "clients": CLIENTS, "parameters": 10, "step sizes": "0.05"},
+    ]
+
+
+def below(measure: str, most: float) -> Callable[[Values], list[tuple[str, bool | None]]]:
+    """Whether a measure is below a bound in every case."""
+
+    def test(found: Values) -> list[tuple[str, bool | None]]:
+        return [(f"{r.value:.1g} ({r.cell}, {r.entry})", r.value < most) for r in found.rows if r.measure == measure]
+
+    return test
+
+
+def misses(found: Values) -> list[tuple[str, bool | None]]:
+    """Whether each case stops away from the optimum."""
+    return [(f"{r.value:.3g} ({r.cell}, {r.entry})", r.value > 1e-3) for r in found.rows if r.measure == BIAS]
+
+
+def tends(found: Values) -> list[tuple[str, bool | None]]:
+    """Whether the limit comes nearer to Lemma 1's as eta falls."""
+    seen = [r.value for r in found.rows if (r.measure, r.cell) == (SMALL, LEMMA)]  # eta falls
+    if len(seen) < 2:
+        return [("", None)]
+    return [(f"{100 * seen[0]:.3g} % of the bias to {100 * seen[-1]:.3g} %", all(a > b for a, b in pairwise(seen)))]
+
+
+CLAIMS = (
+    holds_where("FedAvg and FedProx do not converge to the optimum", misses),
+    holds_where("they converge to the point of eq. (31)", below(ERROR, 1e-6)),
+    holds_where("every iterate is that of eq. (30)", below(DEVIATION, 1e-9)),
+    holds_where("as eta falls FedAvg's limit tends to sum tau_i e_i / sum tau_i", tends),
+)

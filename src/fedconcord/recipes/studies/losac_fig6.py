@@ -13,7 +13,8 @@ The paper's estimate for FedAvg, SCAFFOLD and LoSAC is "1/eta_L (x_1+ - x), esse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedconcord.algorithms import METHODS
-from fedconcord.analysis.audit import Attack, Audit, Curve, attacked, capture, readings, summary
-from fedconcord.basis import files
+from fedconcord.analysis.audit import Attack, Audit, Curve, attacked, capture, readings
 from fedconcord.core import rng
 from fedconcord.data import Dataset, data_folder
 from fedconcord.data.digits import digits
@@ -34,7 +34,10 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job
 from fedconcord.problems import Supervised
+from fedconcord.recipes.claims import holds_where
+from fedconcord.recipes.recipe import SizeName
 from fedconcord.recipes.tools import line, panels, table
+from fedconcord.recipes.values import Values, values
 
 CLIENTS, STEPS, ROUND, ITERATIONS = 100, 5, 5, 100
 LR, ATTACK_LR = 1e-4, 1e-3  # on losses that are sums over samples
@@ -45,6 +48,8 @@ COHORT: dict[str, tuple[str, dict[str, Any], bool]] = {  # paper's name: method,
     "SCAFFOLD": ("scaffold", {}, True),
     "LoSAC": ("losac", {"blocks": 1}, True),
 }
+RISE, END = "change of the distance", "distance after the attack"
+MATCHED, OFF = "the same, samples matched", "error of the estimate"
 TITLES = {
     "mean": "estimate −(x⁺−x)/(ηT)",
     "printed": "estimate (x⁺−x)/η, as printed",
@@ -74,7 +79,7 @@ def binary(data: Dataset) -> Dataset:
     )  # fmt: skip
 
 
-def federation(data: Dataset, clients: int, seed: int = 0) -> Supervised:
+def federation(data: Dataset, clients: int, seed: int) -> Supervised:
     """The samples dealt evenly at random."""
     parts = iid(data.train_y, clients, rng.generator(seed, rng.Purpose.PARTITION))
     features = int(np.prod(data.shape))
@@ -96,47 +101,83 @@ def curve_of(audit: Audit, reading: str) -> Curve:
     return next((c for c in audit.curves if c.reading == reading), audit.curves[0])
 
 
-def run(out: Path, quick: bool, say: Callable[[str], None]) -> None:
-    data = binary(digits(Path(), 0) if quick else mnist(data_folder(None), 0))
-    clients = 20 if quick else CLIENTS
-    problem = federation(data, clients)
+def run(out: Path, size: SizeName, options: Mapping[str, Any], say: Callable[[str], None]) -> Values:
+    """The attack on `clients` clients of `data` for each of `seeds`; the figure is of the first."""
+    load = {"digits": digits, "mnist": mnist}[options["data"]]
+    data = binary(load(data_folder(None), 0))
+    found, rows, drawn = list[tuple[str, str, str, int, float]](), list[dict[str, Any]](), list[Audit]()
+    for seed in options["seeds"]:
+        audits = attacks(data, options["clients"], seed)
+        drawn = drawn or audits
+        for audit, reading in product(audits, TITLES):
+            c = curve_of(audit, reading)
+            for measure, value in (
+                (RISE, c.distance[-1] - c.distance[0]),
+                (END, c.distance[-1]),
+                (MATCHED, c.matched[-1]),
+                (OFF, c.error),
+            ):
+                found.append((measure, reading, audit.name, seed, value))
+            rows += [
+                {"seed": seed, "method": audit.name, "reading": reading, "iteration": k, "objective": o, "distance": d}
+                for k, (o, d) in enumerate(zip(c.objective, c.distance, strict=True))
+            ]
+        ends = {audit.name: curve_of(audit, "mean").distance for audit in audits}
+        say(f"seed {seed}: " + ", ".join(f"{name} {d[0]:.2f} -> {d[-1]:.2f}" for name, d in ends.items()))
+    with panels(out, "losac_fig6", list(TITLES.values())) as axes:
+        for ax, reading in zip(axes, TITLES, strict=True):
+            for k, audit in enumerate(drawn):
+                c = curve_of(audit, reading)
+                line(ax, k, np.arange(len(c.distance), dtype=np.float64), np.array(c.distance), audit.name)
+            ax.set(xlabel="iteration of the attack", ylabel="‖D̂ − D‖_F")
+    table(out, "losac_fig6", rows)
+    return values(found)
+
+
+def attacks(data: Dataset, clients: int, seed: int) -> list[Audit]:
+    """Every method's message of client 1 in round 5, attacked."""
+    problem = federation(data, clients, seed)
     n = float(problem.offsets[1])
     attack = Attack(ITERATIONS, "gd", ATTACK_LR * n**2)
-    schedule = Schedule(seed=0, cohort=clients, lr=LR * n, work=fixed(STEPS), unit="steps")
-    say(f"{data.name}: {clients} clients of {n:.0f} samples; on mean losses eta {schedule.lr:g}, eta_d {attack.lr:g}")
-    audits: list[Audit] = []
+    schedule = Schedule(seed=seed, cohort=clients, lr=LR * n, work=fixed(STEPS), unit="steps")
+    audits = []
     for name, (method, options, _) in COHORT.items():
         job = Job(problem, METHODS[method](**options), schedule)
         seen, guesses = estimates(job)
         audits.append(attacked(job, seen, guesses, attack, name))
-        for c in audits[-1].curves:
-            say(
-                f"{name}, {c.reading}: gradient error {100 * c.error:.3g} %, ||D^ - D|| {c.distance[0]:.2f} -> "
-                f"{c.distance[-1]:.2f}, matched {c.matched[0]:.2f} -> {c.matched[-1]:.2f}"
-            )
-    blank, random = audits[0].blank, audits[0].random
-    say(f"without any message: the mean test image {blank:.2f}, fresh noise (matched) {random:.2f}")
-    with panels(out, "losac_fig6", list(TITLES.values())) as axes:
-        for ax, reading in zip(axes, TITLES, strict=True):
-            for k, audit in enumerate(audits):
-                c = curve_of(audit, reading)
-                line(ax, k, np.arange(len(c.distance), dtype=np.float64), np.array(c.distance), audit.name)
-            ax.set(xlabel="iteration of the attack", ylabel="‖D̂ − D‖_F")
-    table(
-        out,
-        "losac_fig6",
-        [
-            {"method": a.name, "reading": c.reading, "gradient_error": c.error, "iteration": k, "objective": o,
-             "distance": d, "matched": m}
-            for a in audits for c in a.curves
-            for k, (o, d, m) in enumerate(zip(c.objective, c.distance, c.matched, strict=True))
-        ],
-    )  # fmt: skip
-    files.write_text(out / "losac_fig6.md", summary(audits, attack))
-    say("paper: the distance falls for DSGD and MimeSVRG and rises for FedAvg, SCAFFOLD and LoSAC")
-    for reading in TITLES:
-        ends = {a.name: curve_of(a, reading).distance for a in audits}
-        rises = {name: distance[-1] > distance[0] for name, distance in ends.items()}
-        same = sum(rises[name] == rising for name, (_, _, rising) in COHORT.items())
-        words = ", ".join(f"{name} {'rises' if up else 'falls'}" for name, up in rises.items())
-        say(f"ours, {reading}: {words}; {same} of {len(COHORT)} as in the paper")
+    return audits
+
+
+def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is run."""
+    clients = options["clients"]
+    shared = {"data": options["data"], "clients": clients, "a round": clients, "local work": f"{STEPS} steps of full"}
+    return [
+        {"method": name, **shared, "rounds": ROUND, "iterations": ITERATIONS, "runs": len(options["seeds"])}
+        for name in COHORT
+    ]
+
+
+def as_printed(reading: str, rising: bool) -> Callable[[Values], list[tuple[str, bool | None]]]:
+    """Whether the distance rises (falls) for those of which the paper says so, for every seed."""
+
+    def test(found: Values) -> list[tuple[str, bool | None]]:
+        said: list[tuple[str, bool | None]] = []
+        for name, (_, _, rises) in COHORT.items():
+            moved = list(found.seeds(RISE, reading, name).values())
+            so = all((d > 0) == rising for d in moved) if moved else None
+            if rises == rising:
+                said.append((f"{name} {found.interval(RISE, reading, name).mean:+.3g}", so))
+        return said
+
+    return test
+
+
+CLAIMS = (
+    holds_where("the distance falls for DSGD and MimeSVRG", as_printed("mean", False)),
+    holds_where(
+        "it rises for FedAvg, SCAFFOLD and LoSAC, attacked by the averaged gradients", as_printed("mean", True)
+    ),
+    holds_where("it rises for them, attacked by the estimate as its letters stand", as_printed("printed", True)),
+    holds_where("it rises for them if the server subtracts what it knows (ours)", as_printed("protocol", True)),
+)

@@ -1,0 +1,1 @@
+"""Experiments that are no comparison: closed forms, identities, attacks, a function each."""

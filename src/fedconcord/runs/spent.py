@@ -1,0 +1,51 @@
+"""What a private run has spent, in run.json, and that it ended because its budget was spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedconcord.analysis import accountant
+from fedconcord.jobs import State, Step
+from fedconcord.settings import Budget
+
+
+class Spent:
+    """The budget of a run by its round; nothing without one."""
+
+    def __init__(self, budget: Budget | None, round: int) -> None:
+        """Go on after a round; 0 where the run begins."""
+        self.budget, self.round = budget, round
+
+    def see(self, now: Step) -> None:
+        """How far the run is."""
+        self.round = now.row.round
+
+    def save(self, state: State) -> None:
+        """Nothing: all of it follows from the round."""
+
+    def end(self, state: State) -> None:
+        """Nothing."""
+
+    def about(self) -> dict[str, Any]:
+        """(epsilon, delta) until now and what it rests on; why the run stopped, where that is its budget."""
+        if self.budget is None:
+            return {}
+        spending, limit = self.budget.spending, self.budget.limit
+        epsilon = spending.epsilon(self.round)
+        said = f"epsilon {epsilon:.4g} at delta {spending.delta:g} after {self.round} rounds; {self.budget.said}"
+        found: dict[str, Any] = {
+            "privacy": {
+                "unit": "client",
+                "epsilon": epsilon,
+                "delta": spending.delta,
+                "limit": limit,
+                "accountant": f"dp-accounting {accountant.version()}, privacy loss distributions",
+                "said": said,
+            }
+        }
+        if self.round >= self.budget.rounds and self.round < self.budget.asked:
+            found["stopped"] = (
+                f"stopped at round {self.round}: its budget of epsilon {limit:g} is spent, {epsilon:.4g} so far and "
+                f"{spending.epsilon(self.round + 1):.4g} with one more round"
+            )
+        return found

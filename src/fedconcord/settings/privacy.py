@@ -1,0 +1,157 @@
+"""The privacy of one run: the noise that its budget asks for, what it spends, what its settings may not release."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedconcord.analysis import accountant
+from fedconcord.analysis.accountant import Spending
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Problem
+from fedconcord.federation.sampling import Sampler
+from fedconcord.problems.judging import supervised
+from fedconcord.settings.own import kind_of
+from fedconcord.settings.parts import part
+from fedconcord.settings.sections import PrivacySettings
+from fedconcord.settings.settings import Config
+from fedconcord.transforms.privacy import with_privacy
+
+
+class Budget(NamedTuple):
+    """What a private run spends, and may spend."""
+
+    spending: Spending
+    limit: float | None  # epsilon
+    asked: int  # rounds
+    said: str  # in words, without what is spent
+
+    @property
+    def rounds(self) -> int:
+        """How many of the rounds that are asked for it can afford."""
+        return self.asked if self.limit is None else self.spending.rounds(self.limit, self.asked)
+
+
+def calibrated(config: Config) -> Config:
+    """The settings of one run with the noise as a number, where its budget finds it.
+
+    Raises:
+        UserError: privacy is given in part, or beside something that releases what is not protected.
+    """
+    given = config.privacy
+    if given.clip is None:
+        lonely = next((key for key in ("noise", "epsilon") if getattr(given, key) is not None), None)
+        if lonely is not None:
+            raise UserError(
+                f"privacy.{lonely} {getattr(given, lonely):g} needs a bound on what a client sends; give privacy.clip "
+                "too, as in --dp-clip 1"
+            )
+        return config
+    if given.noise is None and given.epsilon is None:
+        raise UserError(
+            f"privacy.clip {given.clip:g} alone protects nobody; give a budget as in --epsilon 8, or --dp-noise"
+        )
+    _refuse(config)
+    if given.noise is None:
+        assert given.epsilon is not None
+        found = accountant.calibrate(given.epsilon, given.delta, given.kind, _coin(config), config.rounds)
+        given = given.model_copy(update={"noise": found})
+    elif given.noise == 0 and given.epsilon is not None:
+        raise UserError(f"privacy.noise 0 meets no epsilon, given {given.epsilon:g}; leave one of them out")
+    config = config.model_copy(update={"privacy": given})
+    budget = budget_of(config)
+    one = (
+        0.0 if budget is None else budget.spending.epsilon(1)
+    )  # also where no limit is: a missing library is said here
+    if given.epsilon is not None and one > given.epsilon:
+        raise UserError(
+            f"one round with privacy.noise {given.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
+            f"{given.epsilon:g}; give more noise, or leave it out"
+        )
+    return config
+
+
+def _refuse(config: Config) -> None:
+    given, chosen = config.privacy, config.eval
+    if given.delta >= 1 / config.clients:
+        raise UserError(
+            f"privacy.delta {given.delta:g} lets one of {config.clients} clients be published whole; give less than "
+            f"{1 / config.clients:.2g}, usually far less"
+        )
+    if chosen.personalise is not None:
+        raise UserError(
+            f"eval.personalise {chosen.personalise} reports what clients' samples do to the model, which privacy does "
+            "not cover; leave it out"
+        )
+    watch = chosen.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if chosen.patience is not None and not watch.startswith("test_"):
+        raise UserError(
+            f"eval.patience chooses the model by {watch}, of clients' own samples, which privacy does not cover; give "
+            "eval.watch=test_loss, or leave it out"
+        )
+
+
+def refuse_data(config: Config, problem: Problem) -> None:
+    """Refuse data of one's own whose numbers were made with sums of the clients' samples, which nothing protects.
+
+    Raises:
+        UserError: they were.
+    """
+    inner = supervised(problem)
+    if config.privacy.clip is None or inner is None or kind_of(config.data) == "named":
+        return
+    if str((inner.data.preprocessing or {}).get("statistics", "")).startswith("sums"):
+        raise UserError(
+            f"the columns of {config.data} are scaled by exact sums over the clients, which privacy does not cover; "
+            "give input.statistics, a file of public ones"
+        )
+    if inner.data.unit is not None:
+        raise UserError(
+            f"the target of {config.data} is scaled by its exact mean over the clients, which privacy does not cover; "
+            "use a target of classes"
+        )
+
+
+def _coin(config: Config) -> float | None:
+    sampler: Sampler = part("sampling", config.sampling)
+    return config.cohort / config.clients if sampler.poisson else None
+
+
+def budget_of(config: Config) -> Budget | None:
+    """What a run spends by its settings, as `calibrated` gives them; None without privacy or noise."""
+    given = config.privacy
+    if given.clip is None or not given.noise:
+        return None
+    coin = _coin(config)
+    if given.kind == "local":
+        sampled = "noise on each message, no amplification claimed"
+    elif coin is None:
+        sampled = f"noise on the sum, no amplification claimed for sampling {config.sampling}; poisson has one"
+    else:
+        sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
+    said = f"messages clipped to {given.clip:g}, noise {given.noise:g} times that, {sampled}"
+    spending = accountant.spending(given.noise, given.kind, coin, given.delta)
+    return Budget(spending, given.epsilon, config.rounds, said)
+
+
+def note(config: Config) -> str | None:
+    """What a run with these settings will spend, in a sentence; None without privacy."""
+    given = config.privacy
+    if given.clip is None:
+        return None
+    budget = budget_of(config)
+    if budget is None:
+        return f"{config.label}: messages clipped to {given.clip:g} without noise, which protects nobody"
+    spent = budget.spending.epsilon(budget.rounds)
+    return (
+        f"{config.label}: epsilon {spent:.4g} at delta {given.delta:g} for a client after {budget.rounds} rounds; "
+        f"{budget.said}"
+    )
+
+
+def protected(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The method with the settings' privacy."""
+    given: PrivacySettings = config.privacy
+    if given.clip is None:
+        return algorithm
+    assert given.noise is not None
+    return with_privacy(algorithm, given.clip, given.noise, given.kind, config.cohort)

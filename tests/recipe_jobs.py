@@ -1,0 +1,37 @@
+"""What tests of the recipes share: every job of a size, and planted results."""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+
+from fedconcord import settings
+from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
+from fedconcord.recipes.run import Asked, cells_of, points_of, settings_of, text_of
+from fedconcord.recipes.values import Values, values
+from fedconcord.settings import Config
+
+SIZES: tuple[SizeName, ...] = ("quick", "desk", "paper")
+
+
+def configs(recipe: Recipe, size: SizeName) -> list[Config]:
+    """Every run of one seed at a size, with every point of every grid, resolved without its data."""
+    asked, found = Asked(recipe, size, Path("unused")), []
+    assert isinstance(recipe.experiment, Comparison)
+    for cell in cells_of(asked, recipe.experiment):
+        methods = [
+            text_of(entry, point, f"{entry.name} {k}")
+            for entry in recipe.experiment.entries
+            if asked.size.entries is None or entry.name in asked.size.entries
+            for k, point in enumerate(points_of(entry))
+        ]
+        nested = {**settings_of(recipe.experiment, asked.size, cell), "methods": methods}
+        found += settings.runs(settings.resolve_compare(settings.from_nested(nested, recipe.name)))
+    return found
+
+
+def planted(measure: str, cells: Iterable[str], by_entry: Mapping[str, float]) -> Values:
+    """Three seeds of each entry in each cell."""
+    return values(
+        (measure, cell, entry, seed, value + 0.01 * seed)
+        for cell, (entry, value), seed in product(cells, by_entry.items(), range(3))
+    )

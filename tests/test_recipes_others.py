@@ -1,0 +1,55 @@
+"""Local tolerances and clustering: calls resolve, verdicts follow the values."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedconcord import settings
+from fedconcord.problems.convex import logistic_cancer
+from fedconcord.recipes import others
+from fedconcord.recipes.recipe import Recipe
+from fedconcord.recipes.run import Asked, planned_texts
+from fedconcord.recipes.values import Values, values
+
+
+@pytest.mark.parametrize("size", ["quick", "desk", "paper"])
+@pytest.mark.parametrize("recipe", others.RECIPES, ids=lambda r: r.name)
+def test_every_call_resolves(recipe: Recipe, size: str) -> None:
+    for _, given, methods in planned_texts(Asked(recipe, size, Path("out"))):  # type: ignore[arg-type]
+        found = settings.resolve_compare(settings.from_nested({**given, "methods": methods}, recipe.name))
+        assert found.validation is None
+        assert found.eval.clients is False
+
+
+def test_the_step_size_is_below_the_stable_one_of_every_seed() -> None:
+    for seed in others.LOCAL_TOLERANCE.sizes["desk"].seeds:
+        problem = logistic_cancer(seed, 10, torch.float64, torch.device("cpu"), l2=0.01)
+        pairs = zip(problem.offsets[:-1], problem.offsets[1:], strict=True)
+        curvature = [torch.linalg.eigvalsh(problem.hessian(problem.init(0), torch.arange(a, b)))[-1] for a, b in pairs]
+        assert 0.15 <= 1 / (float(max(curvature)) + 0.05) < 0.17  # at 0, where logistic loss has its largest curvature
+
+
+def planted(of: dict[tuple[str, str], float], cell: str = "cancer") -> Values:
+    return values((measure, cell, entry, seed, v) for (measure, entry), v in of.items() for seed in range(2))
+
+
+def test_verdicts_of_local_tolerance() -> None:
+    rounds, gradients = others.ROUNDS.name, others.GRADIENTS.name
+    taken = (("GD, 10 steps", math.inf), ("GD, 100 steps", 29), ("GD to eps", 27), ("L-BFGS to eps", 23))
+    good = {(rounds, f"{m}, {how}"): v for m in others.EXACT for how, v in taken}
+    good |= {
+        (gradients, f"{m}, {how}"): v for m in others.EXACT for how, v in (("GD to eps", 9e4), ("L-BFGS to eps", 3e3))
+    }
+    good |= {("gap", "FedProx, GD, 10 steps"): 4e-4, ("gap", "FedProx, L-BFGS to eps"): 2e-3}
+    assert [claim.judge(planted(good)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["holds"] * 4
+    bad = {key: {29: 99, 23: 12, 9e4: 1e3, 4e-4: 1.0}.get(v, 50 if math.isinf(v) else v) for key, v in good.items()}
+    assert [claim.judge(planted(bad)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["does not hold"] * 4
+
+
+def test_verdicts_of_clustering() -> None:
+    cost = {(others.COST.name, name): 1.7 for name in others.OTHERS} | {(others.COST.name, "FedVRA-U"): 1.6}
+    purity = {(others.PURITY.name, name): 50.0 for name in others.OTHERS} | {(others.PURITY.name, "FedVRA-U"): 45.0}
+    found = planted(cost | purity, "digits")
+    assert [claim.judge(found).verdict for claim in others.CLUSTERING.claims] == ["holds", "does not hold"]
