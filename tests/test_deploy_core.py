@@ -672,6 +672,12 @@ def test_a_model_that_diverges_ends_the_run_as_anywhere(least_squares: Path, tmp
 # -- sites -----------------------------------------------------------------------------------------------------------
 
 
+HANDLED = [
+    *("hello", "sums", "squares", "setup", "judge", "orders", "ask", "train", "settle", "join", "prologue", "loss"),
+    *("reply", "lost"),
+]
+
+
 def test_a_site_answers_whatever_a_server_sends(files: Path, tmp_path: Path) -> None:
     here = Federation(job_of("mimesvrg"), files, tmp_path)
     seen: list[bytes] = []
@@ -687,7 +693,8 @@ def test_a_site_answers_whatever_a_server_sends(files: Path, tmp_path: Path) -> 
     for data in seen:
         header = json.loads(data[12 : 12 + int.from_bytes(data[4:8], "little")])
         for key in ("kind", "round", "client", "fields", "tensors", "method"):
-            for value in (values[int(draw.integers(len(values)))], "orders", "../../x"):
+            some = [values[int(draw.integers(len(values)))], *(HANDLED if key == "kind" else ["../../x"])]
+            for value in some:
                 kinds.add(codec.read(site.answer(forged(data, **{key: value}))).kind)
         for key in header["fields"]:
             value = values[int(draw.integers(len(values)))]
@@ -711,6 +718,13 @@ def test_a_site_whose_state_is_damaged_or_lost_says_so(least_squares: Path, tmp_
     here.sites.clear()
     refused = codec.read(here.site("bern").answer(orders))
     assert (refused.kind, "does not know this run" in refused.fields["why"]) == ("refused", True)
+
+
+def test_two_sites_cannot_share_a_folder(least_squares: Path, tmp_path: Path) -> None:
+    here = Federation(with_(SQUARES, method="scaffold", rounds=2), least_squares, tmp_path)
+    here.sites = {name: Site(here.job, least_squares / f"{name}.csv", tmp_path / "sites/one", name) for name in SITES}
+    with pytest.raises(UserError, match=r"site bern: .* two sites cannot share a folder"):
+        here.serve()
 
 
 # -- the handshake ---------------------------------------------------------------------------------------------------
@@ -810,6 +824,7 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
         ({"cohort": 4}, "cohort 4"),
         ({"rouns": 4}, "unknown key 'rouns'"),
         ({"eval": {"patience": 3}}, "eval.patience is for simulations"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0}}, "privacy.clip is for simulations"),
     ],
 )
 def test_a_job_that_cannot_be_deployed_is_one_sentence(change: Any, sentence: str, files: Path, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
     "eval.patience": "the best model of earlier rounds is not judged again",
     "eval.personalise": "sites judge the one model",
     "eval.clients_every": "sites are looked at in every evaluation",
+    "hostile": "sites attack by themselves",
+    "privacy.": "its noise is drawn from the job's seed, which every site knows",  # all of the table
 }
 
 
@@ -73,9 +75,9 @@ def source_of(settings: str) -> Source:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the job's settings are not valid TOML: {str(error).splitlines()[0]}") from None
     found = settings_module.from_nested(nested, "the job's settings")
-    for key, why in SIMULATED.items():
-        value = found.values.get(key)
-        if value not in (None, "none", [], (), "discard"):
+    for key, value in found.values.items():
+        why = SIMULATED.get(key) or SIMULATED.get(f"{key.partition('.')[0]}.")
+        if why is not None and value not in (None, "none", [], (), "discard"):
             raise UserError(f"{key} is for simulations ({why}), given {grammar.shown(value)}; leave it out")
     held = found.values.get("validation")
     if held not in (None, "none", "auto"):

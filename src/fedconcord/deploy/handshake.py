@@ -21,17 +21,26 @@ from fedconcord.basis.errors import UserError
 from fedconcord.data import federated
 from fedconcord.data.arrays import SCALED
 from fedconcord.data.inputs import Input, held_out
-from fedconcord.data.preprocess import CATEGORIES, SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
-from fedconcord.data.tables import columns_of, no_value
+from fedconcord.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
+from fedconcord.data.tables import columns_of
+from fedconcord.deploy.differences import (
+    DifferError,
+    columns_differ,
+    labels_differ,
+    parts_differ,
+    raise_any,
+    read_here,
+    read_ready,
+    read_texts,
+    versions_differ,
+    without_value,
+)
 from fedconcord.deploy.form import Form, facts, input_settings, shell, source_of
 from fedconcord.deploy.post import Post
-from fedconcord.deploy.site import PROTOCOL, versions
-from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
 from fedconcord.settings import Source
 
 TRIES = 3  # exchanges in which each site is asked
-SHOWN = 8  # columns in a sentence
 NAME = "deployment.json"
 
 
@@ -44,14 +53,6 @@ class Agreed(NamedTuple):
     samples: list[list[int]]  # trained on and tested on, at each site
     said: list[str]  # what was guessed
     sent: list[str]  # what each site sent before round 0, in words
-
-
-class DifferError(Exception):
-    """Server and sites are not of one mind."""
-
-    def __init__(self, sentences: Sequence[str]) -> None:
-        super().__init__(sentences[0])
-        self.sentences = list(sentences)
 
 
 def agreed(settings: str, post: Post, begins: bool) -> Agreed:
@@ -67,8 +68,8 @@ def agreed(settings: str, post: Post, begins: bool) -> Agreed:
     source = source_of(settings)
     given, everyone = input_settings(source), range(len(post.sites))
     hello = {i: {"clients": len(post.sites)} for i in everyone}
-    here = [_here(post.sites[i], one) for i, one in enumerate(_all(post, "hello", "here", hello))]
-    _differ(_versions(post.sites, here))
+    here = [read_here(post.sites[i], one) for i, one in enumerate(_all(post, "hello", "here", hello))]
+    raise_any(versions_differ(post.sites, here))
     own = [bool(one["own"]) for one in here]
     if any(own) and not all(own):
         a, b = post.sites[own.index(True)], post.sites[own.index(False)]
@@ -79,14 +80,14 @@ def agreed(settings: str, post: Post, begins: bool) -> Agreed:
     if all(own):
         form, told, sent, said = _of_files(post, source, given, [one["data"] for one in here])
     else:
-        _differ(_alike(post.sites, here, ("named", "form"), "the data"))
+        raise_any(parts_differ(post.sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(post.sites))
     fields = {"clients": len(post.sites), "form": form._asdict(), "told": told, "begins": begins}
     ready = _all(post, "setup", "ready", dict.fromkeys(everyone, fields))
     mine = facts(job, config)
-    theirs = [_ready(post.sites[i], one) for i, one in enumerate(ready)]
-    _differ(
+    theirs = [read_ready(post.sites[i], one) for i, one in enumerate(ready)]
+    raise_any(
         [
             f"site {name}: {what} is {one.facts.get(what)} there and {value} here; give both the same job"
             for name, one in zip(post.sites, theirs, strict=True)
@@ -95,7 +96,7 @@ def agreed(settings: str, post: Post, begins: bool) -> Agreed:
         ]
     )
     samples = [one.samples for one in theirs]
-    _differ([f"site {post.sites[i]} has no training sample" for i in everyone if samples[i][0] == 0])
+    raise_any([f"site {post.sites[i]} has no training sample" for i in everyone if samples[i][0] == 0])
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {given.test_share:g}"])
     return Agreed(post.run, list(post.sites), form, samples, said, sent)
@@ -105,8 +106,8 @@ def _of_files(
     post: Post, source: Source, given: Input, data: Sequence[Mapping[str, Any]]
 ) -> tuple[Form, dict[str, Any], list[str], list[str]]:
     """What the sites' files come to: (form, what sites are told, what they sent, what was guessed)."""
-    _differ(_columns(post.sites, data, given))
-    _differ(_labels(post.sites, data))
+    raise_any(columns_differ(post.sites, data, given))
+    raise_any(labels_differ(post.sites, data))
     try:
         target = federated.agreed_target([one["labels"] for one in data], given)
     except UserError as wrong:
@@ -122,9 +123,9 @@ def _of_files(
     if (kinds and not statistics) or target.kind == "number":
         first = _all(post, "sums", "summed", dict.fromkeys(everyone, fields))
         known, y = (_sums(post, first, part, count) for part, count in _counts(digits, target.names, target.kind))
-        texts = [_texts(site, one, words) for site, one in zip(post.sites, first, strict=True)]
+        texts = [read_texts(site, one, words) for site, one in zip(post.sites, first, strict=True)]
         seen = {name: {text for one in texts for text in one[name]} for name in words}
-        _differ(_empty(digits, known, seen, given, bool(kinds) and not statistics))
+        raise_any(without_value(digits, known, seen) if kinds and not statistics else [])
         means = {"columns": torch.from_numpy(mean_of(known)), "target": torch.from_numpy(mean_of(y))}
         tree = {f"means/{name}": leaf for name, leaf in means.items()}
         second = _all(post, "squares", "summed", dict.fromkeys(everyone, fields), tree)
@@ -155,155 +156,6 @@ def _of_files(
     sent = ["its number of samples", "the values of its label columns, where they are classes"]
     sent += [*about.get("sent_by_each_client", []), *(["sums and squares of its labels"] if unit else [])]
     return form, told, sent, said
-
-
-# -- what sites say, read with the care that bytes from elsewhere need ---------------------------------------------
-
-
-class _Ready(NamedTuple):
-    facts: dict[str, str]
-    samples: list[int]  # trained on and tested on
-
-
-def _ready(site: str, frame: Frame) -> _Ready:
-    try:
-        trained, tested = (codec.whole(count) for count in frame.fields["samples"])
-        return _Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested])
-    except (KeyError, TypeError, ValueError, AttributeError) as broken:
-        raise _useless(site, broken) from broken
-
-
-def _here(site: str, frame: Frame) -> dict[str, Any]:
-    try:
-        said = frame.fields
-        found: dict[str, Any] = {"own": bool(said["own"]), "protocol": int(said["protocol"])}
-        found["versions"] = {"fedconcord": str(said["versions"]["fedconcord"])}
-        if not found["own"]:
-            return {**found, "named": str(said["named"]), "form": Form(**said["form"])._asdict()}
-        data = said["data"]
-        labels = [
-            {
-                "name": str(one["name"]),
-                "numbers": bool(one["numbers"]),
-                "values": None if one["values"] is None else [str(value) for value in one["values"]],
-            }
-            for one in data["labels"]
-        ]
-        columns = {
-            str(name): {"number": "number", "text": "text", "empty": "empty"}[k] for name, k in data["columns"].items()
-        }
-        shape = [codec.whole(one) for one in data["shape"]]
-        kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
-        rows = codec.whole(data["rows"])
-        return {
-            **found,
-            "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as broken:
-        raise _useless(site, broken) from broken
-
-
-def _texts(site: str, frame: Frame, words: Sequence[str]) -> dict[str, list[str]]:
-    try:
-        return {name: [str(text) for text in frame.fields["texts"][name]] for name in words}
-    except (KeyError, TypeError, AttributeError) as broken:
-        raise _useless(site, broken) from broken
-
-
-def _useless(site: str, broken: Exception) -> DifferError:
-    return DifferError([f"site {site}: its answer cannot be used ({type(broken).__name__}: {broken})"])
-
-
-# -- what is compared ------------------------------------------------------------------------------------------------
-
-
-def _versions(sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> list[str]:
-    mine = {"the protocol": PROTOCOL, "fedconcord": versions()["fedconcord"]}
-    found = []
-    for name, one in zip(sites, here, strict=True):
-        theirs = {"the protocol": one["protocol"], "fedconcord": one["versions"]["fedconcord"]}
-        found += [
-            f"site {name}: {what} is of version {theirs[what]} there and {value} here; install the same"
-            for what, value in mine.items()
-            if theirs[what] != value
-        ]
-    return found
-
-
-def _alike(sites: Sequence[str], said: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str) -> list[str]:
-    """Sentences on sites that differ from the first."""
-    return [
-        f"site {name}: {what} differ from site {sites[0]}'s: {_short(one[key])} there, {_short(said[0][key])} at "
-        f"{sites[0]}; give both the same"
-        for name, one in zip(sites, said, strict=True)
-        for key in keys
-        if json.dumps(one[key], sort_keys=True) != json.dumps(said[0][key], sort_keys=True)
-    ]
-
-
-def _columns(sites: Sequence[str], data: Sequence[Mapping[str, Any]], given: Input) -> list[str]:
-    """Columns that a site lacks or has beside the others', and such as hold numbers here and texts there."""
-    found = _alike(sites, data, ("inputs", "shape"), "the samples")
-    base = data[0]["columns"]
-    for name, one in zip(sites, data, strict=True):
-        for more, less, what in ((base, one["columns"], "lacks"), (one["columns"], base, "has")):
-            other = [column for column in more if column not in less]
-            if other:
-                listed = ", ".join(repr(column) for column in other[:SHOWN]) + (", ..." if len(other) > SHOWN else "")
-                than = f", which site {sites[0]} has" if what == "lacks" else f", which site {sites[0]} lacks"
-                found.append(
-                    f"site {name} {what} the column{'s' * (len(other) > 1)} {listed}{than}; give all sites the same "
-                    "columns, or name them in input.ignore"
-                )
-    for column in base if not found else ():
-        if column in given.categories:
-            continue
-        kinds = {
-            kind: name for name, one in zip(sites, data, strict=True) if (kind := one["columns"][column]) != "empty"
-        }
-        if len(kinds) > 1:
-            found.append(
-                f"column {column!r} holds numbers at site {kinds['number']} and texts at site {kinds['text']}; repair "
-                "one, or name it in input.categories"
-            )
-    return found
-
-
-def _labels(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Label columns that are others than the first site's, or numbers here and texts there."""
-    base = data[0]["labels"]
-    found = []
-    for name, one in zip(sites, data, strict=True):
-        mine = [label["name"] for label in one["labels"]]
-        if mine != [label["name"] for label in base]:
-            found.append(f"site {name} learns {', '.join(mine)}, and site {sites[0]} others; give both the same job")
-            continue
-        for label, first in zip(one["labels"], base, strict=True):
-            if label["numbers"] != first["numbers"]:
-                kind, other = ("numbers", "texts") if label["numbers"] else ("texts", "numbers")
-                found.append(
-                    f"label column {label['name']!r} holds {kind} at site {name} and {other} at site {sites[0]}; write "
-                    "it alike at both"
-                )
-    return found
-
-
-def _empty(digits: Sequence[str], known: Sums, seen: Mapping[str, set[str]], given: Input, needed: bool) -> list[str]:
-    """Columns without a value anywhere, and texts of too many kinds."""
-    if not needed:
-        return []
-    found = [
-        f"column {name!r} has more than {CATEGORIES} different texts over all sites; repair it, or leave it out with "
-        f"input.ignore={name}"
-        for name, texts in seen.items()
-        if len(texts) > CATEGORIES
-    ]
-    none = no_value(digits, known, seen)
-    return found + (
-        [f"no site has a value in column {none!r} of its training samples; leave it out with input.ignore={none}"]
-        if none is not None
-        else []
-    )
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
@@ -338,7 +190,7 @@ def _all(
             f"site{'s' * (len(silent) > 1)} {', '.join(silent)} did not answer within {TRIES} times {post.wait:g} s; "
             "start them, or leave them out of the sites"
         )
-    _differ(sentences)
+    raise_any(sentences)
     return [found[i] for i in fields]
 
 
@@ -362,16 +214,6 @@ def _sums(post: Post, messages: Sequence[Frame], part: str, count: int) -> Sums:
                 raise DifferError([f"site {site}: its sums are of another form than {count} columns"])
             rows[name].append(sent.numpy())
     return Sums(*(np.concatenate(rows[name]) for name in Sums._fields))
-
-
-def _differ(sentences: Sequence[str]) -> None:
-    if sentences:
-        raise DifferError(sentences)
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 # -- kept ------------------------------------------------------------------------------------------------------------

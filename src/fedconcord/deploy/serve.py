@@ -11,11 +11,12 @@ from typing import Any
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
 from fedconcord.deploy import handshake
+from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.engine import Sites
 from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.form import model_of, shell, source_of
-from fedconcord.deploy.handshake import Agreed, DifferError
+from fedconcord.deploy.handshake import Agreed
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
 from fedconcord.jobs import Job, Row, State, Step

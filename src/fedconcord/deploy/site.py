@@ -119,11 +119,9 @@ class Site:
             if frame.kind == "judge":
                 return codec.write(self._judge(opened, frame))
             return self._round(opened, frame, data)
-        except UserError:
+        except (UserError, FrameError, OSError):
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as wrong:
-            if isinstance(wrong, FrameError):
-                raise
+        except Exception as wrong:  # whatever content of another form leads to
             raise FrameError(f"its content cannot be used ({type(wrong).__name__})") from wrong
 
     # -- before round 0 --------------------------------------------------------------------------------------------
@@ -158,8 +156,8 @@ class Site:
     def _setup(self, frame: Frame, data: bytes) -> bytes:
         """All that the site is to know; the run has its folder from here on."""
         path = self.folder / frame.method / "setup.frame"
-        if path.exists() and path.read_bytes() != data and (path.parent / "row.safetensors").exists():
-            raise FrameError("this run has begun with another setup")
+        if path.exists() and path.read_bytes() != data:
+            raise FrameError("its folder is set up for this run otherwise; two sites cannot share a folder")
         opened = self._made(frame)
         if frame.fields["begins"]:
             path.parent.mkdir(parents=True, exist_ok=True)

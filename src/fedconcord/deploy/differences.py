@@ -1,0 +1,200 @@
+"""What sites say before round 0, read with the care that bytes from elsewhere need, and how they may differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedconcord.data.inputs import Input
+from fedconcord.data.preprocess import CATEGORIES, Sums
+from fedconcord.data.tables import no_value
+from fedconcord.deploy.form import Form
+from fedconcord.deploy.site import PROTOCOL, versions
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame
+
+SHOWN = 8  # columns in a sentence
+
+
+class DifferError(Exception):
+    """Server and sites are not of one mind."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__(sentences[0])
+        self.sentences = list(sentences)
+
+
+# -- what sites say, read with the care that bytes from elsewhere need ---------------------------------------------
+
+
+class Ready(NamedTuple):
+    """What a site made of the setup."""
+
+    facts: dict[str, str]  # `form.facts`
+    samples: list[int]  # trained on and tested on
+
+
+def read_ready(site: str, frame: Frame) -> Ready:
+    """The answer to a setup.
+
+    Raises:
+        DifferError: it cannot be used; as the next ones.
+    """
+    try:
+        trained, tested = (codec.whole(count) for count in frame.fields["samples"])
+        return Ready({str(k): str(v) for k, v in frame.fields["facts"].items()}, [trained, tested])
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def read_here(site: str, frame: Frame) -> dict[str, Any]:
+    """The answer to a hello: versions, and what there is."""
+    try:
+        said = frame.fields
+        found: dict[str, Any] = {"own": bool(said["own"]), "protocol": int(said["protocol"])}
+        found["versions"] = {"fedconcord": str(said["versions"]["fedconcord"])}
+        if not found["own"]:
+            form = Form(**said["form"])
+            for count in (*form.shape, form.outputs):
+                codec.whole(count)
+            return {**found, "named": str(said["named"]), "form": form._asdict()}
+        data = said["data"]
+        labels = [
+            {
+                "name": str(one["name"]),
+                "numbers": bool(one["numbers"]),
+                "values": None if one["values"] is None else [str(value) for value in one["values"]],
+            }
+            for one in data["labels"]
+        ]
+        columns = {
+            str(name): {"number": "number", "text": "text", "empty": "empty"}[k] for name, k in data["columns"].items()
+        }
+        shape = [codec.whole(one) for one in data["shape"]]
+        kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
+        rows = codec.whole(data["rows"])
+        return {
+            **found,
+            "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def read_texts(site: str, frame: Frame, words: Sequence[str]) -> dict[str, list[str]]:
+    """The texts of each column of texts."""
+    try:
+        return {name: [str(text) for text in frame.fields["texts"][name]] for name in words}
+    except (KeyError, TypeError, AttributeError) as broken:
+        raise _useless(site, broken) from broken
+
+
+def _useless(site: str, broken: Exception) -> DifferError:
+    return DifferError([f"site {site}: its answer cannot be used ({type(broken).__name__}: {broken})"])
+
+
+# -- what is compared ------------------------------------------------------------------------------------------------
+
+
+def versions_differ(sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Versions of the package and the protocol that are not the server's."""
+    mine = {"the protocol": PROTOCOL, "fedconcord": versions()["fedconcord"]}
+    found = []
+    for name, one in zip(sites, here, strict=True):
+        theirs = {"the protocol": one["protocol"], "fedconcord": one["versions"]["fedconcord"]}
+        found += [
+            f"site {name}: {what} is of version {theirs[what]} there and {value} here; install the same"
+            for what, value in mine.items()
+            if theirs[what] != value
+        ]
+    return found
+
+
+def parts_differ(sites: Sequence[str], said: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str) -> list[str]:
+    """Sentences on sites that differ from the first."""
+    return [
+        f"site {name}: {what} differ from site {sites[0]}'s: {_short(one[key])} there, {_short(said[0][key])} at "
+        f"{sites[0]}; give both the same"
+        for name, one in zip(sites, said, strict=True)
+        for key in keys
+        if json.dumps(one[key], sort_keys=True) != json.dumps(said[0][key], sort_keys=True)
+    ]
+
+
+def columns_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]], given: Input) -> list[str]:
+    """Columns that a site lacks or has beside the others', and such as hold numbers here and texts there."""
+    found = parts_differ(sites, data, ("inputs", "shape"), "the samples")
+    base = data[0]["columns"]
+    for name, one in zip(sites, data, strict=True):
+        for more, less, what in ((base, one["columns"], "lacks"), (one["columns"], base, "has")):
+            other = [column for column in more if column not in less]
+            if other:
+                listed = ", ".join(repr(column) for column in other[:SHOWN]) + (", ..." if len(other) > SHOWN else "")
+                than = f", which site {sites[0]} has" if what == "lacks" else f", which site {sites[0]} lacks"
+                found.append(
+                    f"site {name} {what} the column{'s' * (len(other) > 1)} {listed}{than}; give all sites the same "
+                    "columns, or name them in input.ignore"
+                )
+    for column in base if not found else ():
+        if column in given.categories:
+            continue
+        kinds = {
+            kind: name for name, one in zip(sites, data, strict=True) if (kind := one["columns"][column]) != "empty"
+        }
+        if len(kinds) > 1:
+            found.append(
+                f"column {column!r} holds numbers at site {kinds['number']} and texts at site {kinds['text']}; repair "
+                "one, or name it in input.categories"
+            )
+    return found
+
+
+def labels_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Label columns that are others than the first site's, or numbers here and texts there."""
+    base = data[0]["labels"]
+    found = []
+    for name, one in zip(sites, data, strict=True):
+        mine = [label["name"] for label in one["labels"]]
+        if mine != [label["name"] for label in base]:
+            found.append(f"site {name} learns {', '.join(mine)}, and site {sites[0]} others; give both the same job")
+            continue
+        for label, first in zip(one["labels"], base, strict=True):
+            if label["numbers"] != first["numbers"]:
+                kind, other = ("numbers", "texts") if label["numbers"] else ("texts", "numbers")
+                found.append(
+                    f"label column {label['name']!r} holds {kind} at site {name} and {other} at site {sites[0]}; write "
+                    "it alike at both"
+                )
+    return found
+
+
+def without_value(digits: Sequence[str], known: Sums, seen: Mapping[str, set[str]]) -> list[str]:
+    """Columns without a value anywhere, and texts of too many kinds."""
+    found = [
+        f"column {name!r} has more than {CATEGORIES} different texts over all sites; repair it, or leave it out with "
+        f"input.ignore={name}"
+        for name, texts in seen.items()
+        if len(texts) > CATEGORIES
+    ]
+    none = no_value(digits, known, seen)
+    return found + (
+        [f"no site has a value in column {none!r} of its training samples; leave it out with input.ignore={none}"]
+        if none is not None
+        else []
+    )
+
+
+def raise_any(sentences: Sequence[str]) -> None:
+    """Stop where there is something to say.
+
+    Raises:
+        DifferError: with these sentences.
+    """
+    if sentences:
+        raise DifferError(sentences)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
