@@ -22,7 +22,7 @@ SUPERLINK = "superlink"
 STARTS = 5  # of a SuperLink, each time at another port
 TAKEN = "address already in use"
 FINISHED = "finished"
-PAUSE = 0.2  # seconds between two looks
+PAUSE = 0.5  # seconds between two looks
 
 
 class Member(NamedTuple):
