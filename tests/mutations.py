@@ -29,6 +29,7 @@ FIXED, CHECK, ENGINES, RESULTS, STATE = (
 TUNING, BASELINES, DIAGNOSIS = (f"tests/test_{name}.py" for name in ("tuning", "baselines", "diagnosis"))
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/test_privacy.py",)
+ROBUST = ("tests/test_robust.py",)
 WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -210,10 +211,31 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("remote/codec.py", "if zlib.crc32(data[HEAD:], zlib.crc32(data[4:8])) != check:", "if False:"),), WIRE
     ),
     "processes: one without clients counts": Mutation(
-        (Edit("engines/stacked.py", "_zeros(total), 0, 0", "total, 0, 0"),), RANKS
+        (Edit("engines/stacked.py", "Attempt(tree_map(torch.zeros_like, found.total))", "Attempt(found.total)"),), RANKS
     ),
     "processes: the prelude is each one's own": Mutation(
-        (Edit("engines/stacked.py", "total, _ = self.team.total(_zeros(total) if idle else total, ())", "pass"),), RANKS
+        (Edit("engines/stacked.py", "total, _, spoilt = self._sum(mine, total, (), sound)", "spoilt = np.zeros(0)"),),
+        RANKS,
+    ),
+    "robust: contributions with their weights": Mutation(
+        (Edit("transforms/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
+    ),
+    "robust: the centre never moves": Mutation(
+        (Edit("transforms/robust.py", "(1 - momentum) * aggregate)", "0 * aggregate)"),), ROBUST
+    ),
+    "refused: the others keep their weights": Mutation(
+        (Edit("federation/weights.py", "cohort(kind, cut.p[comes], times[comes], expected[comes])", "cut.w[comes]"),),
+        ROBUST,
+    ),
+    "refused: on the wire its row counts": Mutation(
+        (
+            Edit(
+                "remote/server.py",
+                "for i in plan.ids.tolist():\n            self.ledger",
+                "for i in heard:\n            self.ledger",
+            ),
+        ),
+        ROBUST,
     ),
     "processes: the prologue asks each one's clients": Mutation(
         (Edit("engines/base.py", "total, (sent, evaluations) = team.total(total, (sent, evaluations))", "pass"),), RANKS

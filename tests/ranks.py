@@ -14,6 +14,7 @@ from fedconcord.engines.team import ALONE, Team
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job, State
 from fedconcord.local.solver import Solver
+from fedconcord.transforms.hostile import nan, with_hostile
 from fedconcord.transforms.uploads import topk, with_uploads
 from table import batches_of, make
 from test_engines import SCHEDULE, run, small
@@ -41,6 +42,8 @@ def jobs() -> dict[str, Job]:
         "svrg": Job(problem, make("fedavg"), FEW, Solver(oracle=Oracle("svrg"))),
         "two-block": Job(semi(), make("fedvra"), FEW),
         "kernel": Job(small("convolution"), make("fedadmm"), SCHEDULE),
+        "broken": Job(problem, with_hostile(make("scaffold"), nan(0.3), 5, 8), SCHEDULE),  # replies that are refused
+        "broken, prelude": Job(problem, with_hostile(make("mimesvrg"), nan(0.3), 5, 8), SCHEDULE),
         "float32": Job(small(dtype=torch.float32), make("scaffold"), FEW),
     }
 
@@ -49,6 +52,7 @@ def facts(state: State, team: Team = ALONE) -> dict[str, torch.Tensor]:
     """Everything that a state holds, by name."""
     found = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
     found |= {f"rows.{name}": leaf for name, leaf in team.collect(state.store.export()).items()}
+    found["refused"] = torch.tensor(sorted(state.refused.items()))
     return found | {"counts": torch.tensor([state.bytes_up, state.bytes_down, state.gradient_steps])}
 
 

@@ -65,6 +65,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         ),
         models=lambda server: {"mean": server.mean, "server": server.x},
         weights=weights,
+        invariant="duals that are measured from the mean of the cohort's models",
     )
 
 

@@ -104,6 +104,7 @@ def fedadmm(
         needs_x0=own,
         contribute=lambda change, sender, cohort: sender.w * change,
         update=update,
+        invariant="a model that is the sum of all changes of w_i + y_i / rho",
     )
 
 

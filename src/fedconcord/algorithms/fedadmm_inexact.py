@@ -97,4 +97,5 @@ def fedadmm_inexact(
         stepwise=True,
         needs_p=objective == "mean",
         needs_x0=True,
+        invariant="the mean of X_i + pi_i / rho over all clients",
     )

@@ -89,6 +89,7 @@ def feddyn(
         update=update,
         weights=weights,
         models=lambda server: {"server": server.x, "mean": server.mean},
+        invariant="h, the mean of all clients' h_i",
     )
 
 

@@ -80,4 +80,5 @@ def fedhybrid(
         steps=1,
         needs_everyone=True,
         needs_x0=True,
+        invariant="x_0, the mean of x_i + lambda_i / rho over all clients",
     )

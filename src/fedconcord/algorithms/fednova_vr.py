@@ -59,4 +59,5 @@ def fednova_vr(
         update=update,
         weights=weights,
         needs_normaliser=True,
+        invariant="c = sum p_i c_i over all clients",
     )

@@ -56,4 +56,5 @@ def fedpd(
         communicates=lambda cohort: cohort.coin >= p_skip,
         needs_everyone=True,
         needs_x0=True,
+        invariant="duals whose sum over all clients is 0",
     )

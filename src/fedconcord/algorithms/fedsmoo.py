@@ -77,4 +77,5 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         update=update,
         models=lambda server: {"server": server.x, "mean": server.mean},
         oracle=Oracle("sam", radius),
+        invariant="h, the mean of all clients' h_i",
     )

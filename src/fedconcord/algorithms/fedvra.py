@@ -110,4 +110,5 @@ def fedvra(
         weights=weights,
         needs_inclusion=d == "inverse_p",
         refuse=refuse,
+        invariant="lambda = sum omega_i lambda_i over all clients",
     )

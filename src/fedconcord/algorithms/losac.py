@@ -112,4 +112,5 @@ def losac(
         blocks=blocks,
         prologue=prologue if init == "gradient" else None,
         needs_p=True,
+        invariant="phi, the sum of all clients' tables",
     )

@@ -67,4 +67,5 @@ def scaffold(
         weights=weights,
         needs_full_gradient=option == 1,
         needs_normaliser=option == 2,
+        invariant="c = sum p_i c_i over all clients",
     )

@@ -46,4 +46,5 @@ def vrlsgd() -> Algorithm:
         ),
         needs_normaliser=True,
         needs_everyone=True,
+        invariant="sum Delta_i = 0 over all clients",
     )

@@ -100,16 +100,34 @@ def _other(name: str, values: np.ndarray, scores: Scores) -> dict[str, Any]:
     }
 
 
-def write(path: Path, scores: Scores, after: Scores | None, names: Sequence[str] | None) -> None:
-    """clients.csv: a line a client; a metric after fine-tuning ends in `_personalised`; empty where no samples are."""
+def write(
+    path: Path,
+    scores: Scores,
+    after: Scores | None,
+    names: Sequence[str] | None,
+    marks: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """clients.csv: a line a client; a metric after fine-tuning ends in `_personalised`; empty where no samples are.
+
+    Args:
+        marks: further columns of counts [N].
+    """
+    counts = dict(marks or {})
     columns: dict[str, np.ndarray] = dict(scores.values)
     if after is not None:
         columns |= {f"{name}_personalised": values for name, values in after.values.items()}
-    header = ["client", "name", "split", "samples", *columns]
+    header = ["client", "name", "split", "samples", *counts, *columns]
     told = names or [""] * len(scores.samples)
     cells = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = (
-        [i, name, scores.split, n, *("" if math.isnan(v) else v for v in values)]
+        [
+            i,
+            name,
+            scores.split,
+            n,
+            *(column[i] for column in counts.values()),
+            *("" if math.isnan(v) else v for v in values),
+        ]
         for i, (name, n, values) in enumerate(zip(told, scores.samples.tolist(), cells, strict=True))
     )
     files.write_csv(path, header, rows)

@@ -55,7 +55,7 @@ def run(given: Given, resume: Resume = None) -> None:
         say(stopped)
     if result.status == "diverged":
         say(f"diverged: a metric is no longer finite after round {result.rounds}; a smaller --lr may help")
-    for told in (outcome.wire(result.folder), outcome.privacy(result.folder)):
+    for told in (outcome.refused(result.folder), outcome.wire(result.folder), outcome.privacy(result.folder)):
         if told is not None:
             say(told)
     say(spent.sentence())
@@ -70,7 +70,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     """Compare methods on the same clients; write the report."""
     with importing():
         from fedconcord.api import finish_comparison
-        from fedconcord.runs import callbacks, plan, pool
+        from fedconcord.runs import callbacks, outcome, plan, pool
         from fedconcord.tracking import check, trackers
 
     sources = sources_of(given)
@@ -105,6 +105,9 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
         compared = finish_comparison(folder, results)
         if compared.report is not None:  # else another process writes it
             say_summary(folder)
+            for result in results:
+                if result.status != "failed" and (refused := outcome.refused(result.folder)) is not None:
+                    say(f"{result.label}, seed {result.seed}: {refused}")
             for result in failed:
                 complain(f"{result.label}, seed {result.seed} failed: {result.error}; {again} tries it again")
             say(f"report: {compared.report}")

@@ -32,7 +32,18 @@ from fedconcord.core.objective import (
     roster_of,
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
-from fedconcord.core.round import Outcome, Space, behind, cohort_of, column_of, sender_of, senders_of, space_of
+from fedconcord.core.round import (
+    Outcome,
+    Space,
+    behind,
+    cohort_of,
+    column_of,
+    finite,
+    sender_of,
+    senders_of,
+    space_of,
+    total_of,
+)
 from fedconcord.core.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_sum, tree_unflatten
 
 __all__ = [
@@ -71,6 +82,7 @@ __all__ = [
     "behind",
     "cohort_of",
     "column_of",
+    "finite",
     "model_of",
     "objective_of",
     "orders_of",
@@ -78,6 +90,7 @@ __all__ = [
     "sender_of",
     "senders_of",
     "space_of",
+    "total_of",
     "tree_bytes",
     "tree_leaves",
     "tree_map",

@@ -11,7 +11,7 @@ A round, as every engine runs it:
     local  = start(down, row, client)            the local problem: where to start, what to add to the gradient
     done   = <the engine's local loop>
     up,row = finish(down, row, done, client)     the message up and the client's new state
-    total  = sum over the cohort of contribute(up, sender, cohort)
+    total  = sum over the cohort of contribute(up, sender, cohort)        or what `combine` makes of them
     server = update(server, total, cohort)
     row    = settle.row(settle.send(down, server), row)    only for methods whose client state depends on the aggregate
 
@@ -19,7 +19,7 @@ A round, as every engine runs it:
 
 Hooks for what does not fit: `prelude` (a message before the local steps, Mime), `prologue` (all clients once before
 round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC),
-`own` (the answer is a model a client: every client alone).
+`own` (the answer is a model a client: every client alone), `combine` (contributions apart, in place of their sum).
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ class Algorithm:
     blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
     prelude: Prelude | None = None
     prologue: Prologue | None = None
+    combine: Callable[[Tree, Tree, Sender, Cohort], Tree] | None = None
+    """(server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are [S, 1]."""
     communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
+    invariant: str | None = None  # what holds only while contributions are summed: a sum over clients' rows, in words
     needs_everyone: bool = False  # all clients in every round
     needs_inclusion: bool = False  # sender.inclusion, so only samplings with known probabilities will do
     needs_p: bool = False  # client.p: its weight in the objective is told to the client

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     DROPOUT = 23  # who is lost in a round, and when
     FAULT = 24  # what becomes of the messages of a round on a wire with faults
     LOOK = 30  # clients and samples that a diagnosis looks at
+    HOSTILE = 40  # which clients attack in a simulation
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

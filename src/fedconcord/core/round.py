@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import rng
-from fedconcord.core.contract import Cohort, Sender
+from fedconcord.core.contract import Algorithm, Cohort, Sender
 from fedconcord.core.objective import Problem, Regulariser
 from fedconcord.core.plan import Plan
-from fedconcord.core.trees import Tree
+from fedconcord.core.trees import Tree, tree_leaves, tree_map, tree_sum
 
 
 class Outcome(NamedTuple):
@@ -23,6 +24,7 @@ class Outcome(NamedTuple):
     bytes_down: int  # all messages to the cohort
     bytes_up: int  # all messages of the cohort
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
+    refused: tuple[int, ...] = ()  # ids of those whose reply was not finite and left out, which the costs count
 
 
 class Space(NamedTuple):
@@ -94,3 +96,32 @@ def column_of(
 def behind(plan: Plan) -> np.ndarray:
     """Local steps [S] behind each client's reply."""
     return plan.steps if plan.waited is None else plan.steps + plan.waited
+
+
+def finite(sent: Tree, clients: int) -> Tensor:
+    """[S] bool: whether the sum of every tensor that a client sent is finite; leaves are [S, ...].
+
+    One pass without a copy. Numbers so large that their sum overflows are not finite either.
+    """
+    sums = [leaf.reshape(clients, -1).sum(1) for leaf in tree_leaves(sent).values() if leaf.is_floating_point()]
+    return torch.stack(sums).isfinite().all(0) if sums else torch.ones(clients, dtype=torch.bool)
+
+
+def total_of(
+    algorithm: Algorithm, server: Tree, shares: Sequence[Tree], select: np.ndarray, space: Space, plan: Plan
+) -> Tree:
+    """The total of contributions, one of each client at these positions of a plan; late ones, zeros, are not combined.
+
+    What is combined lies in memory at once: as many contributions as replies come.
+    """
+    heard = plan.heard[select]
+    if algorithm.combine is None or not heard.any():
+        return tree_sum(shares)
+    rows = tree_map(_rows, *(share for share, comes in zip(shares, heard, strict=True) if comes))
+    total = algorithm.combine(server, rows, senders_of(space, plan, select[heard]), cohort_of(space, plan))
+    return tree_map(lambda leaf, like: leaf.reshape(like.shape), total, shares[0])
+
+
+def _rows(*leaves: Tensor) -> Tensor:
+    rows = torch.stack(leaves)
+    return rows if rows.ndim > 1 else rows[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,11 +18,13 @@ from fedconcord.core import (
     Tree,
     TwoBlockRow,
     cohort_of,
+    finite,
     space_of,
     tree_bytes,
     tree_map,
 )
 from fedconcord.engines.team import ALONE, Team
+from fedconcord.federation import weights
 from fedconcord.local.duty import Duty, block_gradients
 from fedconcord.state import First, Storage, Store
 
@@ -67,6 +70,17 @@ class Engine(Protocol):
 
 
 # -- what simulations do alike: all clients are at hand --------------------------------------------------------
+
+
+def kept(duty: Duty, plan: Plan, sent: Sequence[Tree]) -> Plan:
+    """The plan without those whose message is not finite; `sent`: one of each client of the plan, unstacked."""
+    sound = [bool(finite(tree_map(lambda leaf: leaf[None], one), 1)) for one in sent]
+    return weights.without(plan, plan.heard & ~np.array(sound), duty.algorithm.weights, duty.algorithm.needs_everyone)
+
+
+def refused(chosen: Plan, plan: Plan) -> tuple[int, ...]:
+    """The clients that are not in what became of a plan."""
+    return tuple(np.setdiff1d(chosen.ids, plan.ids).tolist())
 
 
 def joining(algorithm: Algorithm, store: Store, plan: Plan, ids: np.ndarray, talks: bool) -> int:

@@ -10,11 +10,14 @@ from fedconcord.core import (
     Plan,
     Population,
     Problem,
+    Sender,
+    Space,
     Tree,
     cohort_of,
     orders_of,
     sender_of,
     space_of,
+    total_of,
     tree_bytes,
     tree_map,
     tree_sum,
@@ -60,42 +63,50 @@ class Serial:
         if len(plan.ids) == 0:
             return base.nobody(problem, duty, server, plan)
         algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
-        cohort = cohort_of(space, plan)
-        talks = algorithm.communicates is None or algorithm.communicates(cohort)
-        orders = [orders_of(plan, k, algorithm) for k in range(len(plan.ids))]
-        rows = [_first(store.gather(one)) for one in np.split(plan.ids, len(plan.ids))]
-        senders = [sender_of(space, plan, k) for k in range(len(plan.ids))]
+        talks = algorithm.communicates is None or algorithm.communicates(cohort_of(space, plan))
+        orders = {int(i): orders_of(plan, k, algorithm) for k, i in enumerate(plan.ids)}
+        rows = {i: _first(store.gather(np.array([i]))) for i in orders}
         reached = int((~plan.answers).sum()) + len(plan.aside.lost)
         down = broadcast = algorithm.broadcast(server)
         bytes_down = base.joining(algorithm, store, plan, plan.ids, talks) * tree_bytes(server.x)
         bytes_down += reached * tree_bytes(down) if talks else 0
         bytes_up = evaluations = 0
-        asked: list[Tensor | None] = [None] * len(orders)
+        asked: dict[int, Tensor] = {}
+        chosen = plan
         if algorithm.prelude is not None:
-            gradients = [ask(duty, objective, order.id, down, row) for order, row in zip(orders, rows, strict=True)]
-            pairs = zip(gradients, senders, strict=True)
-            total = tree_sum([algorithm.prelude.contribute(gradient, sender, cohort) for gradient, sender in pairs])
-            bytes_up += sum(tree_bytes(gradient) for gradient in gradients)
-            bytes_down += reached * tree_bytes(total)
+            gradients = {i: ask(duty, objective, i, down, rows[i]) for i in orders}
+            bytes_up += sum(tree_bytes(gradient) for gradient in gradients.values())
+            evaluations += sum(passes(duty, objective, i) for i, order in orders.items() if not order.answers)
+            plan = base.kept(duty, plan, [gradients[int(i)] for i in plan.ids])
+            senders, cohort = _senders(space, plan), cohort_of(space, plan)
+            pairs = zip(plan.ids.tolist(), senders, strict=True)
+            total = tree_sum([algorithm.prelude.contribute(gradients[i], sender, cohort) for i, sender in pairs])
+            bytes_down += (reached - len(chosen.ids) + len(plan.ids)) * tree_bytes(total)
             down = algorithm.prelude.absorb(down, total)
-            evaluations += sum(passes(duty, objective, order.id) for order in orders if not order.answers)
-            asked = list(gradients) if algorithm.needs_full_gradient else asked
+            asked = gradients if algorithm.needs_full_gradient else {}
 
-        shares = []
-        for order, row, sender, gradient in zip(orders, rows, senders, asked, strict=True):
-            done = client_step(duty, objective, order.id, down, row, order, gradient)
-            evaluations += done.gradient_steps
-            store.scatter(np.array([order.id]), tree_map(lambda leaf: leaf[None], done.row))
-            if talks:
-                shares.append(algorithm.contribute(done.up, sender, cohort))
-                bytes_up += 0 if order.late else tree_bytes(done.up)
+        made = {i: client_step(duty, objective, i, down, rows[i], orders[i], asked.get(i)) for i in plan.ids.tolist()}
+        evaluations += sum(done.gradient_steps for done in made.values())
         if talks:
-            server = algorithm.update(server, tree_sum(shares), cohort)
+            bytes_up += sum(tree_bytes(done.up) for i, done in made.items() if not orders[i].late)
+            plan = base.kept(duty, plan, [made[int(i)].up for i in plan.ids])
+        for i in plan.ids.tolist():
+            store.scatter(np.array([i]), tree_map(lambda leaf: leaf[None], made[i].row))
+        if talks:
+            cohort = cohort_of(space, plan)
+            pairs = zip(plan.ids.tolist(), _senders(space, plan), strict=True)
+            shares = [algorithm.contribute(made[i].up, sender, cohort) for i, sender in pairs]
+            total = total_of(algorithm, server, shares, np.arange(len(plan.ids)), space, plan)
+            server = algorithm.update(server, total, cohort)
             if algorithm.settle is not None:
                 sent = algorithm.settle.send(broadcast, server)
                 bytes_down += cohort.size * tree_bytes(sent)
                 store.scatter(plan.ids, settled(algorithm.settle, sent, store.gather(plan.ids)))
-        return Outcome(server, bytes_down, bytes_up, evaluations)
+        return Outcome(server, bytes_down, bytes_up, evaluations, base.refused(chosen, plan))
+
+
+def _senders(space: Space, plan: Plan) -> list[Sender]:
+    return [sender_of(space, plan, k) for k in range(len(plan.ids))]
 
 
 def _first(rows: Tree) -> Tree:

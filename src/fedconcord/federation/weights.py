@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedconcord.core import Weights
+from fedconcord.core import Plan, Weights
 from fedconcord.federation.once import once
 
 
@@ -39,3 +39,25 @@ def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, expected: np.ndarray
     """
     held = p * count
     return np.asarray(held / expected if kind == "unbiased" else held / held.sum())
+
+
+def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:
+    """The plan of some of its clients, weighed as if it had been drawn so; here: [S] bool, who stays."""
+    cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
+    w, comes = np.zeros(len(cut.ids)), cut.heard
+    times = np.ones(len(cut.ids)) if cut.times is None else cut.times
+    expected = cut.inclusion if cut.expected is None else cut.expected
+    if comes.any():
+        w[comes] = cohort(kind, cut.p[comes], times[comes], expected[comes])
+    return cut._replace(w=w)
+
+
+def without(plan: Plan, spoilt: np.ndarray, kind: Weights, everyone: bool) -> Plan:
+    """The plan without those whose reply is not finite ([S] bool, of replies that come), as if they had been lost.
+
+    The plan as it is where that leaves no reply, so that the model is lost and the run ends as diverged; so too for a
+    method that needs everyone.
+    """
+    if everyone or not spoilt.any() or not (plan.heard & ~spoilt).any():
+        return plan
+    return redrawn(plan, ~spoilt, kind)

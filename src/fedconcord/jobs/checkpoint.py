@@ -42,6 +42,7 @@ def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor])
         "bytes_down": state.bytes_down,
         "gradient_steps": state.gradient_steps,
         "simulated_seconds": state.simulated_seconds,
+        "refused": list(state.refused.items()),
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
     tensors.write(path, held, about)
@@ -94,6 +95,7 @@ def read(path: Path, job: Job, fresh: State | None = None) -> State:
         bytes_down=counters["bytes_down"],
         gradient_steps=counters["gradient_steps"],
         simulated_seconds=counters["simulated_seconds"],
+        refused=dict(counters.get("refused", ())),
     )
 
 
@@ -119,6 +121,7 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
         **{f"problem.{name}": value for name, value in about.items()},
         **{f"row.{name}": f"{leaf.dtype} {list(leaf.shape)}" for name, leaf in tree_leaves(row).items()},
         "engine.rows": job.storage.rows,
+        **({"hostile": zlib.crc32(json.dumps(job.hostile).encode())} if job.hostile else {}),
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -58,6 +60,7 @@ class Job:
     solver: Solver = Solver()
     engine: Engine = Stacked()
     storage: Storage = Storage()
+    hostile: tuple[int, ...] = ()  # clients that attack, in a simulation; the method and the data have what they do
 
     @cached_property
     def duty(self) -> Duty:
@@ -91,6 +94,7 @@ class State(NamedTuple):
     bytes_down: int  # cumulative
     gradient_steps: int  # cumulative
     simulated_seconds: float = 0.0  # cumulative; 0 without devices
+    refused: Mapping[int, int] = MappingProxyType({})  # client -> replies that were not finite and left out
 
 
 class Row(NamedTuple):

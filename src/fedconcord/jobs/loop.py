@@ -101,6 +101,7 @@ def advance(job: Job, state: State) -> State:
         bytes_down=state.bytes_down + done.bytes_down + tree_bytes(state.server.x) * plan.aside.asked,
         gradient_steps=state.gradient_steps + done.gradient_steps + plan.aside.gradient_steps,
         simulated_seconds=state.simulated_seconds + plan.seconds,
+        refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in done.refused}},
     )
 
 

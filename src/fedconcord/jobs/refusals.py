@@ -49,6 +49,11 @@ def reasons(job: Job) -> Iterator[str]:
             yield "clients' own models are judged on labelled samples in memory, and these data have none"
         if job.engine.team.size > 1 or isinstance(job.engine, Wire):
             yield "clients' own models are judged in one process; use engine stacked or serial"
+    if algorithm.combine is not None and job.engine.team.size > 1:
+        yield (
+            "contributions that are not summed have to lie in one process, and the distributed engine has several; use "
+            "engine stacked, or aggregate mean and no attack that looks at other clients"
+        )
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
     if algorithm.blocks is not None:

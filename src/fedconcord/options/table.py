@@ -16,7 +16,7 @@ from fedconcord.options.option import Option
 
 OPTIONS = (
     Option("method", "method", "job", "NAME", True, "", "fedavg", "the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own"),
-    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do privacy.epsilon=, server= and upload=; label= names it"),
+    Option("methods", "methods", "job", "LIST", True, "list of methods such as fedavg,fedprox(mu=0.1)", "none", "the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, as do privacy.epsilon=, server=, upload= and aggregate=; label= names it"),
     Option("baselines", "baselines", "run", "LIST", True, "list of baselines such as local,pooled", "none", "what the methods of a comparison are judged against: local, every client alone; pooled, all samples in one place; local(local.lr=0.05) sets a local key"),
     Option("data", "data", "data", "DATA", True, "", "digits", "data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
     Option("data_dir", "data_dir", "data", "DIR", True, "", "none", "folder of data files; else $FEDCONCORD_DATA, else a cache"),
@@ -30,6 +30,8 @@ OPTIONS = (
     Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "which clients take part in a round"),
     Option("server", "server", "job", "NAME", True, "server optimiser such as momentum(0.9)", "none", "what the method's step at the server goes through; the step as it is if none"),
     Option("upload", "upload", "job", "NAME", True, "compressor such as quantise(8) or topk(0.1)", "none", "how the clients' messages are compressed; not at all if none"),
+    Option("aggregate", "aggregate", "job", "NAME", True, "aggregation rule such as median or krum(2)", "none", "what the server makes of the clients' contributions; their weighted mean if none"),
+    Option("hostile", "hostile", "job", "NAME", True, "attack such as sign_flip(0.2) or nan(0.1)", "none", "what hostile clients do, in a simulation; nobody is hostile if none"),
     Option("seed", "seed", "data", "N", False, "integer >= 0", "0", "the seed of a run, of all its randomness"),
     Option("seeds", "seeds", "job", "LIST", True, "list of integers >= 0 such as 0,1,2", "0", "the seeds of a comparison; all methods of a seed meet the same clients and batches"),
     Option("out", "out", "run", "DIR", True, "", "none", "folder of the results; a new one below runs/ if none"),
@@ -97,6 +99,12 @@ class Shared(TypedDict, total=False):
 
     upload: str | None
     "How the clients' messages are compressed; not at all if none (compressor such as quantise(8) or topk(0.1)). [none]"
+
+    aggregate: str | None
+    "What the server makes of the clients' contributions; their weighted mean if none (aggregation rule such as median or krum(2)). [none]"
+
+    hostile: str | None
+    "What hostile clients do, in a simulation; nobody is hostile if none (attack such as sign_flip(0.2) or nan(0.1)). [none]"
 
     out: str | Path | None
     "Folder of the results; a new one below runs/ if none. [none]"

@@ -23,8 +23,11 @@ from fedconcord.core import (
     Space,
     Tree,
     cohort_of,
+    finite,
     orders_of,
     sender_of,
+    total_of,
+    tree_map,
     tree_sum,
 )
 from fedconcord.federation import weights
@@ -104,6 +107,7 @@ class RemoteServer:
         self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
         self.send, self.tries, self.traffic, self.ways = send, tries, traffic, ways
         self.method = method or codec.digest(algorithm.identity)
+        self.spoilt: list[int] = []  # clients of the round whose answer is not finite
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -127,11 +131,11 @@ class RemoteServer:
         lost = {i: self._gone(plan.round, i, broadcast, ready.answer) for i in plan.aside.lost}
         heard = self._all(ready.plan, ready.wants, ready.again, lost)
         steps = ready.gradient_steps + sum(answer.gradient_steps for answer in heard.values())
-        for i, answer in heard.items():
-            self.ledger.counted[i] = (plan.round, answer.fingerprint)
+        plan = self._only(ready.plan, heard)
+        for i in plan.ids.tolist():
+            self.ledger.counted[i] = (plan.round, heard[i].fingerprint)
             self.ledger.silent.pop(i, None)
             (self.ledger.late.add if orders[i].late else self.ledger.late.discard)(i)
-        plan = self._only(ready.plan, heard)
         replies = np.flatnonzero(plan.heard)
         if len(replies) == 0:
             unheard = algorithm.unheard
@@ -142,7 +146,8 @@ class RemoteServer:
             algorithm.contribute(heard[i].tree, sender_of(self.space, plan, int(k)), cohort)
             for k, i in zip(replies, clients, strict=True)
         ]
-        server = algorithm.update(server, tree_sum(shares), cohort)
+        total = total_of(algorithm, server, shares, replies, self.space, plan)
+        server = algorithm.update(server, total, cohort)
         if algorithm.settle is not None:
             self.ledger.owe(plan.round, algorithm.settle.send(broadcast, server), clients)
         return self._outcome(server, before, steps)
@@ -165,30 +170,36 @@ class RemoteServer:
 
     def _outcome(self, server: Tree, before: Traffic, steps: int) -> Outcome:
         now = self.traffic
-        return Outcome(server, now.payload_down - before.payload_down, now.payload_up - before.payload_up, steps)
+        down, up = now.payload_down - before.payload_down, now.payload_up - before.payload_up
+        return Outcome(server, down, up, steps, tuple(sorted(self.spoilt)))
 
     def _only(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
-        """The plan of those that answered, weighed as if it had been drawn so.
+        """The plan of those that answered with finite numbers, weighed as if it had been drawn so.
 
         Raises:
             UserError: the method needs all clients and one is missing.
         """
         here = np.array([int(i) in heard for i in plan.ids], bool)
         if here.all():
-            return plan
+            return self._sound(plan, heard)
         if self.algorithm.needs_everyone:
             raise UserError(
                 f"{self.ways.name(int(plan.ids[~here][0]))} did not answer in round {plan.round} within "
                 f"{self.tries} tries, and {self.algorithm.identity.name or 'the method'} needs all clients in every "
                 f"round; {self.ways.remedy} or another method"
             )
-        cut = Plan._make(value[here] if isinstance(value, np.ndarray) else value for value in plan)
-        w, comes = np.zeros(len(cut.ids)), cut.heard
-        times = np.ones(len(cut.ids)) if cut.times is None else cut.times
-        expected = cut.inclusion if cut.expected is None else cut.expected
-        if comes.any():
-            w[comes] = weights.cohort(self.algorithm.weights, cut.p[comes], times[comes], expected[comes])
-        return cut._replace(w=w)
+        return self._sound(weights.redrawn(plan, here, self.algorithm.weights), heard)
+
+    def _sound(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
+        """The plan without those whose answer is not finite; they are not asked again, as they would say the same."""
+        trees = [tree_map(lambda leaf: leaf[None], heard[i].tree) for i in plan.ids.tolist()]
+        spoilt = plan.heard & ~np.array([bool(finite(tree, 1)) for tree in trees], bool)
+        kept = weights.without(plan, spoilt, self.algorithm.weights, self.algorithm.needs_everyone)
+        gone = np.setdiff1d(plan.ids, kept.ids).tolist()
+        self.spoilt += gone
+        self.ledger.joined -= {i for i in gone if i not in self.ledger.counted}  # they begin anew
+        self._add(refused=len(gone))
+        return kept
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 

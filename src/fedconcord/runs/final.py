@@ -66,7 +66,7 @@ class Final:
         if inner is None or not (self.wanted.clients or self.wanted.finetune):
             return
         if self.job.algorithm.own is not None:
-            self._write(inner, state.round, own_figures(inner, own_models(self.job, state)), None)
+            self._write(inner, state, state.round, own_figures(inner, own_models(self.job, state)), None)
             return
         x, round, best = model_of(self.job, state), state.round, self.stopping.best
         if best is not None:
@@ -74,10 +74,13 @@ class Final:
         how, after = self.wanted.finetune, None
         if how is not None:
             after = personalised(self.job, x, how, state.round)
-        self._write(inner, round, client_figures(inner, x), after)
+        self._write(inner, state, round, client_figures(inner, x), after)
 
-    def _write(self, inner: Supervised, round: int, scores: Scores, after: Scores | None) -> None:
-        fairness.write(self.folder / "clients.csv", scores, after, inner.data.client_names)
+    def _write(self, inner: Supervised, state: State, round: int, scores: Scores, after: Scores | None) -> None:
+        clients, hostile = range(len(scores.samples)), frozenset(self.job.hostile)
+        marks = {"hostile": [int(i in hostile) for i in clients]} if hostile else {}
+        marks |= {"refused": [state.refused.get(i, 0) for i in clients]} if state.refused else {}
+        fairness.write(self.folder / "clients.csv", scores, after, inner.data.client_names, marks)
         self.clients = fairness.description(round, scores, after)
 
     def _read(self, problem: Supervised) -> torch.Tensor:

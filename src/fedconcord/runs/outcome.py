@@ -13,6 +13,8 @@ from fedconcord.runs.folder import read_description
 from fedconcord.runs.plan import Planned
 from fedconcord.runs.tables import COUNTERS, EPSILON
 
+NAMED = 5  # clients that a sentence names
+
 
 class Finished(NamedTuple):
     """What became of one run."""
@@ -67,6 +69,19 @@ def why_evaluated(folder: Path) -> str | None:
     """What counted work decided of the evaluations of a run, or None."""
     found: str | None = read_description(folder)["evaluation"].get("why")
     return found
+
+
+def refused(folder: Path) -> str | None:
+    """Whose replies the run of a folder left out as not finite, in a sentence, or None."""
+    found = read_description(folder).get("refused")
+    if found is None:
+        return None
+    who = list(found["clients"])
+    named = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
+    return (
+        f"refused: {found['replies']} replies with NaN or infinity were left out of their rounds, from "
+        f"{len(who)} client{'s' * (len(who) > 1)}: {named}"
+    )
 
 
 def wire(folder: Path) -> str | None:

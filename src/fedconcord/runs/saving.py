@@ -81,6 +81,8 @@ class Saving:
         said = {**self.about, "status": status, "rounds_done": state.round}
         if state.round > 0 and (wire := self.job.engine.report(state.store)):
             said["wire"] = wire
+        if state.refused:
+            said["refused"] = {"replies": sum(state.refused.values()), "clients": dict(sorted(state.refused.items()))}
         for one in self.observers:
             said |= one.about()
         return said
@@ -97,6 +99,7 @@ def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> 
         "rounds_done": 0,
         "dim": job.problem.objective.dim,
         "state_bytes": grows_to,
+        **({"hostile": list(job.hostile)} if job.hostile else {}),
         "threads": torch.get_num_threads(),
         **({name: getattr(engine, name) for name in CHOICES} if isinstance(engine, Stacked) else {}),
         "versions": versions(),

@@ -7,15 +7,14 @@ come from one source; across sources the later one replaces the other.
 from fedconcord.settings.build import (
     advise,
     build,
-    device_of,
     divided,
     forget_problem,
     problem_of,
     refuse,
-    team_of,
 )
 from fedconcord.settings.holding import held
 from fedconcord.settings.judging import evaluation, first_problem, judged, looks
+from fedconcord.settings.machine import device_of, team_of
 from fedconcord.settings.methods import local_for, read_method, runs, single
 from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words

@@ -51,7 +51,7 @@ def check(baselines: Sequence[str], methods: Sequence[str], config: Config) -> N
 
 
 def settings_for(config: Config, name: str) -> Config:
-    """The job's settings as a baseline takes them: nobody sends, is late or lost, and no rounds are saved.
+    """The job's settings as a baseline takes them: nobody sends, is hostile, late or lost, and no rounds are saved.
 
     Clients' own models cost a pass each over the test set: they are judged at the start and the end.
     """
@@ -69,10 +69,11 @@ def settings_for(config: Config, name: str) -> Config:
     engine = config.engine
     if engine.name == "wire":
         engine = engine.model_copy(update={"name": "stacked"})
-    alone = {"server": None, "upload": None, "dropout": None, "deadline": None, "late": "discard"}
+    alone = dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline"))
     return config.model_copy(
         update={
             **alone,
+            "late": "discard",
             "label": None,
             "algorithm": {},
             "engine": engine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from typing import Literal
 
@@ -18,15 +17,12 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem, rng
 from fedconcord.data import Dataset
 from fedconcord.data.holdout import hold_out
-from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
-from fedconcord.engines.team import ALONE, Team
 from fedconcord.federation.features import FEATURES, skewed
 from fedconcord.federation.labels import LABELS
 from fedconcord.federation.partitions import partitions
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
 from fedconcord.jobs import Job
-from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS, models
 from fedconcord.problems import PROBLEMS, Regularised, Supervised
@@ -34,8 +30,9 @@ from fedconcord.problems.losses import metrics_of
 from fedconcord.problems.precision import Precision
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.remote.link import Faults
+from fedconcord.settings import hostile
 from fedconcord.settings.baselines import baseline, registry_of
+from fedconcord.settings.machine import device_of, engine_of
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import TASKS, part, work_of
 from fedconcord.settings.privacy import protected, refuse_data
@@ -43,6 +40,7 @@ from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
 from fedconcord.state import Storage
 from fedconcord.transforms.late import with_late_replies
+from fedconcord.transforms.robust import with_aggregate
 from fedconcord.transforms.server import with_server
 from fedconcord.transforms.tables import with_table
 from fedconcord.transforms.uploads import with_uploads
@@ -68,6 +66,7 @@ def problem_of(config: Config) -> Problem:
         config.input.model_dump_json(),
         stamp(config.data, config.input),
         config.engine.precision,
+        hostile.liars(config),
     )
     if not isinstance(found, Supervised | SemiSupervised | Streamed):
         return found
@@ -101,7 +100,11 @@ def _problem(
     given: str,
     stamp: str,
     precision: Precision,
+    liars: str | None,
 ) -> Problem:
+    if liars is not None and (partition is None or task is not None):
+        which = f"data {data}" if partition is None else f"task {task}"
+        raise UserError(f"hostile {liars} lies about the labels of samples, which {which} lacks; use another attack")
     if precision != "full" and (partition is None or task is not None):
         which = f"data {data}" if partition is None else f"task {task}"
         raise UserError(
@@ -111,7 +114,7 @@ def _problem(
     if partition is None:  # a problem with its own clients
         brought: Problem = factories.build(PROBLEMS, "data set", data, seed, clients, dtype, device)
         return brought
-    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given, stamp)
+    dataset, parts = _divided(data, data_dir, partition, clients, seed, skew, given, stamp, liars)
     _divided.cache_clear()  # the problem has its own
     if dataset.streams is not None and (task, validation) != (None, None):
         key = f"task {task}" if task is not None else f"validation {validation:g}"
@@ -202,12 +205,21 @@ def _division(config: Config, partition: str) -> tuple[Dataset, list[np.ndarray]
         config.skew,
         config.input.model_dump_json(),
         stamp(config.data, config.input),
+        hostile.liars(config),
     )
 
 
 @functools.lru_cache(maxsize=1)
 def _divided(
-    data: str, data_dir: str | None, partition: str, clients: int, seed: int, skew: str | None, given: str, stamp: str
+    data: str,
+    data_dir: str | None,
+    partition: str,
+    clients: int,
+    seed: int,
+    skew: str | None,
+    given: str,
+    stamp: str,
+    liars: str | None,
 ) -> tuple[Dataset, list[np.ndarray]]:
     """The samples of each client [n_i]. Kept until the problem is made of them, which reads them next."""
     dataset = dataset_of(data, data_dir, seed, InputSettings.model_validate_json(given))
@@ -230,6 +242,8 @@ def _divided(
             raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
         changed = skewed(dataset.train_x, parts, seed, factories.check(FEATURES, "feature skew", skew))
         dataset = dataset._replace(train_x=changed)
+    if liars is not None:
+        dataset = hostile.lied(dataset, parts, seed, liars)
     return dataset, parts
 
 
@@ -239,48 +253,6 @@ def forget_problem() -> None:
     _sampled.cache_clear()
 
 
-def device_of(config: Config) -> torch.device:
-    """The device of a run.
-
-    Raises:
-        UserError: cuda is asked for and not there.
-    """
-    wanted, there = config.engine.device, torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
-    if not there or wanted == "cpu":
-        return torch.device("cpu")
-    if config.engine.name != "distributed":
-        return torch.device("cuda")
-    local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= devices:
-        raise UserError(
-            f"the distributed engine needs a CUDA device a process, found {devices}; start {devices}, or use cpu"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
-def team_of(config: Config) -> Team:
-    """The processes that share the run."""
-    if config.engine.name != "distributed":
-        return ALONE
-    return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
-
-
-def graphs_of(config: Config) -> Graphs | None:
-    """Where the run's local steps are recorded.
-
-    Raises:
-        UserError: the run is not on a GPU.
-    """
-    if not config.engine.graphs:
-        return None
-    if device_of(config).type != "cuda":
-        raise UserError("engine.graphs records CUDA graphs, and this run is on the CPU; leave it out, or use cuda")
-    return Graphs()
-
-
 def build(config: Config) -> Job:
     """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
     local = config.local
@@ -288,20 +260,14 @@ def build(config: Config) -> Job:
         "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
     )
     work = getattr(local, unit)
-    engine: Engine = Serial()
-    if config.engine.name == "wire":
-        wire = config.wire
-        faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
-        engine = Wire(faults, wire.tries, config.seed or 0)
-    elif config.engine.name != "serial":
-        choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
-        engine = Stacked(*choices, graphs_of(config))
     called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
     algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
+    if config.aggregate is not None:
+        algorithm = with_aggregate(algorithm, part("aggregate", config.aggregate))
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
@@ -314,6 +280,7 @@ def build(config: Config) -> Job:
     if config.late == "keep":
         algorithm = with_late_replies(algorithm)
     problem: Problem = problem_of(config)
+    algorithm, attackers = hostile.among(algorithm, config, problem.roster.n)
     if config.regulariser is not None:
         problem = Regularised(problem, part("regulariser", config.regulariser))
     job = Job(
@@ -347,8 +314,9 @@ def build(config: Config) -> Job:
             clip_direction=local.clip_direction,
             clip_form=local.clip_form,
         ),
-        engine=engine,
+        engine=engine_of(config),
         storage=Storage(config.engine.store, config.engine.rows),
+        hostile=attackers,
     )
     return job if config.method not in BASELINES else baseline(job, config.method)
 

@@ -23,6 +23,8 @@ from fedconcord.problems.clustering import clustering
 from fedconcord.problems.losses import losses
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.problems.semi import semi
+from fedconcord.transforms.hostile import ATTACKS
+from fedconcord.transforms.robust import AGGREGATES
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.transforms.uploads import COMPRESSORS
 
@@ -34,6 +36,8 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "devices": ("model of devices", DEVICES),
     "server": ("server optimiser", OPTIMIZERS),
     "upload": ("compressor", COMPRESSORS),
+    "aggregate": ("aggregation rule", AGGREGATES),
+    "hostile": ("attack", ATTACKS),
     "regulariser": ("regulariser", REGULARISERS),
     "skew": ("feature skew", FEATURES),
     "labels": ("removal of labels", LABELS),
@@ -42,7 +46,11 @@ PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that 
     "local.oracle": ("gradient oracle", ORACLES),
     "eval.personalise": ("personalisation", PERSONALISE),
 }
-PARTS_OF_METHOD = ("server", "upload")  # which a method of a comparison may have for itself, beside local.*
+PARTS_OF_METHOD = (
+    "server",
+    "upload",
+    "aggregate",
+)  # which a method of a comparison may have for itself, beside local.*
 
 
 def work_of(work: float | str) -> Work:

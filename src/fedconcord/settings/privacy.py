@@ -72,6 +72,12 @@ def calibrated(config: Config) -> Config:
 
 def _refuse(config: Config) -> None:
     given, chosen = config.privacy, config.eval
+    for key in ("aggregate", "hostile"):
+        if getattr(config, key) is not None:
+            raise UserError(
+                f"{key} {getattr(config, key)} takes the contributions of clients apart, and privacy covers their sum "
+                "alone; leave one of them out"
+            )
     if given.delta >= 1 / config.clients:
         raise UserError(
             f"privacy.delta {given.delta:g} lets one of {config.clients} clients be published whole; give less than "

@@ -44,7 +44,7 @@ class Config(BaseModel):
         Annotated[list[str], Field(min_length=1)] | None,
         Field(
             description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
-            "as do privacy.epsilon=, server= and upload=; label= names it",
+            "as do privacy.epsilon=, server=, upload= and aggregate=; label= names it",
             json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
         ),
         Short("methods", "job"),
@@ -192,6 +192,22 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a compressor such as quantise(8) or topk(0.1)"},
         ),
         Short("upload", "job"),
+    ] = None
+    aggregate: Annotated[
+        str | None,
+        Field(
+            description="what the server makes of the clients' contributions; their weighted mean if none",
+            json_schema_extra={"wanted": "an aggregation rule such as median or krum(2)"},
+        ),
+        Short("aggregate", "job"),
+    ] = None
+    hostile: Annotated[
+        str | None,
+        Field(
+            description="what hostile clients do, in a simulation; nobody is hostile if none",
+            json_schema_extra={"wanted": "an attack such as sign_flip(0.2) or nan(0.1)"},
+        ),
+        Short("hostile", "job"),
     ] = None
     seed: Annotated[
         Seed | None,

@@ -72,24 +72,5 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
     return Forms(bare, broadcast, sent, asked, answer, settled, share, local.snapshot is not None)
 
 
-def unmoved(algorithm: Algorithm, x: Tensor) -> Tree:
-    """The first message of a client whose model did not move, for a model of two ones: its form, and zeros if it sends
-    changes. It runs the method's own functions once, on two numbers, because no bundle declares its message."""
-    x = torch.ones_like(x[:2])
-    one, zero = x.new_ones(()), torch.zeros_like(x)
-    number = torch.zeros_like(one, dtype=torch.int64)
-    client = Client(number, one, one, 1.0, x.new_zeros, zero, torch.diag(x), normal=x.new_zeros)
-    down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
-    if algorithm.prelude is not None:
-        cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=len(x), coin=0.0, regulariser=None, lr=1.0)
-        sender = Sender(client.id, one, one, one, one, 1.0)
-        down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(zero, sender, cohort))
-    local = algorithm.start(down, row, client)
-    buffer = zero if local.buffer is None else local.buffer
-    tilt = None if local.tilt is None else local.tilt.own
-    up, _ = algorithm.finish(down, row, Done(local.x, one, one, local.linear, local.table, buffer, tilt), client)
-    return up
-
-
 def _bare(leaf: Any) -> Any:
     return leaf.to("meta") if isinstance(leaf, Tensor) else leaf

@@ -45,7 +45,8 @@ def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Alg
 
 def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
     """The same method on a server state `around(state, x^0)`, which holds the method's own as `inner`, and has `x`."""
-    settle, prologue, unheard = algorithm.settle, algorithm.prologue, algorithm.unheard
+    settle, prologue = algorithm.settle, algorithm.prologue
+    unheard, combine = algorithm.unheard, algorithm.combine
 
     def init(x: Tensor, population: Population) -> Tree:
         return around(algorithm.init(x, population), x)
@@ -63,9 +64,17 @@ def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> 
         unheard=None
         if unheard is None
         else lambda server, cohort: server._replace(inner=unheard(server.inner, cohort)),
+        combine=None
+        if combine is None
+        else lambda server, rows, senders, cohort: combine(server.inner, rows, senders, cohort),
         prologue=None
         if prologue is None
         else prologue._replace(
             update=lambda server, total: server._replace(inner=prologue.update(server.inner, total))
         ),
     )
+
+
+def moved(server: Any, x: Tensor) -> Any:
+    """A server's state with another model x [d], through all that is lifted around it."""
+    return server._replace(x=x) if "x" in server._fields else server._replace(inner=moved(server.inner, x))

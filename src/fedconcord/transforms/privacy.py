@@ -38,7 +38,8 @@ from fedconcord.core import (
     tree_leaves,
     tree_map,
 )
-from fedconcord.transforms.forms import forms, unmoved
+from fedconcord.transforms import probe
+from fedconcord.transforms.forms import forms
 from fedconcord.transforms.uploads import is_packed
 
 
@@ -151,7 +152,7 @@ def _uncovered(algorithm: Algorithm) -> str | None:
             f"weights {algorithm.weights} go by how many samples a client has, which nothing protects (where the "
             "method has uniform weights, write weights=uniform)"
         )
-    first = unmoved(algorithm, torch.ones(2, dtype=torch.float64))
+    first = probe.message(algorithm, torch.ones(2, dtype=torch.float64))
     if is_packed(first):
         return "it compresses messages before they are clipped, and only what is clipped may be compressed (upload)"
     vectors = list(tree_leaves(first).values())

@@ -21,7 +21,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.basis.search import Search
 from fedconcord.core import Algorithm, Cohort, Tree
-from fedconcord.transforms.lift import lift_server
+from fedconcord.transforms.lift import lift_server, moved
 
 LR = Annotated[float, Field(gt=0, description="server step size"), Search(0.01, 2.0)]
 Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
@@ -183,7 +183,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     def through(server: Served, after: Tree, cohort: Cohort) -> Served:
         unit = cohort.lr if optimizer.units == "gradients" else 1.0
         move, state = optimizer.step(server.optimizer, (after.x - server.x) / unit)
-        return Served(after._replace(x=server.x + unit * move), state)
+        return Served(moved(after, server.x + unit * move), state)
 
     unheard = algorithm.unheard
     return replace(

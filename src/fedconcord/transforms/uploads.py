@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
-from fedconcord.transforms.forms import unmoved
 from fedconcord.transforms.lift import lift_row
+from fedconcord.transforms.probe import message
 
 
 class Compressor(NamedTuple):
@@ -154,7 +154,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return row.inner if feedback else row
 
     def around(inner: Tree, x: Tensor) -> WithError:
-        vectors = _vectors(unmoved(algorithm, x), min(len(x), 2))
+        vectors = _vectors(message(algorithm, x), min(len(x), 2))
         return WithError(inner, tuple(torch.zeros_like(x) for _ in vectors))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
@@ -184,7 +184,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         reason = algorithm.refuse(population, cohort)
         if reason is not None:
             return reason
-        first = unmoved(algorithm, population.p.new_ones(2))
+        first = message(algorithm, population.p.new_ones(2))
         if is_packed(first):
             return "the method compresses its own uploads; leave upload at none"
         if any(bool(v.any()) for v in _vectors(first, 2)):
