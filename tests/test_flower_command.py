@@ -325,6 +325,7 @@ def test_the_composed_example_fits_together() -> None:
 # -- trials --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.flower
 def test_a_trial_from_end_to_end(job: Path, alone: None) -> None:
     """With all that has led processes astray: a proxy, no home, a long path, and a folder that has a blank."""
     place = job / ("long " + "x" * 100)
@@ -416,8 +417,8 @@ class Trial:
                 continue
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.flower
 def test_nothing_is_left_of_a_trial_that_is_stopped_and_it_goes_on(job: Path, alone: None, how: signal.Signals) -> None:
     with Trial(job, job / "run", "--config", "job.toml", "--out", "run", "--rounds", "500") as trial:
         trial.until("round 2 of")
@@ -431,7 +432,7 @@ def test_nothing_is_left_of_a_trial_that_is_stopped_and_it_goes_on(job: Path, al
     assert json.loads((job / "run" / "run.json").read_text())["rounds_done"] == before + 3
 
 
-@pytest.mark.slow
+@pytest.mark.flower
 def test_a_killed_supernode_comes_back_and_a_killed_superlink_is_said(job: Path, alone: None) -> None:
     more = ("--config", "job.toml", "--out", "run", "--rounds", "5000", "--set", "eval.every=50")
     with Trial(job, job / "run", *more) as trial:
@@ -446,7 +447,7 @@ def test_a_killed_supernode_comes_back_and_a_killed_superlink_is_said(job: Path,
         assert "error: the process superlink was killed by SIGKILL; its last lines in" in trial.lines[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.flower
 def test_a_team_runs_server_and_sites_by_hand(job: Path, alone: None, refused: Refused) -> None:
     """keys, server, site, and `flwr run` of what `new` wrote; a site that the server does not know is told so."""
     port = str(free_port())
