@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 QUICK ?=
 
-.PHONY: demo test lint slow wheel clean
+.PHONY: demo test lint slow flower wheel clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +31,11 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 slow: $(VENV)/ready
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal $(SLOW)
+	$(BIN)/python -m pytest -m 'slow and not flower' -n $(JOBS) --dist worksteal $(SLOW)
+
+# A real SuperLink with real SuperNodes, one trial at a time.
+flower: $(VENV)/ready
+	$(BIN)/python -m pytest -m flower
 
 wheel: $(VENV)/ready
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

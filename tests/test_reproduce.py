@@ -98,6 +98,9 @@ def test_missing_data_leave_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
     with pytest.raises(UserError, match="fmnist"):
         done(tmp_path / "out" / "small" / "paper", "paper")
+    desk = SMALL._replace(sizes={"desk": SMALL.sizes["paper"]})
+    with pytest.raises(UserError, match="fmnist"):
+        done(tmp_path / "out" / "small" / "desk", "desk", desk)
     assert not (tmp_path / "out").exists()
 
 

@@ -229,7 +229,7 @@ def test_sums_of_the_largest_numbers_fit_their_modulus(bits: int) -> None:
 def test_the_optimum_is_reached_to_the_error(name: str) -> None:
     party = Party(make(name), FINE, CLIENTS)
     party.change(schedule=replace(party.job.schedule, batch_size=None, lr=0.4))
-    for t in range(60):
+    for t in range(100):
         party.round(t)
     best = party.job.problem.optimum(np.full(CLIENTS, 1 / CLIENTS))  # type: ignore[attr-defined]
     assert float((party.server.x - best).norm()) < 1e-10

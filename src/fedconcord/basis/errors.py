@@ -32,7 +32,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}")
 
 
-def sentence(error: UserError | OSError) -> str:
+def sentence(error: UserError | LostError | OSError) -> str:
     """An error as one line that names the file it is about."""
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__

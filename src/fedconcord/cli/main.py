@@ -15,7 +15,18 @@ import typer
 
 from fedconcord.basis import process
 from fedconcord.basis.errors import LostError, UserError, closest
-from fedconcord.cli import advise, data, diagnose, listing, model, privacy, reproduce, train, tune  # noqa: F401
+from fedconcord.cli import (  # noqa: F401  (commands of `app`)
+    advise,
+    data,
+    diagnose,
+    flower,
+    listing,
+    model,
+    privacy,
+    reproduce,
+    train,
+    tune,
+)
 from fedconcord.cli.base import app, complain, fail
 
 

@@ -1,1 +1,3 @@
 """Deployment: one server and sites that share nothing but bytes; how the bytes travel is the transport's."""
+
+INSTALL = "deployment with Flower needs the package flwr: pip install 'fedconcord[flower]'"

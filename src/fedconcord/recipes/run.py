@@ -263,6 +263,8 @@ def _remove_empty(folder: Path) -> None:
     for path in (folder, *folder.parents[:4]):
         try:
             path.rmdir()
+        except FileNotFoundError:
+            continue
         except OSError:
             return
 

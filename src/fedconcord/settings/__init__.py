@@ -22,7 +22,7 @@ from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
 from fedconcord.settings.privacy import Budget, budget_of
 from fedconcord.settings.privacy import note as privacy_note
-from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
+from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
@@ -39,6 +39,7 @@ __all__ = [
     "LocalSettings",
     "Source",
     "advise",
+    "as_toml",
     "budget_of",
     "build",
     "canonical",

@@ -22,7 +22,7 @@ from fedconcord.settings.parts import PARTS, canonical, part
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import EvalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, RIVALS, Config
-from fedconcord.settings.sources import Source, prepare
+from fedconcord.settings.sources import Source, prepare, toml
 
 SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
 
@@ -82,6 +82,11 @@ def resolve_compare(*sources: Source) -> Config:
     )
     check_distinct(found)
     return found
+
+
+def as_toml(*sources: Source) -> str:
+    """Sources merged as a settings file, for who is to resolve them elsewhere."""
+    return "".join(f"{key} = {toml('none' if value is None else value)}\n" for key, value in _merge(sources)[0].items())
 
 
 def check_distinct(config: Config) -> None:

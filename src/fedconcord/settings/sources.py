@@ -67,6 +67,15 @@ def from_options(options: Mapping[str, tuple[str, Any]], settings: Sequence[str]
     return Source(values, origin)
 
 
+def toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(key)} = {toml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+
+
 def toml_value(written: str) -> Any:
     """A value as TOML reads it; a bare word or a call is text."""
     try:

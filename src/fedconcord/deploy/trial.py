@@ -1,0 +1,159 @@
+"""A deployment on this machine alone: a real SuperLink and a real SuperNode a site, with TLS and keys, on loopback."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedconcord.basis.errors import LostError, UserError
+from fedconcord.deploy import grid, keys
+from fedconcord.deploy.app import PACKAGE, Order, write_app
+from fedconcord.deploy.nodes import ANSWERS, Link, Node, Nodes, Tell
+from fedconcord.deploy.processes import Processes, environment, free_port, lost_sentence
+from fedconcord.deploy.serve import check
+from fedconcord.deploy.site import NAMED, Site
+from fedconcord.runs.outcome import Finished, finished
+
+HOST = "127.0.0.1"
+SUPERLINK = "superlink"
+STARTS = 5  # of a SuperLink, each time at another port
+TAKEN = "address already in use"
+FINISHED = "finished"
+PAUSE = 0.5  # seconds between two looks
+
+
+class Member(NamedTuple):
+    """One site."""
+
+    name: str
+    data: Path | None  # its samples; None for its part of data that the job names
+
+
+class Trial(NamedTuple):
+    """What is tried."""
+
+    settings: str  # the job, TOML
+    members: Sequence[Member]
+    folder: Path  # of the results
+    place: Path  # of keys, logs and what sites remember
+    limit: float  # seconds until all sites have to be there
+    wait: float  # seconds for an answer
+    resume: bool
+
+
+def job_of(place: Path) -> Path:
+    """The settings of the last start of a trial.
+
+    Raises:
+        UserError: there was none.
+    """
+    found = sorted(place.glob(f"*/app/{PACKAGE}/job.toml"))
+    if not found:
+        raise UserError(f"{place} has no trial to continue; --resume takes the folder of results of an earlier one")
+    return found[-1]
+
+
+def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
+    """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
+
+    Raises:
+        UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
+    """
+    found = {one.name: Site(settings, one.data or NAMED, place / one.name, one.name) for one in members}
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
+        return {name: found[name].answer(data) for name, data in messages.items()}
+
+    return check(settings, list(found), exchange, 0.0)
+
+
+def run(trial: Trial, tell: Tell) -> Finished:
+    """Start everything, run the job, end everything; what came of it.
+
+    Raises:
+        LostError: a process ended that should not, sites did not come, or the job failed; the sentence says why.
+        UserError: the job cannot run.
+    """
+    names = [member.name for member in trial.members]
+    keys.check_names(names)
+    trial = trial._replace(place=trial.place.resolve())
+    now = str(time.time_ns())
+    began = trial.place / now  # keys and app of this start: a SuperLink in memory knows no earlier ones
+    began.mkdir(parents=True)
+    events = began / "events.jsonl"
+    order = Order(names, str(trial.folder.resolve()), trial.wait, trial.resume, str(events.resolve()))
+    write_app(began / "app", trial.settings, order)
+    files = keys.write_server(began, ["localhost", HOST])
+    with Processes(trial.place / "logs", environment(trial.place / "home")) as processes:
+        link, control = _superlink(processes, files, trial.limit)
+        nodes = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
+        for member in trial.members:
+            key = keys.write_site(began, member.name)
+            control.register(member.name, keys.public_key(key.with_suffix(".pub")))
+            nodes.start(Node(member.name, key, member.data, trial.place / "sites" / member.name))
+        nodes.start_worker()
+        _join(nodes, trial.limit)
+        number = control.submit(began / "app")
+        _follow(control, number, nodes, events)
+    return finished(trial.folder)
+
+
+def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:
+    """A SuperLink that answers; at another port where somebody took the first meanwhile."""
+    for left in reversed(range(STARTS)):
+        port = free_port()
+        link = Link(f"{HOST}:{port}", files.authority)
+        processes.start(SUPERLINK, grid.superlink_command(HOST, port, *files))
+        control = grid.Control(*link)
+        end = time.monotonic() + limit
+        while not (lost := processes.ended()):
+            if control.answers():
+                return link, control
+            if time.monotonic() > end:
+                raise LostError(f"the SuperLink did not answer within {limit:.0f} s; {processes.states()}")
+            time.sleep(PAUSE)
+        if not left or not any(TAKEN in line for line in lost[0].lines):
+            raise LostError(lost_sentence(lost[0]))
+    raise AssertionError("the last start returns or raises")
+
+
+def _join(nodes: Nodes, limit: float) -> None:
+    """Wait until all sites are there."""
+    end = time.monotonic() + limit
+    while True:
+        states = nodes.watch()
+        missing = sorted(site for site, state in states.items() if state != ANSWERS)
+        if not missing:
+            return
+        if time.monotonic() > end:
+            raise LostError(
+                f"{len(missing)} of {len(states)} sites were not there after {limit:.0f} s ({', '.join(missing)}); "
+                f"{nodes.processes.states()}; --limit SECONDS waits longer"
+            )
+        time.sleep(PAUSE)
+
+
+def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path) -> None:
+    """Tell what happens until the run is over.
+
+    Raises:
+        LostError: it failed.
+        UserError: the server's half refused the job.
+    """
+    heard, status, details = 0, "", ""
+    while status != FINISHED:
+        nodes.watch()
+        status, details = control.status(number)
+        lines = events.read_bytes().split(b"\n")[:-1] if events.exists() else []
+        for line in lines[heard:]:
+            event = json.loads(line)
+            if "error" in event:
+                raise UserError(event["error"])
+            nodes.tell(event)
+        heard = len(lines)
+        time.sleep(0 if status == FINISHED else PAUSE)
+    if not details.startswith("completed"):
+        raise LostError(f"the run at the server {details or 'failed'}; {nodes.processes.states()}")
