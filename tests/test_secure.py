@@ -214,25 +214,43 @@ def test_the_error_is_the_stated_one(bits: int, clip: float) -> None:
     assert 0.01 * clip / 2**bits < error <= 5 * clip / 2**bits + 1e-15
 
 
+def test_rounding_is_unbiased() -> None:
+    """The mean error of 20 000 roundings of each of some numbers, in steps: standard deviation below 0.5 / 141."""
+    scale, values = Scale(3.0, 10), np.array([0.0, 0.1, -0.7, 2.999, -3.0, 1 / 3])
+    draws = np.random.default_rng(0).random((20_000, len(values)))
+    back = np.stack([scale.numbers(scale.integers(values, row, 1)) for row in draws])
+    assert np.abs(back - values).max() <= scale.step
+    assert np.abs((back - values).mean(0)).max() < 0.02 * scale.step
+
+
 @pytest.mark.parametrize("bits", [8, 24, 28, 29, 30, 31, 32, 48])
 def test_sums_of_the_largest_numbers_fit_their_modulus(bits: int) -> None:
     scale = Scale(2.5, bits)
     values = np.random.default_rng(0).uniform(-2.5, 2.5, (7, 50))
     values[:, 0], values[:, 1] = 2.5, -2.5
-    total = np.sum([scale.integers(row, 7) for row in values], axis=0, dtype=scale.kind(7))
+    draws = np.random.default_rng(1).random(values.shape)
+    total = np.sum(
+        [scale.integers(row, u, 7) for row, u in zip(values, draws, strict=True)], axis=0, dtype=scale.kind(7)
+    )
     assert np.abs(scale.numbers(total) - values.sum(0)).max() <= 7 * 2.5 / 2**bits + 1e-14
-    assert scale.kind(7) == (np.uint32 if bits <= 29 else np.uint64)
+    assert scale.kind(7) == (np.uint32 if bits <= 28 else np.uint64)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "afedpd", "mimesvrg"])
-def test_the_optimum_is_reached_to_the_error(name: str) -> None:
-    party = Party(make(name), FINE, CLIENTS)
+@pytest.mark.parametrize(
+    ("name", "scale", "error"),
+    [
+        *((name, FINE.scale, 1e-10) for name in ("scaffold", "afedpd", "mimesvrg")),
+        ("scaffold", Scale(4.0, 24), 5e-5),
+    ],
+)
+def test_the_optimum_is_reached_to_the_error(name: str, scale: Scale, error: float) -> None:
+    party = Party(make(name), FINE._replace(scale=scale), CLIENTS)
     party.change(schedule=replace(party.job.schedule, batch_size=None, lr=0.4))
     for t in range(100):
         party.round(t)
     best = party.job.problem.optimum(np.full(CLIENTS, 1 / CLIENTS))  # type: ignore[attr-defined]
-    assert float((party.server.x - best).norm()) < 1e-10
+    assert float((party.server.x - best).norm()) < error
 
 
 # -- what the server sees --------------------------------------------------------------------------------------------

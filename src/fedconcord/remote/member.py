@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Cohort, Sender, Space, Tree, tree_leaves
+from fedconcord.core import Cohort, Sender, Space, Tree, rng, tree_leaves
 from fedconcord.core.tensors import raw
 from fedconcord.remote import codec, masks
 from fedconcord.remote.codec import Frame, FrameError
@@ -174,7 +174,9 @@ class Member:
         kind = self.terms.scale.kind(len(secret.ids))
         bond = bound(about, among, told["cohort"], frame.tensors)
         others = {i: key[i][KEY:] for i in among if i != self.id}
-        covered = self.terms.scale.integers(values, len(secret.ids)) + masks.mask(secret.seed, len(values), kind)
+        drawn = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
+        rounded = self.terms.scale.integers(values, drawn.random(len(values)), len(secret.ids))
+        covered = rounded + masks.mask(secret.seed, len(values), kind)
         covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)
         self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")
         return {"covered/": torch.from_numpy(covered.view(np.int32 if kind == np.uint32 else np.int64))}

@@ -11,23 +11,29 @@ FEWEST = 3  # clients of a sum
 
 
 class Scale(NamedTuple):
-    """How numbers become integers: v is round(v / step), and what is summed lies below half the modulus."""
+    """How numbers become integers: rounded at random to the one below or above, so that rounds' errors do not add up in
+    one direction, and sums of a method that should vanish do not creep."""
 
     clip: float  # largest absolute value of a number
-    bits: int  # 2 clip / 2^bits is one step
+    bits: int  # clip / 2^bits is one step
 
     @property
     def step(self) -> float:
-        """What 1 stands for; a number is off by half of it at most, which is clip / 2^bits."""
-        return math.ldexp(2 * self.clip, -self.bits)
+        """What 1 stands for; a number is off by less."""
+        return math.ldexp(self.clip, -self.bits)
 
     def kind(self, clients: int) -> np.dtype[np.unsignedinteger]:
-        """The smallest of two moduli that the sum of so many clients' integers fits."""
-        return np.dtype(np.uint32 if clients << (self.bits - 1) < 2**31 else np.uint64)
+        """The smaller of two moduli, 2^32 and 2^64, that the sum of so many clients' integers fits."""
+        return np.dtype(np.uint32 if clients << self.bits < 2**31 else np.uint64)
 
-    def integers(self, values: np.ndarray, clients: int) -> np.ndarray:
-        """Numbers [L] float64, finite and at most `clip` in size, as integers [L] modulo 2^32 or 2^64."""
-        return np.rint(values / self.step).astype(np.int64).astype(self.kind(clients))
+    def integers(self, values: np.ndarray, draws: np.ndarray, clients: int) -> np.ndarray:
+        """Numbers as integers [L] modulo 2^32 or 2^64.
+
+        Args:
+            values: [L] float64, finite and at most `clip` in size.
+            draws: [L] uniform on [0, 1).
+        """
+        return np.asarray(np.floor(values / self.step + draws).astype(np.int64).astype(self.kind(clients)))
 
     def numbers(self, total: np.ndarray) -> np.ndarray:
         """The inverse of `integers` for a sum [L], in float64."""
