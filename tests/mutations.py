@@ -30,6 +30,7 @@ TUNING, BASELINES, DIAGNOSIS = (f"tests/test_{name}.py" for name in ("tuning", "
 RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/test_privacy.py",)
 ROBUST = ("tests/test_robust.py",)
+SECURE = ("tests/test_secure.py",)
 WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
 
 
@@ -42,6 +43,10 @@ class Edit(NamedTuple):
 class Mutation(NamedTuple):
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]  # arguments of pytest: what should notice it
+
+
+def secure(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), SECURE)
 
 
 def scaffold(*edits: tuple[str, str]) -> Mutation:
@@ -296,6 +301,27 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "privacy: local noise accounted as central": Mutation(
         (Edit("analysis/accountant.py", "Spending(noise / 2, 1.0, delta)", "Spending(noise, 1.0, delta)"),), PRIVACY
+    ),
+    "secure sums: a site opens as often as it is asked": secure(
+        "remote/member.py", "        self.safe.write(Secret(opened=(frame.round, secret.part)))\n", ""
+    ),
+    "secure sums: masks whatever the model": secure("remote/member.py", "models, *content)", "models)"),
+    "secure sums: one mask for two contributions": secure(
+        "remote/member.py",
+        'stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")',
+        "shares=shares)",
+    ),
+    "secure sums: weights of those who were lost": secure(
+        "remote/secure.py", "values[at : at + leaf.numel()] * factor", "values[at : at + leaf.numel()]"
+    ),
+    "secure sums: masks of the lost stay": secure(
+        "remote/secure.py", "total = total + masks.pairwise", "masks.pairwise"
+    ),
+    "secure sums: rounded to the nearest": secure(
+        "remote/terms.py", "np.floor(values / self.step + draws)", "np.rint(values / self.step)"
+    ),
+    "secure sums: a pair's masks add": secure(
+        "remote/masks.py", "if own < other else total - common", "if own < other else total + common"
     ),
 }
 

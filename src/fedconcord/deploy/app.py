@@ -115,7 +115,8 @@ went down, start it again, set `resume = true` there and submit again.
 ## Who sees what
 * The samples and a site's own rows (control variates, dual variables) stay at the site, in `--data` and `--folder`.
 * The server sees each site's messages: models or moves, counts, sums of an evaluation. From these, samples can
-  sometimes be reconstructed (`fedconcord audit` tries). It sees which sites are there.
+  sometimes be reconstructed (`fedconcord audit` tries). With `secure.clip` in the job it sees the sum of a round's
+  messages alone. It sees which sites are there.
 * A site sees the model and what the method broadcasts, nothing of other sites' messages.
 * On the way TLS hides everything but amounts and times. A site is let in by its key; the server is known by
   `ca.crt`.
