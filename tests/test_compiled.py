@@ -123,9 +123,10 @@ def test_a_client_that_diverges_is_seen_and_alone() -> None:
     problem.x.raw[: problem.offsets[1]] = torch.inf  # after its check: of client 0
     solver = Solver(momentum=0.5, nesterov=True)
     state = run(Job(problem, make("scaffold"), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
-    rows = [tree_leaves(state.store.gather(np.array([i]))).values() for i in range(8)]
-    finite = [all(bool(torch.isfinite(leaf).all()) for leaf in leaves) for leaves in rows]
-    assert finite == [False] + [True] * 7
+    assert state.refused == {0: 1}
+    assert torch.isfinite(state.server.x).all()
+    rows = tree_leaves(state.store.gather(np.arange(1, 8))).values()
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in rows)
 
 
 # -- which code runs -----------------------------------------------------------------------------------------------

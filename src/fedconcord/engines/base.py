@@ -74,7 +74,7 @@ class Engine(Protocol):
 
 def kept(duty: Duty, plan: Plan, sent: Sequence[Tree]) -> Plan:
     """The plan without those whose message is not finite; `sent`: one of each client of the plan, unstacked."""
-    sound = [bool(finite(tree_map(lambda leaf: leaf[None], one), 1)) for one in sent]
+    sound = [bool(finite(one, 1)) for one in sent]
     return weights.without(plan, plan.heard & ~np.array(sound), duty.algorithm.weights, duty.algorithm.needs_everyone)
 
 

@@ -26,7 +26,6 @@ from fedconcord.core import (
     finite,
     orders_of,
     total_of,
-    tree_map,
     tree_sum,
 )
 from fedconcord.federation import weights
@@ -178,8 +177,7 @@ class RemoteServer:
 
     def _sound(self, plan: Plan, heard: Mapping[int, Heard]) -> Plan:
         """The plan without those whose answer is not finite; they are not asked again, as they would say the same."""
-        trees = [tree_map(lambda leaf: leaf[None], heard[i].tree) for i in plan.ids.tolist()]
-        spoilt = plan.heard & ~np.array([bool(finite(tree, 1)) for tree in trees], bool)
+        spoilt = plan.heard & ~np.array([bool(finite(heard[i].tree, 1)) for i in plan.ids.tolist()], bool)
         kept = weights.without(plan, spoilt, self.algorithm.weights, self.algorithm.needs_everyone)
         gone = np.setdiff1d(plan.ids, kept.ids).tolist()
         self.spoilt += gone
