@@ -1,9 +1,11 @@
 """Secure sums: the plain total to the stated error; the server sees noise; both ends refuse to be used."""
 
 import csv
+import importlib.util
 import json
 import re
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -642,6 +644,17 @@ def test_jobs_that_cannot_have_secure_sums(changes: dict[str, Any], why: str, fi
     job = {**job_with("fedavg"), **changes}
     with pytest.raises(UserError, match=why):
         check(text(job), SITES, Federation(job, files, tmp_path).exchange, 1.0)
+
+
+def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    spec = importlib.util.spec_from_file_location("masks_anew", masks.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(
+        UserError, match=r"need the package cryptography; install it with: pip install 'fedconcord\[sec"
+    ):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_sites_with_other_terms_are_told(files: Path, tmp_path: Path) -> None:
