@@ -17,6 +17,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
+from fedconcord.recipes.found import FOUND
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
 from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
@@ -217,6 +218,10 @@ def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pyte
             assert set(size.cells or ()) <= cells
             assert set(size.entries or ()) <= entries
             assert set(size.by_cell) <= cells
+
+
+def test_what_was_found_is_of_recipes() -> None:
+    assert set(FOUND) <= set(RECIPES)
 
 
 @pytest.mark.parametrize("size", ["desk", "paper"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedconcord.recipes import afedpd, fedadmm, fednova, fedvra, losac, others
+from fedconcord.recipes.found import FOUND
 from fedconcord.recipes.recipe import Recipe
 
 PAPERS: tuple[tuple[Recipe, ...], ...] = (
@@ -18,4 +19,15 @@ PAPERS: tuple[tuple[Recipe, ...], ...] = (
     losac.RECIPES,
     others.RECIPES,
 )
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper}
+
+
+def _with_found(recipe: Recipe) -> Recipe:
+    """The recipe with what its desk runs showed."""
+    if recipe.name not in FOUND:
+        return recipe
+    found = FOUND[recipe.name]
+    desk = recipe.sizes["desk"]._replace(minutes=found.minutes)
+    return recipe._replace(findings=found.sentences, sizes={**recipe.sizes, "desk": desk})
+
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: _with_found(recipe) for paper in PAPERS for recipe in paper}

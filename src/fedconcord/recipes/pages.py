@@ -15,6 +15,7 @@ from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
 from fedconcord.report.load import show
 
+WIDEST = 8  # entries side by side; more stand below each other
 INTRODUCTION = """\
 # What of five papers holds when it is measured again
 
@@ -137,7 +138,8 @@ def verdicts(one: Judged) -> str:
 
 
 def tables(recipe: Recipe, values: Values) -> list[str]:
-    """A table a measure: cells in rows, entries in columns, ours with the interval, the printed value in brackets."""
+    """A table a measure: cells in rows, entries in columns, many entries in rows; ours with the interval, the printed
+    value in brackets."""
     found = []
     for measure in values.measures():
         cells, entries, titles = values.cells(measure), values.entries(), dict[str, str]()
@@ -145,6 +147,7 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
             titles = {cell.name: cell.title for cell in recipe.experiment.cells}
             entries = [name for name in names_of(recipe.experiment) if name in entries]
         printed = recipe.published.get(measure, {})
+        entries = [one for one in entries if any(values.seeds(measure, c, one) or (c, one) in printed for c in cells)]
         stated = measure_of(recipe, measure)
         rows = [
             [
@@ -153,8 +156,11 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
             ]
             for cell in cells
         ]
+        lines = [["", *entries], *rows]
+        if len(entries) > WIDEST:
+            lines = [list(column) for column in zip(*lines, strict=True)]
         head = f"{measure}{'; in brackets what the paper prints' if printed else ''}:"
-        found.append(f"{head}\n\n{markdown(('', *entries), rows)}")
+        found.append(f"{head}\n\n{markdown(lines[0], lines[1:])}")
     return found
 
 
