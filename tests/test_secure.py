@@ -489,6 +489,26 @@ def test_an_answer_of_another_form_is_out_of_the_sum(change: Callable[[Tensor], 
     assert far(secure.server, plain.server) < 1e-9
 
 
+@pytest.mark.parametrize("half", [slice(0, 32), slice(32, 64)])
+def test_a_key_that_is_none_is_out_of_the_sum(half: slice) -> None:
+    plain, secure = Party(make("scaffold"), None), Party(make("scaffold"), FINE)
+    gone = secure.cohort(0)[1]
+    plain.meddle = lose("reply", gone)
+
+    def meddle(client: int, frame: Frame) -> Frame:
+        if client != gone or frame.kind != "keys" or not frame.tensors:
+            return frame
+        keys = frame.tensors["keys/"].clone()
+        keys[half] = 0
+        return frame._replace(tensors={"keys/": keys})
+
+    secure.meddle = meddle
+    plain.round(0)
+    secure.round(0)
+    assert secure.refused == [(gone, "a key that is none")]
+    assert far(secure.server, plain.server) < 1e-9
+
+
 def spoil(kind: str, name: str, clients: list[int], rows: list[int]) -> Callable[[int, Frame], Frame]:
     """These rows of a tensor in answers of these clients have another bit in every byte."""
 

@@ -60,6 +60,15 @@ def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
     return found
 
 
+def usable(public: bytes) -> bool:
+    """Whether anybody could agree on a key with this public one; with some points nobody can."""
+    try:
+        agreed(new_key(), public, b"")
+    except ValueError:
+        return False
+    return True
+
+
 def commitment(seed: bytes) -> bytes:
     """What is told of a seed beforehand [32], by which the seed is known again."""
     return hashlib.sha256(b"fedconcord seed " + seed).digest()

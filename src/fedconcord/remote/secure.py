@@ -92,6 +92,9 @@ class Secure:
         """Keys and shares of a cohort, or why there is no sum."""
         t = plan.round
         answers = half.answers(_asked(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
+        for i in [i for i, one in answers.items() if not all(map(masks.usable, _halves(_raw(one.tree))))]:
+            half.ways.refused(i, "a key that is none")
+            del answers[i]
         plan = half.only(plan, answers)
         ids = plan.ids.tolist()
         if len(ids) < FEWEST:
@@ -186,6 +189,10 @@ def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: tor
 
 def _bytes(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8)
+
+
+def _halves(keys: bytes) -> tuple[bytes, bytes]:
+    return keys[:KEY], keys[KEY:]
 
 
 def _raw(tensor: Tensor) -> bytes:
