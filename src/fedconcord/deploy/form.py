@@ -50,7 +50,6 @@ SIMULATED: Mapping[str, str] = {  # settings that a deployment cannot have, and 
     "eval.personalise": "sites judge the one model",
     "eval.clients_every": "sites are looked at in every evaluation",
     "hostile": "sites attack by themselves",
-    "privacy.": "its noise is drawn from the job's seed, which every site knows",  # all of the table
 }
 
 
@@ -120,6 +119,11 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     return config, replace(job, engine=Serial())
 
 
+def is_private(source: Source) -> bool:
+    """Whether the job protects its clients' messages, so that sums beside them are refused."""
+    return source.values.get("privacy.clip") is not None
+
+
 def terms_of(config: Config) -> Terms | None:
     """The terms of secure sums; None where the server sees every message."""
     given = config.secure
@@ -140,6 +144,16 @@ def _check_secure(config: Config, job: Job) -> None:
     if settings_module.part("sampling", config.sampling).by_loss:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
+        )
+    if config.privacy.kind == "local" and config.privacy.clip is not None:
+        raise UserError(
+            "privacy.kind local sends one noisy message a round, and secure sums may have to mask it anew for each try; "
+            "use central, or leave secure.clip out"
+        )
+    if config.privacy.clip is not None and settings_module.part("sampling", config.sampling).poisson:
+        raise UserError(
+            f"sampling {config.sampling} protects by nobody knowing who was drawn, and secure sums tell it to those who "
+            "were; use sampling uniform, or leave secure.clip out"
         )
     if config.cohort < FEWEST:
         raise UserError(

@@ -35,7 +35,7 @@ from fedconcord.deploy.differences import (
     versions_differ,
     without_value,
 )
-from fedconcord.deploy.form import Form, facts, input_settings, shell, source_of
+from fedconcord.deploy.form import Form, facts, input_settings, is_private, shell, source_of
 from fedconcord.deploy.post import Post
 from fedconcord.remote.codec import Frame
 from fedconcord.settings import Source
@@ -121,6 +121,11 @@ def _of_files(
     everyone = range(len(post.sites))
     columns: list[Column] = []
     if (kinds and not statistics) or target.kind == "number":
+        if is_private(source):
+            raise UserError(
+                "privacy.clip does not cover the sums that sites send of their columns and target before round 0; give "
+                "input.statistics, a file of public ones, and a target of classes"
+            )
         first = _all(post, "sums", "summed", dict.fromkeys(everyone, fields))
         known, y = (_sums(post, first, part, count) for part, count in _counts(digits, target.names, target.kind))
         texts = [read_texts(site, one, words) for site, one in zip(post.sites, first, strict=True)]

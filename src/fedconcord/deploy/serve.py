@@ -10,7 +10,8 @@ from typing import Any
 
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
-from fedconcord.deploy import handshake
+from fedconcord.core.unkeyed import SYSTEM, Chance
+from fedconcord.deploy import handshake, private
 from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.engine import Sites
 from fedconcord.deploy.events import Event
@@ -32,7 +33,7 @@ from fedconcord.runs.final import Wanted
 from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.runs.outcome import Finished, finished
 from fedconcord.runs.plan import threads
-from fedconcord.settings import DEFAULT_MODEL, Config
+from fedconcord.settings import DEFAULT_MODEL, Config, privacy_note
 
 
 def check(settings: str, sites: Sequence[str], exchange: Exchange, wait: float) -> list[str]:
@@ -59,6 +60,7 @@ def serve(
     see: Callable[[Event], None] | None,
     wait: float,
     resume: bool,
+    chance: Chance = SYSTEM,
 ) -> Finished:
     """Train at these sites, and return what came of it; everything is in the folder, as of any run.
 
@@ -70,6 +72,7 @@ def serve(
         sites: their names; a site's number is its place, as that of a client in a simulation.
         see: is told of every event.
         wait: seconds for the answers of one exchange; who has not answered by then is out of it.
+        chance: of central noise and of Poisson coins.
 
     Raises:
         UserError: the job cannot run, sites and server differ, nobody answers, a method that needs all sites misses
@@ -97,6 +100,7 @@ def serve(
     trained, tested = (sum(one[k] for one in found.samples) for k in (0, 1))
     tell(Event("ready", f"{len(found.sites)} sites with {trained} samples to train on and {tested} to test on"))
     config, job = shell(source_of(settings), found.form, len(found.sites))
+    job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):
         return _served(config, job, found, post, folder, tell, known and resume, clock)
 
@@ -117,6 +121,8 @@ def _served(
     terms = terms_of(config)
     job = replace(job, problem=problem, engine=Sites(post, PLAIN if terms is None else _secure(terms)))
     start = begun(job, folder, config.rounds)
+    if (said := privacy_note(config, private.GENERATOR)) is not None:
+        tell(Event("private", said))
     post.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
     every = config.eval.every or 1
     settings = {**config.as_dict(), "data": "sites"}
@@ -148,8 +154,12 @@ def _served(
         tell(Event("row", f"round {row.round}: {metrics or 'not evaluated'}", row=row))
 
     # a checkpoint a round: sites move on with every round, and cannot go back
-    course = Course(config.rounds, every, 0.0, resume and (folder / "run.json").exists())
-    wanted = Wanted(card=card(inner, config.model or DEFAULT_MODEL))
+    spends = private.budget(config)
+    rounds = config.rounds if spends is None else spends.rounds
+    # sites judge a noisy model: it may not come anew with other noise once they have it
+    put_down = job.algorithm.protection is not None
+    course = Course(rounds, every, 0.0, resume and (folder / "run.json").exists(), put_down)
+    wanted = Wanted(card=card(inner, config.model or DEFAULT_MODEL), budget=spends)
     looks = SitesSeen(deployed, found, post, folder)
     results.execute_begun(start, folder, course, info, on_row, wanted, clock, [looks])
     return finished(folder)

@@ -7,6 +7,7 @@ setup.frame        what the server said before round 0: the site's number, colum
 ready.json         what the site made of it: the job in words, and how many samples it has
 row.safetensors    the client's rows; never sent
 secrets.json       keys, seeds and shares of a secure sum, until it is opened
+once.frame         the last message with noise of the site's own, which is sent again and not made again
 asked.frame        the first of two messages of a round, for methods with two (MimeSVRG)
 """
 
@@ -34,8 +35,11 @@ from fedconcord.core import Objective, space_of
 from fedconcord.data import Dataset, federated
 from fedconcord.data.federated import Held, Means, Samples, Told
 from fedconcord.data.preprocess import read_columns
-from fedconcord.deploy.form import Form, facts, input_settings, model_of, shell, source_of, terms_of
+from fedconcord.core.unkeyed import SYSTEM, Chance
+from fedconcord.deploy import private
+from fedconcord.deploy.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
 from fedconcord.deploy.judging import figures
+from fedconcord.deploy.private import Once
 from fedconcord.deploy.shelf import FileShelf
 from fedconcord.jobs import Job
 from fedconcord.jobs.job import template
@@ -65,6 +69,7 @@ class _Opened(NamedTuple):
     test: tuple[Resident, Tensor]
     train: tuple[Resident, Tensor]
     said: Frame  # the answer to the setup
+    once: Once | None  # of messages with noise of the site's own
 
 
 class Site:
@@ -75,12 +80,14 @@ class Site:
         data: the site's file; `Path()` where the job names data, of which the server says which part.
         folder: where its state is kept; made if it is not there.
         name: what server and reports call it.
+        chance: of local noise.
 
     Raises:
         UserError: the settings are wrong, or the file is not there.
     """
 
-    def __init__(self, settings: str, data: Path, folder: Path, name: str) -> None:
+    def __init__(self, settings: str, data: Path, folder: Path, name: str, chance: Chance = SYSTEM) -> None:
+        self.chance = chance
         self.source, self.data, self.folder, self.name = source_of(settings), data, folder, name
         self.given = input_settings(self.source)
         if data != NAMED and not data.exists():
@@ -123,6 +130,8 @@ class Site:
             opened = self._open(frame.method)
             if frame.kind == "judge":
                 return codec.write(self._judge(opened, frame))
+            if frame.kind == "orders" and opened.once is not None:
+                return opened.once.answer(frame, data, lambda: self._round(opened, frame, data))
             return self._round(opened, frame, data)
         except (UserError, FrameError, OSError):
             raise
@@ -151,6 +160,8 @@ class Site:
         return self._message(frame, Means(columns, target))
 
     def _message(self, frame: Frame, means: Means | None) -> Frame:
+        if is_private(self.source):
+            raise FrameError("sums of samples are not covered by privacy.clip, and its job has that")
         fields = frame.fields
         told, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
         found = federated.message(self._file(), frame.client, self.given, told, digits, words, means)
@@ -203,6 +214,7 @@ class Site:
             config, job = shell(self.source, form, clients)
         except UserError as wrong:  # the job is one for this form of samples, or not
             raise FrameError(str(wrong)) from wrong
+        job = private.at_site(job, self.chance)
         inner = model_of(job)
         scale = inner.data.scale
         train = inner.tensors(mine.train_x, mine.train_y, scale)
@@ -216,7 +228,13 @@ class Site:
         member = self._member(frame, config, job)
         client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
-        return _Opened(frame.method, job, client, test, train, frame._replace(kind="ready", fields=about, tensors={}))
+        protection = job.algorithm.protection
+        once = None
+        if protection is not None and protection.kind == "local":
+            spends = private.budget(config)
+            once = Once(self.folder / frame.method / "once.frame", config.rounds if spends is None else spends.rounds)
+        ready = frame._replace(kind="ready", fields=about, tensors={})
+        return _Opened(frame.method, job, client, test, train, ready, once)
 
     def _member(self, frame: Frame, config: Config, job: Job) -> Member | None:
         """The site's part in secure sums, where the job has them."""

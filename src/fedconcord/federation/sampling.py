@@ -129,11 +129,19 @@ def poisson() -> Sampler:
     S is the expected cohort.
     """
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
-        n = len(sizes)
+    def keyed(seed: int, round: int, cohort: int, n: int) -> np.ndarray:
         generator = rng.generator(seed, rng.Purpose.SAMPLE, round)
         # the number of heads, then who: the same law as N coins
-        return _once(generator.choice(n, generator.binomial(n, cohort / n), replace=False), cohort / n)
+        return generator.choice(n, generator.binomial(n, cohort / n), replace=False)
+
+    return poisson_of(keyed)
+
+
+def poisson_of(coins: Callable[[int, int, int, int], np.ndarray]) -> Sampler:
+    """`poisson` by coins of one's own: (seed, round, cohort S, clients N) -> ids, the same whenever a round is asked."""
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        return _once(coins(seed, round, cohort, len(sizes)), cohort / len(sizes))
 
     return Sampler(draw, from_all=True, poisson=True)
 

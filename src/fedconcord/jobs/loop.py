@@ -135,11 +135,20 @@ def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int 
         yield step.row
 
 
-def steps(job: Job, state: State, rounds: int, *, eval_every: int = 1, took: float | None = None) -> Iterator[Step]:
+def steps(
+    job: Job,
+    state: State,
+    rounds: int,
+    *,
+    eval_every: int = 1,
+    took: float | None = None,
+    trained: Callable[[State, float], None] = lambda state, seconds: None,
+) -> Iterator[Step]:
     """`train` from a state on, with the state after every round.
 
     Args:
         took: the state was not measured yet, and its round took so many seconds (0 before round 0): it comes first.
+        trained: is told of the state after each round and its seconds, before it is measured.
     """
     lead = job.engine.team.rank == 0
     if took is not None:
@@ -150,6 +159,7 @@ def steps(job: Job, state: State, rounds: int, *, eval_every: int = 1, took: flo
         if job.problem.objective.device.type == "cuda":
             torch.cuda.synchronize(job.problem.objective.device)
         seconds = time.perf_counter() - begin
+        trained(state, seconds)
         due = lead and (state.round % eval_every == 0 or state.round == rounds)
         yield _step(state, evaluate(job, state) if due else None, seconds)
 

@@ -153,7 +153,8 @@ class Secure:
         return np.asarray(total)
 
     def _void(self, half: RemoteServer, plan: Plan, why: str) -> Gathered:
-        half.ways.void(f"round {plan.round} changed nothing: {why}")
+        changed = "changed nothing" if half.algorithm.unheard is None else "added noise alone"
+        half.ways.void(f"round {plan.round} {changed}: {why}")
         return Gathered(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
 
 

@@ -24,6 +24,7 @@ class Course(NamedTuple):
     eval_every: int = 1  # rounds
     checkpoint_every: float = 30.0  # seconds
     resume: bool = False  # go on with what the folder holds
+    put_down: bool = False  # each round is in a checkpoint before it is measured, where measuring tells others of it
 
 
 class Begun(NamedTuple):

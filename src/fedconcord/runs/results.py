@@ -114,12 +114,20 @@ def _loop(
         team.tell(lambda: _write_first(job, folder, wanted))  # no rows are written beside an old checkpoint
     saving.write("running", state)
     with interrupts.deferred() as interrupted:
-        took = None if past is None or over else table.owed(state.round, course.rounds)
+        due_now = state.round == course.rounds or (course.put_down and state.round % course.eval_every == 0)
+        took = None if past is None or over else table.owed(state.round, due_now)
         if past is None:
             state, took = asked(job, state), 0.0
             clock.lap("train")
         status, begun_at = "diverged" if table.diverged else "complete", state.round
-        for now in steps(job, state, 0 if over else course.rounds, eval_every=course.eval_every, took=took):
+
+        def trained(state: State, seconds: float) -> None:
+            if course.put_down:
+                table.trained(state.round, seconds)
+                saving.save(state)
+
+        until = 0 if over else course.rounds
+        for now in steps(job, state, until, eval_every=course.eval_every, took=took, trained=trained):
             state = now.state
             clock.lap("evaluate")
             clock.move(now.row.seconds if now.row.round > begun_at else 0.0, "evaluate", "train")

@@ -40,6 +40,7 @@ class Spent:
                 "delta": spending.delta,
                 "limit": limit,
                 "accountant": f"dp-accounting {accountant.version()}, privacy loss distributions",
+                "generator": self.budget.generator,
                 "said": said,
             }
         }

@@ -62,17 +62,25 @@ class Tables:
         self.counters = (*COUNTERS, "simulated_seconds") if timed else COUNTERS
         self.diverged = any(not _finite(row) for row in self.metrics)
 
-    def owed(self, round: int, rounds: int) -> float | None:
-        """The seconds of a round that was trained and not measured, as it is only now the last; None: all is there."""
-        if round != rounds or any(int(row["round"]) >= rounds for row in self.metrics):
+    def owed(self, round: int, due: bool) -> float | None:
+        """The seconds of a round that was trained and not measured, where it is due; None: all is there.
+
+        It is only now the last, or the run was killed between the two.
+        """
+        if not due or any(int(row["round"]) >= round for row in self.metrics):
             return None
         return float(self.timing.pop()["seconds"])  # the round is seen once more
+
+    def trained(self, round: int, seconds: float) -> None:
+        """A round that is not measured yet."""
+        if not self.timing or int(self.timing[-1]["round"]) < round:
+            self.timing.append({"round": round, "seconds": seconds})
 
     def see(self, now: Step) -> None:
         """A row each, and whether a metric is not finite."""
         row = now.row
         if row.round > 0:
-            self.timing.append({"round": row.round, "seconds": row.seconds})
+            self.trained(row.round, row.seconds)
         if row.metrics is not None:
             spent = {} if self.spending is None else {EPSILON: self.spending.epsilon(row.round)}
             counted = {name: getattr(row, name) for name in self.counters}

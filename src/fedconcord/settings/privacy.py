@@ -17,6 +17,9 @@ from fedconcord.settings.settings import Config
 from fedconcord.transforms.privacy import with_privacy
 
 
+KEYED = "noise and coins keyed by the seed, as in every simulation"
+
+
 class Budget(NamedTuple):
     """What a private run spends, and may spend."""
 
@@ -24,6 +27,7 @@ class Budget(NamedTuple):
     limit: float | None  # epsilon
     asked: int  # rounds
     said: str  # in words, without what is spent
+    generator: str = KEYED  # where noise and coins come from
 
     @property
     def rounds(self) -> int:
@@ -139,8 +143,12 @@ def budget_of(config: Config) -> Budget | None:
     return Budget(spending, given.epsilon, config.rounds, said)
 
 
-def note(config: Config) -> str | None:
-    """What a run with these settings will spend, in a sentence; None without privacy."""
+def note(config: Config, generator: str = KEYED) -> str | None:
+    """What a run with these settings will spend, in a sentence; None without privacy.
+
+    Args:
+        generator: where noise and coins come from, in words.
+    """
     given = config.privacy
     if given.clip is None:
         return None
@@ -150,7 +158,7 @@ def note(config: Config) -> str | None:
     spent = budget.spending.epsilon(budget.rounds)
     return (
         f"{config.label}: epsilon {spent:.4g} at delta {given.delta:g} for a client after {budget.rounds} rounds; "
-        f"{budget.said}"
+        f"{budget.said}; {generator}"
     )
 
 

@@ -1,0 +1,154 @@
+"""What a deployment draws for differential privacy from its operating system's generator, and what it remembers of it.
+
+The noise of a round's sum is drawn at the server and is in the checkpoint before the model goes anywhere; a round that is
+done again has released nothing. The noise of a site's message is drawn at the site, which sends one message a round and the
+same bytes again. Who is drawn is written down before anybody is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.basis import files
+from fedconcord.basis.errors import UserError, reason
+from fedconcord.core import Algorithm, Client, Cohort, Done, Tree
+from fedconcord.core.unkeyed import Chance
+from fedconcord.federation.sampling import poisson_of
+from fedconcord.federation.schedule import Schedule
+from fedconcord.jobs import Job
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.settings import Budget, budget_of
+from fedconcord.settings.settings import Config
+
+DRAWN = "drawn.json"
+GENERATOR = "noise and Poisson coins of the operating system's generator, where they are drawn"
+
+
+def budget(config: Config) -> Budget | None:
+    """What a deployment spends by its settings; None without privacy."""
+    found = budget_of(config)
+    return None if found is None else found._replace(generator=GENERATOR)
+
+
+def at_site(job: Job, chance: Chance) -> Job:
+    """The job whose messages' noise is drawn at the site."""
+    return replace(job, algorithm=_unkeyed(job.algorithm, chance))
+
+
+def at_server(job: Job, chance: Chance, folder: Path) -> Job:
+    """The job whose sums' noise and Poisson coins are drawn at the server, the coins written down in its folder."""
+    schedule = job.schedule
+    if job.algorithm.protection is None:
+        return job
+    assert isinstance(schedule, Schedule)
+    if schedule.sampler.poisson:
+        cohorts = Cohorts(folder / DRAWN, chance)
+        schedule = replace(schedule, sampler=poisson_of(lambda seed, round, cohort, n: cohorts.of(round, cohort, n)))
+    return replace(job, algorithm=_unkeyed(job.algorithm, chance), schedule=schedule)
+
+
+def _unkeyed(algorithm: Algorithm, chance: Chance) -> Algorithm:
+    """The same method with its privacy's noise from there; one without privacy as it is."""
+    if algorithm.protection is None:
+        return algorithm
+    unheard = algorithm.unheard
+
+    def like(x: Tensor) -> Callable[[int], Tensor]:
+        return lambda n: torch.as_tensor(chance.normal(n)).to(dtype=x.dtype, device=x.device)
+
+    def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
+        return algorithm.finish(down, row, done, client._replace(normal=like(done.x)))
+
+    def update(server: Tree, total: Tree, now: Cohort) -> Tree:
+        return algorithm.update(server, total, now._replace(normal=like(server.x)))
+
+    def nobody(server: Tree, now: Cohort) -> Tree:
+        assert unheard is not None
+        return unheard(server, now._replace(normal=like(server.x)))
+
+    return replace(algorithm, finish=finish, update=update, unheard=None if unheard is None else nobody)
+
+
+class Cohorts:
+    """Who was drawn, by round: drawn once, and known again after a kill. Only its owner reads the file."""
+
+    def __init__(self, path: Path, chance: Chance) -> None:
+        self.path, self.chance = path, chance
+
+    def of(self, round: int, cohort: int, n: int) -> np.ndarray:
+        """The ids [S] of a round, each of n clients on its own coin of probability cohort / n.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        known = self._read()
+        if str(round) not in known:
+            known[str(round)] = np.flatnonzero(self.chance.uniform(n) < cohort / n).tolist()
+            files.write_bytes(self.path, json.dumps(known).encode(), mode=0o600)
+        return np.array(known[str(round)], np.int64)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as broken:
+            raise UserError(
+                f"cannot read {self.path} ({reason(broken)}), which says who was drawn in each round; restore it, or "
+                "begin a new run"
+            ) from broken
+        return found
+
+
+class Once(NamedTuple):
+    """A site's noisy messages: one a round, and as many rounds as its own job has.
+
+    Two messages of one round with two noises would spend twice, and a server that was killed asks a round again.
+    """
+
+    path: Path  # of the last message and what it answered
+    rounds: int  # that the site's budget is for
+
+    def answer(self, frame: Frame, asked: bytes, make: Callable[[], bytes]) -> bytes:
+        """The answer to these orders: the one that was given before, if it was; kept before it leaves.
+
+        Raises:
+            FrameError: the round is none of the job, is over, or was asked otherwise.
+            UserError: the file is damaged.
+        """
+        if not 0 <= frame.round < self.rounds:
+            raise FrameError(f"its noise is for {self.rounds} rounds, and this is round {frame.round}")
+        before = self._read()
+        if before is not None and frame.round <= before.round:
+            if frame.round == before.round and before.tensors["asked/"].numpy().tobytes() == asked:
+                return before.tensors["said/"].numpy().tobytes()
+            raise FrameError("it has sent its noisy message of this round, and a second one would spend privacy twice")
+        said = make()
+        if codec.read(said).kind == "reply":
+            held = {"asked/": _bytes(asked), "said/": _bytes(said)}
+            files.write_bytes(self.path, codec.write(frame._replace(kind="once", fields={}, tensors=held)), mode=0o600)
+        return said
+
+    def _read(self) -> Frame | None:
+        try:
+            return codec.read(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, FrameError) as broken:
+            raise UserError(
+                f"cannot read {self.path} ({reason(broken)}), the site's last noisy message; restore it, or begin a new "
+                "run"
+            ) from broken
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
