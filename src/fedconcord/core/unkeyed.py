@@ -1,4 +1,4 @@
-"""Draws that nobody can repeat, from the operating system's generator: what differential privacy rests on at real sites.
+"""Draws that nobody can repeat, from the operating system's generator: what privacy at real sites rests on.
 
 Simulations draw by key (`core.rng`), to be repeated to the same bits; whoever knows the seed knows such noise.
 """

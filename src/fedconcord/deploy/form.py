@@ -21,7 +21,7 @@ from fedconcord.data import Dataset
 from fedconcord.data.inputs import Input
 from fedconcord.deploy.judging import check_summed
 from fedconcord.engines import Serial
-from fedconcord.jobs import Job
+from fedconcord.jobs import Job, population_of
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import supervised
 from fedconcord.remote.terms import FEWEST, Scale, Terms
@@ -111,6 +111,9 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if config.method in BASELINES:
         raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")
     job = settings_module.build(config)
+    why = None if job.algorithm.protection is None else job.algorithm.refuse(population_of(job), config.cohort)
+    if why is not None:
+        raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
     if inner is None or job.algorithm.own is not None:
         raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
@@ -147,13 +150,13 @@ def _check_secure(config: Config, job: Job) -> None:
         )
     if config.privacy.kind == "local" and config.privacy.clip is not None:
         raise UserError(
-            "privacy.kind local sends one noisy message a round, and secure sums may have to mask it anew for each try; "
-            "use central, or leave secure.clip out"
+            "privacy.kind local sends one noisy message a round, and secure sums may have to mask it anew for each "
+            "try; use central, or leave secure.clip out"
         )
     if config.privacy.clip is not None and settings_module.part("sampling", config.sampling).poisson:
         raise UserError(
-            f"sampling {config.sampling} protects by nobody knowing who was drawn, and secure sums tell it to those who "
-            "were; use sampling uniform, or leave secure.clip out"
+            f"sampling {config.sampling} protects by nobody knowing who was drawn, and secure sums tell it to those "
+            "who were; use sampling uniform, or leave secure.clip out"
         )
     if config.cohort < FEWEST:
         raise UserError(

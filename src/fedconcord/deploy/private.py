@@ -1,8 +1,8 @@
 """What a deployment draws for differential privacy from its operating system's generator, and what it remembers of it.
 
-The noise of a round's sum is drawn at the server and is in the checkpoint before the model goes anywhere; a round that is
-done again has released nothing. The noise of a site's message is drawn at the site, which sends one message a round and the
-same bytes again. Who is drawn is written down before anybody is asked.
+The noise of a round's sum is drawn at the server and is in the checkpoint before the model goes anywhere; a round that
+is done again has released nothing. The noise of a site's message is drawn at the site, which sends one message a round
+and the same bytes again. Who is drawn is written down before anybody is asked.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Once(NamedTuple):
             return None
         except (OSError, FrameError) as broken:
             raise UserError(
-                f"cannot read {self.path} ({reason(broken)}), the site's last noisy message; restore it, or begin a new "
-                "run"
+                f"cannot read {self.path} ({reason(broken)}), the site's last noisy message; restore it, or begin a "
+                "new run"
             ) from broken
 
 

@@ -32,10 +32,10 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, sentence
 from fedconcord.core import Objective, space_of
+from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.data import Dataset, federated
 from fedconcord.data.federated import Held, Means, Samples, Told
 from fedconcord.data.preprocess import read_columns
-from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.deploy import private
 from fedconcord.deploy.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
 from fedconcord.deploy.judging import figures

@@ -138,7 +138,7 @@ def poisson() -> Sampler:
 
 
 def poisson_of(coins: Callable[[int, int, int, int], np.ndarray]) -> Sampler:
-    """`poisson` by coins of one's own: (seed, round, cohort S, clients N) -> ids, the same whenever a round is asked."""
+    """`poisson` by coins of one's own: (seed, round, cohort S, clients N) -> ids, the same whenever asked."""
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
         return _once(coins(seed, round, cohort, len(sizes)), cohort / len(sizes))

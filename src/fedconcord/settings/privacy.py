@@ -16,7 +16,6 @@ from fedconcord.settings.sections import PrivacySettings
 from fedconcord.settings.settings import Config
 from fedconcord.transforms.privacy import with_privacy
 
-
 KEYED = "noise and coins keyed by the seed, as in every simulation"
 
 
