@@ -824,7 +824,7 @@ def test_a_site_of_another_version_a_silent_one_and_one_that_talks_nonsense(file
         ({"cohort": 4}, "cohort 4"),
         ({"rouns": 4}, "unknown key 'rouns'"),
         ({"eval": {"patience": 3}}, "eval.patience is for simulations"),
-        ({"privacy": {"clip": 1.0, "noise": 1.0}}, "privacy.clip is for simulations"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0}}, "does not cover the sums that sites send"),
     ],
 )
 def test_a_job_that_cannot_be_deployed_is_one_sentence(change: Any, sentence: str, files: Path, tmp_path: Path) -> None:

@@ -271,6 +271,11 @@ def test_no_sums_of_samples_leave_a_private_site(tmp_path: Path) -> None:
     refused = codec.read(sites["a"].answer(ask))
     assert refused.kind == "refused"
     assert "not covered by privacy.clip" in refused.fields["why"]
+    public = tmp_path / "public.toml"
+    public.write_text('[[columns]]\nname = "u"\nkind = "number"\nmean = 1.0\nscale = 0.5\n')
+    job = text(with_(JOB, input={"label": ["label"], "statistics": str(public)}))
+    sites = {name: Site(job, tmp_path / f"{name}.csv", tmp_path / "given" / name, name) for name in SITES}
+    assert serve(job, SITES, exchange, tmp_path / "run", None, 1.0, False).status == "complete"
 
 
 def test_noise_is_added_to_the_opened_sum(tables: Path, tmp_path: Path) -> None:
