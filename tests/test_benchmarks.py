@@ -184,7 +184,7 @@ def test_neighbours_have_a_row_for_every_job() -> None:
     assert "busy" in done.stdout.splitlines()[0]
 
 
-@pytest.mark.parametrize(("script", "rows"), [("robust.py", 6), ("privacy.py", 4)])
+@pytest.mark.parametrize(("script", "rows"), [("robust.py", 6), pytest.param("privacy.py", 4, marks=pytest.mark.slow)])
 def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows: int) -> None:
     command = [sys.executable, str(BENCHMARKS / script), "--quick", "--figure", str(tmp_path / "drawn.png")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
