@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedconcord import settings
 from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord.recipes.run import Asked, cells_of, points_of, settings_of, text_of
+from fedconcord.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, settings_of, text_of
 from fedconcord.recipes.values import Values, values
 from fedconcord.settings import Config
 
@@ -20,12 +20,20 @@ def configs(recipe: Recipe, size: SizeName) -> list[Config]:
     for cell in cells_of(asked, recipe.experiment):
         methods = [
             text_of(entry, point, f"{entry.name} {k}")
-            for entry in recipe.experiment.entries
-            if asked.size.entries is None or entry.name in asked.size.entries
+            for entry in entries_of(asked.size, recipe.experiment, cell)
             for k, point in enumerate(points_of(entry))
         ]
         nested = {**settings_of(recipe.experiment, asked.size, cell), "methods": methods}
         found += settings.runs(settings.resolve_compare(settings.from_nested(nested, recipe.name)))
+    return found
+
+
+def resolved(recipe: Recipe, size: SizeName) -> dict[str, Config]:
+    """The settings of every comparison of a size, by cell."""
+    found = {}
+    for cell, given, methods in planned_texts(Asked(recipe, size, Path("unused"))):
+        nested = {**given, "methods": methods, "seeds": list(recipe.sizes[size].seeds)}
+        found[cell] = settings.resolve_compare(settings.from_nested(nested, recipe.name))
     return found
 
 

@@ -13,10 +13,10 @@ from fedconcord import settings
 from fedconcord.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord.recipes.fedadmm import RECIPES
 from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, text_of
+from fedconcord.recipes.run import Asked, cells_of, entries_of, points_of, text_of
 from fedconcord.recipes.values import Values, values
 from fedconcord.report.load import load_runs
-from fedconcord.settings import Config
+from recipe_jobs import resolved
 
 BY_NAME = {recipe.name.removeprefix("fedadmm_"): recipe for recipe in RECIPES}
 SEEDS = (0, 1, 2)
@@ -26,14 +26,6 @@ Table = Mapping[tuple[str, str], float | str]
 def comparison(recipe: Recipe) -> Comparison:
     assert isinstance(recipe.experiment, Comparison)
     return recipe.experiment
-
-
-def resolved(recipe: Recipe, size: SizeName) -> dict[str, Config]:
-    """Cell -> its settings as `compare` resolves them."""
-    return {
-        cell: settings.resolve_compare(settings.from_nested({**given, "methods": methods}, cell))
-        for cell, given, methods in planned_texts(Asked(recipe, size, Path()))
-    }
 
 
 @pytest.mark.parametrize("size", ["quick", "desk", "paper"])

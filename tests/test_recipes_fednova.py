@@ -1,7 +1,6 @@
 """FedNova's recipes: calls resolve, printed numbers, verdicts; the mathematics of its figures holds exactly."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,30 +10,10 @@ from fedconcord.basis import factories
 from fedconcord.federation.partitions import partitions, split_by_proportions
 from fedconcord.jobs import train
 from fedconcord.recipes import fednova
-from fedconcord.recipes.recipe import Claim, Comparison, Recipe
-from fedconcord.recipes.run import Asked, planned_texts
+from fedconcord.recipes.recipe import Claim
 from fedconcord.recipes.studies import fednova_fig4, fednova_lemma1
 from fedconcord.recipes.values import Values, values
-from fedconcord.settings import Config
-
-
-def resolved(recipe: Recipe, size: str) -> dict[str, Config]:
-    """The settings of every comparison of a size, by cell."""
-    found = {}
-    for cell, given, methods in planned_texts(Asked(recipe, size, Path("out"))):  # type: ignore[arg-type]
-        nested = {**given, "methods": methods, "seeds": list(recipe.sizes[size].seeds)}  # type: ignore[index]
-        found[cell] = settings.resolve_compare(settings.from_nested(nested, recipe.name))
-        assert found[cell].validation is None
-        assert found[cell].eval.clients is False
-    return found
-
-
-@pytest.mark.parametrize("size", ["quick", "desk", "paper"])
-@pytest.mark.parametrize(
-    "recipe", [r for r in fednova.RECIPES if isinstance(r.experiment, Comparison)], ids=lambda r: r.name
-)
-def test_every_call_resolves(recipe: Recipe, size: str) -> None:
-    assert resolved(recipe, size)
+from recipe_jobs import resolved
 
 
 def test_table_1_has_the_papers_settings() -> None:

@@ -8,37 +8,12 @@ import numpy as np
 import pytest
 
 from fedconcord import settings
-from fedconcord.basis.errors import UserError
 from fedconcord.jobs import train
 from fedconcord.recipes import dry, losac, losac_curves, losac_table2, pages
-from fedconcord.recipes.recipe import Claim, Comparison, Recipe
-from fedconcord.recipes.run import Asked, planned_texts
+from fedconcord.recipes.recipe import Claim
 from fedconcord.recipes.studies import losac_fig6
 from fedconcord.recipes.values import Done, Values, values
-from fedconcord.settings import Config
-
-
-def resolved(recipe: Recipe, size: str, tmp: str = "out") -> dict[str, Config]:
-    """The settings of every comparison of a size, by cell."""
-    found = {}
-    for cell, given, methods in planned_texts(Asked(recipe, size, tmp)):  # type: ignore[arg-type]
-        nested = {**given, "methods": methods, "seeds": list(recipe.sizes[size].seeds)}  # type: ignore[index]
-        found[cell] = settings.resolve_compare(settings.from_nested(nested, recipe.name))
-        assert found[cell].validation is None
-        assert found[cell].eval.clients is False
-    return found
-
-
-@pytest.mark.parametrize("size", ["quick", "desk", "paper"])
-@pytest.mark.parametrize(
-    "recipe", [r for r in losac.RECIPES if isinstance(r.experiment, Comparison)], ids=lambda r: r.name
-)
-def test_every_call_resolves(recipe: Recipe, size: str) -> None:
-    try:
-        found = resolved(recipe, size)
-    except UserError as error:
-        pytest.fail(f"{recipe.name}, {size}: {error}")
-    assert found
+from recipe_jobs import resolved
 
 
 def test_step_sizes_are_the_printed_ones_times_the_samples_of_a_client() -> None:

@@ -18,11 +18,12 @@ from fedconcord.cli.main import call
 from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord.recipes.found import FOUND
-from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
+from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size, SizeName
 from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
 from fedconcord.runs.outcome import Finished, Progress
 from fedconcord.runs.plan import Planned
+from recipe_jobs import SIZES, configs
 
 LR = {"local.lr": [0.1, 0.3]}
 SMALL = Recipe(
@@ -218,6 +219,16 @@ def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pyte
             assert set(size.cells or ()) <= cells
             assert set(size.entries or ()) <= entries
             assert set(size.by_cell) <= cells
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", [name for name, one in RECIPES.items() if isinstance(one.experiment, Comparison)])
+def test_every_method_with_every_point_of_its_grid_resolves(name: str, size: SizeName) -> None:
+    found = configs(RECIPES[name], size)
+    assert found
+    for config in found:
+        assert config.validation is None
+        assert config.eval.clients is False
 
 
 def test_what_was_found_is_of_recipes() -> None:
