@@ -1,7 +1,8 @@
-"""Robust rules against attacks, on digits: the tables of docs/robust.md.
+"""Robust rules against attacks, on digits: the tables and the figure of docs/robust.md.
 
     python benchmarks/robust.py             # some minutes on two cores
     python benchmarks/robust.py --quick     # one seed, three rounds: whether it runs
+    python benchmarks/robust.py --figure docs/robust.png     # accuracy by the share of attackers alone, drawn
 
 A number is the mean of the final test accuracy, in percent, over the seeds; a run that diverged counts as chance, 10 %.
 """
@@ -9,11 +10,15 @@ A number is the mean of the final test accuracy, in percent, over the seeds; a r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from fedconcord import advance, evaluate, settings, start
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
+from fedconcord.report.figures.drawing import to_files
+from fedconcord.report.figures.style import look, panel, styled
 from fedconcord.settings import from_nested, resolve_run
 
 JOB = {
@@ -63,17 +68,44 @@ def table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence
     print()
 
 
+def shares(rules: Sequence[str], seeds: Sequence[int], rounds: int) -> list[tuple[str, Sequence[str]]]:
+    """The rows of the table by share of clients whose sign is flipped."""
+    attacks = [(share, f"sign_flip({share},scale=5)") for share in SHARES]
+    return [(f"{s:g}", [cell(r, a, "iid", seeds, rounds) for r in rules]) for s, a in attacks]
+
+
+def drawn(rules: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> Mapping[str, bytes]:
+    """Accuracy against the share of attackers, a line a rule, by suffix of the file."""
+    with styled():
+        fig, ax = panel(7.2, 3.4)
+        for k, rule in enumerate(rules):
+            colour, dash, marker = look(k)
+            kept = [(100 * float(share), float(cells[k])) for share, cells in rows if cells[k] != "refused"]
+            ax.plot(*zip(*kept, strict=True), color=colour, linestyle=dash, marker=marker, markersize=4, label=rule)
+        ax.set_xlabel("hostile clients (%), sign_flip with scale 5")
+        ax.set_ylabel("test accuracy (%)")
+        ax.set_ylim(0, 100)
+        fig.legend(loc="outside right upper", fontsize=7.5, handlelength=3)
+        return to_files(fig)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, three rounds")
-    quick = parser.parse_args().quick
+    parser.add_argument("--figure", type=Path, help="PNG of the accuracy by share; no other table is measured")
+    given = parser.parse_args()
+    quick = given.quick
     how = ([0], 3) if quick else ([0, 1, 2], 30)
     rules = RULES[:3] if quick else RULES
+    if given.figure is not None:
+        rows = shares(rules, *how)
+        table("share, sign_flip", rules, rows)
+        files.write_bytes(given.figure, drawn(rules, rows)["png"])
+        return
     table("IID", rules, [(a, [cell(r, a, "iid", *how) for r in rules]) for a in ATTACKS])
     table("no attack", rules, [(p, [cell(r, "none", p, *how) for r in rules]) for p in DIVISIONS])
-    attacks = [(share, f"sign_flip({share},scale=5)") for share in SHARES]
-    table("share, sign_flip", rules, [(f"{s:g}", [cell(r, a, "iid", *how) for r in rules]) for s, a in attacks])
+    table("share, sign_flip", rules, shares(rules, *how))
     flips = "sign_flip(0.2,scale=5)"
     table(flips.replace(",", ", "), rules, [(p, [cell(r, flips, p, *how) for r in rules]) for p in DIVISIONS])
 

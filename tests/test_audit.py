@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from fedconcord.jobs import Job, State, advance, start
 from fedconcord.local.solver import Solver, ascent
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
+from fedconcord.transforms.privacy import with_privacy
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
 from table import TABLE, make
 
@@ -204,6 +206,71 @@ def test_the_samples_of_the_round_are_those_of_its_batches() -> None:
     assert touched(this, seen).tolist() == sorted(18 + seen.drawn.batches.ravel())
     full = replace(this, algorithm=METHODS["mimesvrg"]())
     assert touched(full, capture(full, 2, client=3)).tolist() == list(range(18, 24))
+
+
+# -- messages with differential privacy ----------------------------------------------------------------------------
+
+
+def private(kind: str, clip: float, noise: float, name: str = "fedsgd", **more: Any) -> tuple[Job, Job]:
+    """A job with privacy, and the same without."""
+    plain = job(METHODS[name](), **more)
+    return replace(plain, algorithm=with_privacy(plain.algorithm, clip, noise, kind, CLIENTS)), plain  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_clipping_alone_hides_the_length_of_the_gradient_and_not_the_sample(noise: float) -> None:
+    """With central noise the server sees g C / ||lr g||, the sample times a number beside that number."""
+    this, plain = private("central", 0.1, noise)
+    seen = capture(this, 1, client=1)
+    true = plain.problem.objective.gradient(seen.x, torch.tensor([1]))
+    assert float(0.5 * true.norm()) > 0.1
+    (estimate,) = readings(plain, seen).values()
+    assert torch.allclose(estimate, true * 0.1 / (0.5 * true.norm()), rtol=1e-9, atol=1e-12)
+    weight, bias = plain.problem.layout.views(estimate).values()  # type: ignore[attr-defined]
+    assert torch.allclose(weight[0] / bias[0], plain.problem.x[1].double(), atol=1e-9)  # type: ignore[attr-defined]
+
+
+def test_local_noise_stays_in_what_the_server_reads() -> None:
+    """It is not subtracted, although the simulator could draw it again: lr (true - read) is what the client added."""
+    this, plain = private("local", 30.0, 0.02)
+    seen = capture(this, 1, client=2)
+    true = plain.problem.objective.gradient(seen.x, torch.tensor([2]))
+    assert seen.client.normal is not None
+    (read,) = readings(plain, seen).values()
+    assert torch.allclose(0.5 * (true - read), 0.6 * seen.client.normal(len(true)), rtol=1e-9, atol=1e-9)
+
+
+def test_what_the_server_knows_is_subtracted_from_a_noisy_message_too() -> None:
+    """SCAFFOLD's move and change of c, after tiny steps: without noise the protocol gives the gradient away."""
+    errors = []
+    for noise in (0.0, 0.01):
+        this, plain = private("local", 30.0, noise, "scaffold", samples=5, steps=3, lr=1e-5)
+        seen = capture(this, 3, client=0)
+        true = plain.problem.objective.gradient(seen.x, touched(plain, seen))
+        errors.append(float((list(readings(plain, seen).values())[-1] - true).norm() / true.norm()))
+    assert errors[0] < 1e-3
+    assert errors[1] > 0.1
+
+
+@pytest.mark.parametrize(("noise", "rebuilt"), [(1e-4, True), (1.0, False)])
+def test_the_attack_on_a_noisy_message_fails_as_the_noise_grows(noise: float, rebuilt: bool) -> None:
+    this, plain = private("local", 3.0, noise)
+    found = audit(this, client=1, round=1, attack=Attack(60, "lbfgs"), plain=plain)
+    (curve,) = found.curves
+    assert (curve.matched[-1] < 0.1 * curve.matched[0]) is rebuilt
+    assert found.protection == this.algorithm.protection is not None
+
+
+def test_a_protected_message_needs_the_job_without_privacy(tmp_path: Path) -> None:
+    this, plain = private("local", 3.0, 0.5)
+    with pytest.raises(UserError, match="give the same job without privacy as well"):
+        audit(this, client=1, round=1)
+    jobs = {"bare": plain, "noisy": this, "clipped": private("central", 0.1, 0.5)[0]}
+    audit_jobs(jobs, tmp_path, round=1, attack=Attack(3), plain={"noisy": plain, "clipped": plain})
+    text = (tmp_path / "audit.md").read_text()
+    assert "was clipped to 3, with noise of 0.5 times that, and is read as if it were plain" in text
+    assert "was clipped to 0.1, without noise, which the server adds to the sum, and is read as if" in text
+    assert text.count("read as if it were plain") == 2
 
 
 # -- input and output ----------------------------------------------------------------------------------------------

@@ -136,6 +136,21 @@ def test_symbols_are_refused() -> None:
         audit(this, round=1)
 
 
+def test_the_command_reads_protected_messages_beside_plain_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = (
+        "fedsgd,fedsgd(privacy.clip=0.5,privacy.noise=1),fedsgd(privacy.clip=2,privacy.noise=3,privacy.kind=local)"
+    )
+    given = ["--data", "digits", "--model", "logreg", "--clients", "1437", "--cohort", "1437", "--partition", "iid"]
+    given += ["--methods", methods, "--lr", "0.5", "--client", "7", "--round", "1", "--iterations", "3"]
+    assert cli.call(["audit", *given, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("epsilon") == 2
+    assert said.count("gradient error") == 3
+    assert (tmp_path / "out" / "audit.md").read_text().count("is read as if it were plain") == 2
+
+
 def test_the_command_takes_data_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw = rng.generator(1, rng.Purpose.DATA)
     for name in ("t.csv", "test.csv"):

@@ -182,3 +182,13 @@ def test_neighbours_have_a_row_for_every_job() -> None:
     quiet, busy, ratio = (float(cell) for cell in cells[1:4])
     assert ratio == pytest.approx(busy / quiet, rel=0.2)
     assert "busy" in done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(("script", "rows"), [("robust.py", 6), pytest.param("privacy.py", 4, marks=pytest.mark.slow)])
+def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows: int) -> None:
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--figure", str(tmp_path / "drawn.png")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    table = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert len(table) == rows
+    assert all(0 <= float(cell.split()[0]) <= 100 for row in table for cell in row[1:])
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")

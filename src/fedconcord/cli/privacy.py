@@ -42,11 +42,17 @@ def audit(
         raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give --seed")
     for sentence in settings.notes(resolved):
         say(sentence)
-    for sentence in settings.notes(resolved):
-        say(sentence)
-    jobs = {one.label or "": settings.build(one) for one in settings.runs(resolved)}
+    runs = settings.runs(resolved)
+    for one in runs:
+        note = settings.privacy_note(one)
+        if note is not None:
+            say(note)
+    jobs = {one.label or "": settings.build(one) for one in runs}
+    private = [one for one in runs if one.privacy.clip is not None]
+    plain = {one.label or "": settings.build(settings.unprotected(one)) for one in private}
     folder = Path(out) if out else folders.free_folder(Path("runs"), "audit")
     attack = auditor.Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
     chosen = None if client is None else int(client)
-    auditor.audit_jobs(jobs, folder, client=chosen, round=count("--round", round), attack=attack, say=say)
+    counted = count("--round", round)
+    auditor.audit_jobs(jobs, folder, client=chosen, round=counted, attack=attack, plain=plain, say=say)
     say(f"audit: {folder / 'audit.md'}")

@@ -20,7 +20,7 @@ from fedconcord.settings.methods import text_of as canonical_text
 from fedconcord.settings.objects import named, objects_of, unchanged, words
 from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
 from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-from fedconcord.settings.privacy import Budget, budget_of
+from fedconcord.settings.privacy import Budget, budget_of, unprotected
 from fedconcord.settings.privacy import note as privacy_note
 from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.schema import default_text, keys, searched, values_text
@@ -79,6 +79,7 @@ __all__ = [
     "team_of",
     "toml_value",
     "unchanged",
+    "unprotected",
     "values_text",
     "words",
     "work_of",

@@ -161,6 +161,11 @@ def note(config: Config, generator: str = KEYED) -> str | None:
     )
 
 
+def unprotected(config: Config) -> Config:
+    """The settings of one run without its privacy."""
+    return config.model_copy(update={"privacy": PrivacySettings()})
+
+
 def protected(algorithm: Algorithm, config: Config) -> Algorithm:
     """The method with the settings' privacy."""
     given: PrivacySettings = config.privacy

@@ -14,6 +14,9 @@ The rows c_i, lambda_i, y_ij are known to a server that has followed a client si
 change by what is sent. Where they do not (compressed messages, several blocks drawn in private) the reading is given
 more than the server has, so it errs on the side of the attacker.
 
+A protected message, clipped and with local noise noisy, is read as if it were plain: the server plays the round of the
+same job without privacy, for it knows neither by what the client clipped nor the noise.
+
 The attack (Deep Leakage from Gradients, Zhu et al., NeurIPS 2019; LoSAC Definition 1) then looks for dummy samples D^
 with gradient g^: min ||grad f(x; D^) - g^||^2 by gradient descent or L-BFGS from D^ ~ N(0, 1).
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedconcord.analysis.audit.message import Seen, capture, readings, touched
 from fedconcord.basis.errors import UserError
-from fedconcord.core import rng
+from fedconcord.core import Protection, rng
 from fedconcord.jobs import Job
 from fedconcord.problems import Supervised, dense
 from fedconcord.problems.judging import supervised
@@ -54,6 +54,7 @@ class Audit(NamedTuple):
     random: float  # matched distance of fresh N(0, 1) samples: what no attack at all reaches
     blank: float  # distance of the mean test sample, repeated: what no message at all reaches
     curves: list[Curve]
+    protection: Protection | None = None  # what was done to the message, which is read as if it were plain
 
 
 def infer_labels(problem: Supervised, x: Tensor, gradient: Tensor, inputs: Tensor) -> Tensor:
@@ -195,6 +196,7 @@ def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Atta
         random=sum(float((guess[permutation(guess, truth)] - truth).norm()) for guess in guesses) / len(guesses),
         blank=float((problem.test_x[:].mean(0) - truth).norm()),
         curves=curves,
+        protection=job.algorithm.protection,
     )
 
 
@@ -215,13 +217,20 @@ def _supervised(job: Job) -> Supervised:
 
 
 def audit(
-    job: Job, *, client: int | None = None, round: int = 5, attack: Attack | None = None, name: str = ""
+    job: Job,
+    *,
+    client: int | None = None,
+    round: int = 5,
+    attack: Attack | None = None,
+    name: str = "",
+    plain: Job | None = None,
 ) -> Audit:
     """What a job gives away: one client's message in one round, and the attack on each of its readings.
 
     Args:
         client: which, from 0; None is the first of the round's cohort.
         round: which, from 1.
+        plain: of a job with differential privacy the same job without, by which its message is read.
 
     Raises:
         UserError: no such client, round or setting, a message that cannot be read, or a problem without samples.
@@ -230,7 +239,7 @@ def audit(
     _check(attack)
     _supervised(job)
     seen = capture(job, round, client)
-    return attacked(job, seen, readings(job, seen), attack, name)
+    return attacked(job, seen, readings(job if plain is None else plain, seen), attack, name)
 
 
 def _check(attack: Attack) -> None:

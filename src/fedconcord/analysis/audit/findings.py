@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from fedconcord.analysis.audit.attack import Attack, Audit, Curve, audit
 from fedconcord.basis import files
+from fedconcord.core import Protection
 from fedconcord.jobs import Job
 
 LIMITS = """\
@@ -62,6 +63,8 @@ def summary(audits: Sequence[Audit], attack: Attack) -> str:
             f"* {one.name}, client {one.client}, round {one.round}: {one.bytes:,} bytes after {work}. "
             f"{said[0].upper()}{said[1:]}."
         )
+        if one.protection is not None:
+            lines.append(f"  Its message was {_protected(one.protection)}, and is read as if it were plain.")
         short = [c.reading for c in one.curves if len(c.objective) <= attack.iterations]
         if short:
             lines.append(f"  The attack diverged early ({', '.join(short)}); a smaller step may do better.")
@@ -75,6 +78,13 @@ def summary(audits: Sequence[Audit], attack: Attack) -> str:
         "",
     ]
     return "\n".join(lines) + "\n" + LIMITS
+
+
+def _protected(by: Protection) -> str:
+    clipped = f"clipped to {by.clip:g}"
+    if by.kind == "central":
+        return f"{clipped}, without noise, which the server adds to the sum"
+    return f"{clipped}, with noise of {by.noise:g} times that"
 
 
 def _count(n: int, what: str) -> str:
@@ -136,9 +146,12 @@ def audit_jobs(
     client: int | None = None,
     round: int = 5,
     attack: Attack | None = None,
+    plain: Mapping[str, Job] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Audit]:
     """Audit jobs by name, one client and round for all, and write table, figure and text to a folder.
+
+    `plain` has the jobs without differential privacy by which the messages of those with it are read, by name.
 
     Raises:
         UserError: as `audit`.
@@ -146,7 +159,8 @@ def audit_jobs(
     attack = Attack() if attack is None else attack
     audits = []
     for name, job in jobs.items():
-        found = audit(job, client=client, round=round, attack=attack, name=name)
+        read_by = None if plain is None else plain.get(name)
+        found = audit(job, client=client, round=round, attack=attack, name=name, plain=read_by)
         audits.append(found)
         for c in found.curves:
             say(f"{name}, {c.reading}: gradient error {100 * c.error:.2g} %, {verdict(found, c)}")

@@ -178,14 +178,16 @@ def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
 def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
     """The estimates of the client's mean gradient [d], float64; one alone where both are the same.
 
+    The job says how a message is read. That of a protected job is read by the same job without privacy.
+
     Raises:
         UserError: the message is not affine in the gradients (Newton steps, L-BFGS, a dual of SAM's ascent,
             clients' proximal steps, clipped messages).
     """
     if job.algorithm.protection is not None:
         raise UserError(
-            "the audit reads messages that are affine in the gradients, and differential privacy clips these; audit "
-            "the job without privacy, which leaks more"
+            "the audit reads messages that are affine in the gradients, and differential privacy clips these; give "
+            "the same job without privacy as well (plain), by which they are read as if they were plain"
         )
     if seen.done.tilt is not None:
         raise UserError(
