@@ -6,6 +6,7 @@ import csv
 import importlib
 import json
 import math
+import os
 import re
 import signal
 import struct
@@ -267,7 +268,9 @@ def test_all_trackers_go_on_after_the_command_was_killed(tmp_path: Path) -> None
     given = ["--methods", "fedavg,fedprox", "--data", "quadratics(dim=3)", "--clients", "6", "--cohort", "3"]
     more = ["--rounds", "120", "--set", "eval.every=1", "--checkpoint-every", "0", "--jobs", "2"]
     track = ["--track", "tensorboard,mlflow,wandb", "--out", str(out)]
-    process = subprocess.Popen([*command, *given, *more, *track], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of a test before, in here
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, *given, *more, *track], env=env, **quiet)
     try:
         deadline = time.monotonic() + 120
         while len(list(out.glob("*/seed-0/checkpoint.safetensors"))) < 2:
@@ -279,7 +282,8 @@ def test_all_trackers_go_on_after_the_command_was_killed(tmp_path: Path) -> None
         process.wait()
     done = [json.loads(path.read_text())["rounds_done"] for path in out.glob("*/seed-0/run.json")]
     rounds = str(max(done) + 20)
-    subprocess.run([*command, "--resume", str(out), "--rounds", rounds, "--jobs", "1"], check=True, capture_output=True)
+    again = [*command, "--resume", str(out), "--rounds", rounds, "--jobs", "1"]
+    subprocess.run(again, check=True, capture_output=True, env=env)
     for read in READ.values():
         found = read(out / "fedavg" / "seed-0", *([] if read is tensorboard_values else [out]))
         steps = [step for step, _ in found["loss"]]
