@@ -16,6 +16,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.cli.base import DIVERGED, app, complain, console, fail, importing, say
 from fedconcord.cli.options import Given, option, sources_of, takes_settings
 from fedconcord.cli.progress import latest_metric
+from fedconcord.runs.interrupts import heeded
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.deploy.trial import Member
@@ -69,7 +70,8 @@ def try_(
     plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
     with Watch(_rounds(settings)) as watch:
         try:
-            result = trial.run(plan, watch)
+            with heeded():
+                result = trial.run(plan, watch)
         except KeyboardInterrupt:
             complain(f"interrupted: continue with: fedconcord flower try --resume {folder}, and the same sites")
             raise typer.Exit(130) from None
@@ -180,7 +182,8 @@ def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) ->
             say("; ".join(f"{name} {state}" for name, state in event["sites"].items()))
 
     try:
-        go(tell)
+        with heeded():
+            go(tell)
     except KeyboardInterrupt:
         say("stopped")
 

@@ -26,3 +26,16 @@ def deferred() -> Iterator[threading.Event]:
         yield event
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, in a process too that a shell started in the background, where it is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
