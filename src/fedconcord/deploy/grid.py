@@ -225,6 +225,10 @@ class Control:
             address, False, authority.read_bytes(), [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         )
 
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.http.close()
+
     def answers(self) -> bool:
         """Whether the SuperLink is up."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 from fedconcord.basis.errors import LostError, UserError
@@ -24,10 +25,9 @@ def server(folder: Path, host: str, port: int, tell: Tell) -> None:
     files = keys.server_files(folder)
     keys.check_server(files)
     place = folder / "server"
-    with Processes(place / "logs", environment(place / "home")) as processes:
+    link = Link(f"127.0.0.1:{port}", files.authority)
+    with Processes(place / "logs", environment(place / "home")) as processes, closing(grid.Control(*link)) as control:
         processes.start(SUPERLINK, grid.superlink_command(host, port, *files))
-        link = Link(f"127.0.0.1:{port}", files.authority)
-        control = grid.Control(*link)
         while not control.answers():
             for lost in processes.ended():
                 raise LostError(lost_sentence(lost))
@@ -65,30 +65,29 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
     keys.check_reachable(address, authority)
     place.mkdir(parents=True, exist_ok=True)
     link = Link(address, authority)
-    control = grid.Control(*link)
+    with closing(grid.Control(*link)) as control:
+        end = time.monotonic() + HELD
+        while (now := control.state_of(public)) == ANSWERS and time.monotonic() < end:
+            tell({"say": f"the server takes {name} for there still, as after a crash; waiting until it does not"})
+            time.sleep(5 * PAUSE)
+        if now is None:
+            raise UserError(f"the server at {address} does not know {key}; give {name}.pub to its operator")
+        if now == ANSWERS:
+            raise UserError(f"site {name} runs already elsewhere with this key; stop it there first")
 
-    end = time.monotonic() + HELD
-    while (now := control.state_of(public)) == ANSWERS and time.monotonic() < end:
-        tell({"say": f"the server takes {name} for there still, as after a crash; waiting until it does not"})
-        time.sleep(5 * PAUSE)
-    if now is None:
-        raise UserError(f"the server at {address} does not know {key}; give {name}.pub to its operator")
-    if now == ANSWERS:
-        raise UserError(f"site {name} runs already elsewhere with this key; stop it there first")
+        def states() -> dict[str, str]:
+            """The site's own state; none while the server is away, which SuperNodes wait for."""
+            try:
+                found = control.state_of(public)
+            except LostError:
+                return {}
+            return {} if found is None else {name: found}
 
-    def states() -> dict[str, str]:
-        """The site's own state; none while the server is away, which SuperNodes wait for."""
-        try:
-            found = control.state_of(public)
-        except LostError:
-            return {}
-        return {} if found is None else {name: found}
-
-    with Processes(place / "logs", environment(place / "home")) as processes:
-        nodes = Nodes(processes, link, states, place, apps=False, tell=tell)
-        nodes.start(Node(name, key, data, place / "state"))
-        nodes.start_worker()
-        tell({"say": f"site {name} is started; logs: {place / 'logs'}"})
-        while True:
-            nodes.watch()
-            time.sleep(PAUSE)
+        with Processes(place / "logs", environment(place / "home")) as processes:
+            nodes = Nodes(processes, link, states, place, apps=False, tell=tell)
+            nodes.start(Node(name, key, data, place / "state"))
+            nodes.start_worker()
+            tell({"say": f"site {name} is started; logs: {place / 'logs'}"})
+            while True:
+                nodes.watch()
+                time.sleep(PAUSE)

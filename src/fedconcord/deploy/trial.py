@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +88,9 @@ def run(trial: Trial, tell: Tell) -> Finished:
     order = Order(names, str(trial.folder.resolve()), trial.wait, trial.resume, str(events.resolve()))
     write_app(began / "app", trial.settings, order)
     files = keys.write_server(began, ["localhost", HOST])
-    with Processes(trial.place / "logs", environment(trial.place / "home")) as processes:
+    with Processes(trial.place / "logs", environment(trial.place / "home")) as processes, ExitStack() as opened:
         link, control = _superlink(processes, files, trial.limit)
+        opened.callback(control.close)
         nodes = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
         for member in trial.members:
             key = keys.write_site(began, member.name)
@@ -115,6 +117,7 @@ def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[
             if time.monotonic() > end:
                 raise LostError(f"the SuperLink did not answer within {limit:.0f} s; {processes.states()}")
             time.sleep(PAUSE)
+        control.close()
         if not left or not any(TAKEN in line for line in lost[0].lines):
             raise LostError(lost_sentence(lost[0]))
     raise AssertionError("the last start returns or raises")
