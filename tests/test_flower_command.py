@@ -27,6 +27,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.deploy import app, keys
 from fedconcord.deploy.processes import Processes, environment, free_port, last_lines
+from fedconcord.runs.interrupts import heeded
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
 COMMAND = [sys.executable, "-m", "fedconcord", "flower"]
@@ -521,3 +522,14 @@ def test_certificates_are_valid_for_the_days_that_are_asked_for(tmp_path: Path) 
         assert abs(end - datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)) < datetime.timedelta(
             hours=1
         )
+
+
+def test_ctrl_c_is_heeded_where_a_shell_has_it_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), heeded():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)  # the signal comes between two instructions
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
