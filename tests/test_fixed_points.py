@@ -12,9 +12,10 @@ from fedconcord.core import Algorithm
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
-from fedconcord.jobs import Job, State, advance, start
+from fedconcord.jobs import Job, advance, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
+from fedconcord.testing.bench import run
 from table import TABLE, make
 
 CPU = torch.device("cpu")
@@ -29,13 +30,6 @@ def problem() -> Quadratic:
 
 def samples_of(i: int) -> torch.Tensor:
     return torch.arange(3 * i, 3 * i + 3)
-
-
-def run(job: Job, rounds: int) -> State:
-    state = start(job)
-    for _ in range(rounds):
-        state = advance(job, state)
-    return state
 
 
 def gap(job: Job, rounds: int) -> float:

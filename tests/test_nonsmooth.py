@@ -13,9 +13,10 @@ from fedconcord.core import Algorithm, Problem
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, uniform
-from fedconcord.jobs import Job, State, advance, start
+from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
 from fedconcord.problems.regularisers import box, l1, nuclear
+from fedconcord.testing.bench import run
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,13 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def build(name: str, clients: int = 6, **options: Any) -> Any:
     return PROBLEMS[name](0, clients, torch.float64, CPU, **OPTIONS[name] | options)
-
-
-def run(job: Job, rounds: int) -> State:
-    state = start(job)
-    for _ in range(rounds):
-        state = advance(job, state)
-    return state
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))

@@ -25,22 +25,24 @@ import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis import accountant
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Sender, rng, tree_leaves
+from fedconcord.core import Algorithm, Sender, rng
 from fedconcord.engines import Serial, Stacked, Wire
 from fedconcord.federation import sampling
 from fedconcord.federation.clock import lognormal
 from fedconcord.federation.dropout import fixed
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
-from fedconcord.jobs import Job, State, advance, checkpoint, plan_of, start
+from fedconcord.jobs import Job, advance, checkpoint, plan_of, start
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
 from fedconcord.settings import from_nested, resolve_run
+from fedconcord.testing.bench import run
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.privacy import clipped, uncovered, with_privacy
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
 from table import TABLE, make
+from test_wire import far
 
 N, S, D, SEED = 7, 3, 6, 3
 DELTA = 1e-5
@@ -56,18 +58,6 @@ def job(algorithm: Algorithm, **changes: Any) -> Job:
     problem = quadratics(1, N, torch.float64, torch.device("cpu"), dim=D, blocks=5)
     problem.x0 = torch.linspace(-1, 1, D, dtype=torch.float64)
     return Job(problem, algorithm, replace(schedule, **changes), engine=Serial())
-
-
-def run(job: Job, rounds: int) -> State:
-    state = start(job)
-    for _ in range(rounds):
-        state = advance(job, state)
-    return state
-
-
-def far(a: Any, b: Any) -> float:
-    pairs = zip(tree_leaves(a).values(), tree_leaves(b).values(), strict=True)
-    return max((float((x - y).abs().max() / (1 + y.abs().max())) for x, y in pairs if x.numel()), default=0.0)
 
 
 def cohort_of(name: str) -> int:

@@ -27,6 +27,7 @@ from fedconcord.jobs import Job, State, advance, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.problems.quadratic import Quadratic
 from fedconcord.settings import build, from_nested, resolve_run
+from fedconcord.testing.bench import run
 from fedconcord.transforms import hostile, robust
 from fedconcord.transforms.hostile import Attack, chosen, with_hostile
 from fedconcord.transforms.late import with_late_replies
@@ -50,13 +51,6 @@ def job(algorithm: Algorithm, engine: Engine | None = None, **changes: Any) -> J
     problem = quadratics(1, N, torch.float64, CPU, dim=6, blocks=5)
     problem.x0 = torch.linspace(-1, 1, 6, dtype=torch.float64)
     return Job(problem, algorithm, schedule, engine=engine or Serial())
-
-
-def run(job: Job, rounds: int, state: State | None = None) -> State:
-    state = start(job) if state is None else state
-    for _ in range(rounds):
-        state = advance(job, state)
-    return state
 
 
 def rows_of(state: State) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.link import Faults
 from fedconcord.state import Storage
+from fedconcord.testing.bench import run
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import adam, with_server
@@ -47,13 +48,6 @@ def job(name: str, **changes: Any) -> Job:
     problem = quadratics(1, 7, torch.float64, CPU, dim=6, blocks=5)
     problem.x0 = torch.linspace(-1, 1, 6, dtype=torch.float64)
     return Job(problem, algorithm, schedule, engine=Serial())
-
-
-def run(job: Job, rounds: int) -> State:
-    state = start(job)
-    for _ in range(rounds):
-        state = advance(job, state)
-    return state
 
 
 def far(a: Any, b: Any) -> float:

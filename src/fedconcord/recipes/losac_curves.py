@@ -12,7 +12,7 @@ from typing import Any
 
 from fedconcord.recipes.claims import across, ahead, between_cells, holds_where, loses_more
 from fedconcord.recipes.measures import final, swing
-from fedconcord.recipes.recipe import Cell, Claim, Comparison, Entry, Recipe, Size
+from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Comparison, Entry, Recipe, Settings, Size
 from fedconcord.recipes.values import Values
 
 SIX = ("FedAvg", "FedCM", "FedSaga", "SCAFFOLD", "MimeSVRG", "LoSAC")
@@ -111,7 +111,15 @@ SWINGS = swing(name="swing of accuracy, points")
 FEW = tuple(entry for entry in (*PRINTED, *TUNED) if not entry.name.startswith("MimeSVRG"))
 
 
-def swept(data: str, title: str, spread: str, cohorts: Sequence[int], steps: Sequence[int], **more: Any) -> list[Cell]:
+def swept(
+    data: str,
+    title: str,
+    spread: str,
+    cohorts: Sequence[int],
+    steps: Sequence[int],
+    settings: Settings = NOTHING,
+    entries: Sequence[Entry] | None = None,
+) -> list[Cell]:
     """S swept at T = 5, then T at the middle S; what is tuned is so at the middle of both."""
     middle = cohorts[len(cohorts) // 2]
     partition, said = SPREAD[spread]
@@ -121,9 +129,9 @@ def swept(data: str, title: str, spread: str, cohorts: Sequence[int], steps: Seq
         Cell(
             f"{data}_{spread}_S{s}_T{t}",
             f"{title}, {said}, S = {s}, T = {t}",
-            {"partition": partition, "cohort": s, "local.steps": t, **more.get("settings", {})},
+            {"partition": partition, "cohort": s, "local.steps": t, **settings},
             None if (s, t) == (middle, 5) else home,
-            more.get("entries"),
+            entries,
         )
         for s, t in pairs
     ]
