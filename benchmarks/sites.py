@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,32 +92,43 @@ def kind(line: str) -> str:
 
 
 def look(place: str, command: int, server: set[int]) -> dict[str, tuple[float, int]]:
-    """Process -> (MB, open files). Forks of the worker for one message, which come and go, are left out.
+    """Process -> (MB, open files). Forks for one message, which come and go, are left out.
 
     Args:
-        server: forks of the worker in the last look; who is there still is the server's half, and the set is renewed.
+        server: forks for a task in the last look; who is there still is the server's half, and the set is renewed.
     """
-    found, forks, nodes = {command: "command"} | processes(place), set[int](), 0
+    found, tasks, count = {command: "command"} | processes(place), set[int](), Counter[str]()
+    workers = {process for process, line in found.items() if process != command and kind(line) == "worker"}
+    above = {process: int(status_of(process).get("PPid", "0")) for process in workers}
     seen = {}
     for process, line in sorted(found.items()):
         name = line if process == command else kind(line)
-        try:
-            status = dict(row.split(":", 1) for row in Path(f"/proc/{process}/status").read_text().splitlines())
-            if name == "worker" and int(status["PPid"]) in found and int(status["PPid"]) != command:
-                forks.add(process)
+        if above.get(process) in workers:
+            name = "asks for tasks"
+            if above.get(above[process]) in workers:
+                tasks.add(process)
                 name = "server's half"
                 if process not in server:
                     continue
-            memory, files = int(status["VmRSS"].split()[0]) / 1e3, len(os.listdir(f"/proc/{process}/fd"))
+        if name in ("SuperNode", "asks for tasks"):
+            count[name] += 1
+            name = f"{name} {count[name]}"
+        try:
+            memory, files = int(status_of(process)["VmRSS"].split()[0]) / 1e3, len(os.listdir(f"/proc/{process}/fd"))
         except (OSError, KeyError):  # it has just ended
             continue
-        if name == "SuperNode":
-            nodes += 1
-            name = f"SuperNode {nodes}"
         seen[name] = (round(memory, 1), files)
     server.clear()
-    server.update(forks)
+    server.update(tasks)
     return seen
+
+
+def status_of(process: int) -> dict[str, str]:
+    """What the system says of a process; nothing of one that has ended."""
+    try:
+        return dict(row.split(":", 1) for row in Path(f"/proc/{process}/status").read_text().splitlines())
+    except OSError:
+        return {}
 
 
 def rounds_of(lines: Iterator[str]) -> Iterator[int]:

@@ -8,13 +8,16 @@ file is a SuperLink, a SuperNode or that worker; `deploy.commands` has their com
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import Queue
@@ -291,47 +294,66 @@ class Control:
 
 
 def work(runtimes: Path) -> None:
-    """Fetch tasks and run each in a fork of this process, for ever."""
-    import torch._dynamo  # noqa: F401
-    from flwr.superlink.runtime import run_serverapp
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    """Fetch tasks and run each in a fork, for ever.
 
-    for module in NEEDED:
+    Each place where tasks are has a fork of its own that asks there: one that does not answer keeps nobody waiting.
+    """
+    import torch._dynamo  # noqa: F401
+
+    for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
         import_module(module)
     import_module("fedconcord.settings").keys()  # the schema, made once
 
-    http: dict[tuple[str, str], RuntimeHttpClient] = {}
-    me, forks = os.getpid(), set[int]()
+    forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:
-        for kind, address, authority in json.loads(runtimes.read_text()):
-            root = Path(authority).read_bytes() if authority else None
-            if (address, authority) not in http:
-                version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-                opened = RuntimeHttpClient.from_server_address(address, root is None, root, [version])
-                http[address, authority] = opened
-            try:
-                task = http[address, authority].AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-            except httpx.HTTPError:  # not up yet, or gone: who started it watches it
-                continue
-            if not task.token:
-                continue
-            if (child := os.fork()) != 0:
-                forks.add(child)
-                continue
-            code = 1
-            try:
-                if kind == TaskType.CLIENT_APP:
-                    run_clientapp(address, task.token, root is None, root, parent_pid=me)
-                else:
-                    run_serverapp(address, Queue(), task.token, root is None, root, parent_pid=me)
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        forks = {child for child in forks if os.waitpid(child, os.WNOHANG)[0] == 0}
+        for place in places(runtimes) - forks.keys():
+            forks[place] = _fork(partial(_fetch, runtimes, place))
+        forks = {place: fork for place, fork in forks.items() if os.waitpid(fork, os.WNOHANG)[0] == 0}
         time.sleep(POLL)
+
+
+def places(runtimes: Path) -> set[tuple[str, ...]]:
+    """(kind of tasks, address, certificate) of each place that `deploy.commands.write_runtimes` wrote."""
+    return {tuple(place) for place in json.loads(runtimes.read_text())}
+
+
+def _fetch(runtimes: Path, place: tuple[str, ...]) -> None:
+    """Ask for tasks at one place while it is among those written, and run each in a fork."""
+    from flwr.superlink.runtime import run_serverapp
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    kind, address, authority = place
+    root = Path(authority).read_bytes() if authority else None
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    http = RuntimeHttpClient.from_server_address(address, root is None, root, [version])
+    me, forks = os.getpid(), set[int]()
+    while place in places(runtimes):
+        with contextlib.suppress(httpx.HTTPError):  # not up yet, or gone: who started it watches it
+            token = http.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
+            if token and kind == TaskType.CLIENT_APP:
+                forks.add(_fork(partial(run_clientapp, address, token, root is None, root, parent_pid=me)))
+            elif token:
+                forks.add(_fork(partial(run_serverapp, address, Queue(), token, root is None, root, parent_pid=me)))
+        forks = {fork for fork in forks if os.waitpid(fork, os.WNOHANG)[0] == 0}
+        time.sleep(POLL)
+
+
+def _fork(run: Callable[[], object]) -> int:
+    """Run something in a fork of this process, which ends with it; the fork's number."""
+    if (child := os.fork()) != 0:
+        return child
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def forgetting(finish: Callable[..., bool]) -> Callable[..., bool]:
