@@ -18,6 +18,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from shutil import which
 
@@ -27,7 +28,7 @@ from safetensors.numpy import load_file
 
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
-from fedconcord.deploy import app, keys
+from fedconcord.deploy import app, commands, keys
 from fedconcord.deploy.processes import Processes, environment, free_port, last_lines
 from fedconcord.runs.interrupts import heeded
 
@@ -266,6 +267,36 @@ def test_a_supernode_forgets_old_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert state.finish_task(task, "failed", "")
         assert [one.task_id for one in state.get_tasks(task_ids=[task])] == [task]
     assert len(state.task_store) == grid.TASKS
+
+
+@pytest.mark.slow
+def test_a_place_that_does_not_answer_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """A SuperNode that hangs has the question of its worker open; the others' tasks are fetched all the same."""
+    times: list[float] = []
+
+    class Heard(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            times.append(time.monotonic())
+            self.send_error(503)
+
+        def log_message(self, *said: object) -> None:
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as hangs, HTTPServer(("127.0.0.1", 0), Heard) as answers:
+        threading.Thread(target=answers.serve_forever, daemon=True).start()
+        ports = [hangs.getsockname()[1], answers.server_port]
+        commands.write_runtimes(tmp_path / "runtimes.json", None, ports)
+        with Processes(tmp_path / "logs", environment(tmp_path)) as processes:
+            processes.start("worker", commands.worker_command(tmp_path / "runtimes.json"))
+            end = time.monotonic() + 120
+            while len(times) < 4:
+                assert time.monotonic() < end, processes.states()
+                time.sleep(0.05)
+            commands.write_runtimes(tmp_path / "runtimes.json", None, ports[:1])
+            while times[-1] > time.monotonic() - 3:  # nobody asks any more where nothing is
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        answers.shutdown()
 
 
 # -- processes -----------------------------------------------------------------------------------------------------
