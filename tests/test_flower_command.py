@@ -617,11 +617,22 @@ def test_a_team_runs_server_and_sites_by_hand(job: Path, alone: None, refused: R
                 break
         sites = [start(*site(name)) for name in ("basel", "bern")]
         env = environment(home) | {"FLWR_HOME": str(home)}
-        submitted = subprocess.run(
-            [sys.executable, "-c", "from flwr.cli.app import app; app()", "run", "app", "team"],
-            cwd=job, env=env, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+
+        def submit(*more: str) -> None:
+            submitted = subprocess.run(
+                [sys.executable, "-c", "from flwr.cli.app import app; app()", "run", "app", "team", *more],
+                cwd=job, env=env, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+
+        end = time.monotonic() + LIMIT
+        submit("--run-config", "check=true")
+        while '{"differences": []}' not in (job / "keys" / "server" / "logs" / "worker.log").read_text():
+            assert time.monotonic() < end
+            assert all(process.poll() is None for process in (server, *sites))
+            time.sleep(0.5)
+        assert not (job / "run").exists()  # nothing was trained
+        submit()
         end = time.monotonic() + LIMIT
         while not finished(job / "run") and time.monotonic() < end:
             assert all(process.poll() is None for process in (server, *sites))
