@@ -15,6 +15,7 @@ from fedconcord.recipes.fedadmm_parts import (
     DIGITS,
     FORM,
     MODEL,
+    NINETY,
     PAPER,
     QUICK,
     ROUNDS,
@@ -112,7 +113,9 @@ table4 = Recipe(
     "A5",
     "FedADMM, Table IV and Fig. 7",
     "more local epochs always save rounds",
-    Comparison(BASE, tuple(admm(f"E = {epochs}", epochs) for epochs in (1, 5, 10)), CELLS_4, (ROUNDS, ACCURACY, MODEL)),
+    Comparison(
+        BASE, tuple(admm(f"E = {epochs}", epochs) for epochs in (1, 5, 10)), CELLS_4, (ROUNDS, NINETY, ACCURACY, MODEL)
+    ),
     (
         *(
             order(
@@ -120,6 +123,10 @@ table4 = Recipe(
                 *(ROUNDS.name, ("E = 10", "E = 5", "E = 1"), [cell.name]),
             )
             for cell in CELLS_4
+        ),
+        order(
+            f"{CELLS_4[1].title}, to 90 %: E = 10 needs fewer rounds than 5, and 5 than 1",
+            *(NINETY.name, ("E = 10", "E = 5", "E = 1"), [CELLS_4[1].name]),
         ),
         printed("rounds are within a quarter of the printed ones", PRINTED_4, 0.25),
     ),

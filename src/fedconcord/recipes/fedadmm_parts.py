@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedconcord.recipes import measures
 from fedconcord.recipes.claims import Sign, ahead, compared, holds_where, judged, within
-from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Entry, Settings, Size
+from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Entry, Measure, Settings, Size
 from fedconcord.recipes.values import Finding, Values, values
 
 ROUNDS, ACCURACY, MODEL = measures.rounds_to_target(), measures.final(window=5), measures.parameters()
+NINETY = measures.rounds_to(0.9)  # which 2nn reaches on non-IID MNIST, where it does not reach 97 %
 MEASURED: Settings = {"validation": "none", "eval.clients": False, "eval.every": 1, "eval.train_samples": 1000}
 BASE: Settings = {**MEASURED, "rounds": 100, "local.lr": 0.1}
 NAMES = {"mnist": "MNIST", "fmnist": "FMNIST", "cifar10": "CIFAR-10"}
@@ -85,12 +86,13 @@ def methods(
     )
 
 
-def leads(cells: Sequence[Cell], rivals: Sequence[str] = RIVALS) -> tuple[Claim, ...]:
-    """A claim a cell: FedADMM needs the fewest rounds."""
+def leads(cells: Sequence[Cell], rivals: Sequence[str] = RIVALS, to: Measure = ROUNDS) -> tuple[Claim, ...]:
+    """A claim a cell: FedADMM needs the fewest rounds to a target, which is named if it is not the cell's."""
+    other = "" if to == ROUNDS else f", {to.name.removeprefix('rounds ')}"
     return tuple(
         ahead(
-            f"{cell.title}: FedADMM needs fewer rounds than {', '.join(rivals)}",
-            ROUNDS.name,
+            f"{cell.title}{other}: FedADMM needs fewer rounds than {', '.join(rivals)}",
+            to.name,
             "FedADMM",
             rivals,
             [cell.name],
