@@ -21,6 +21,7 @@ from fedconcord.recipes.found import FOUND
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size, SizeName
 from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
+from fedconcord.runs.folder import CHECKPOINT
 from fedconcord.runs.outcome import Finished, Progress
 from fedconcord.runs.plan import Planned
 from recipe_jobs import SIZES, configs
@@ -299,3 +300,8 @@ def test_a_killed_recipe_goes_on(tmp_path: Path) -> None:
     assert command(whole, "fedvra_table4", "--quick").returncode == 0
     again, once = (read(folder / "fedvra_table4" / "quick" / DONE) for folder in (tmp_path, whole))
     assert [tuple(map(str, row)) for row in again.values.rows] == [tuple(map(str, row)) for row in once.values.rows]
+    assert not any(tmp_path.rglob(CHECKPOINT))  # gigabytes, of 1,000 clients
+    written = {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}
+    assert written
+    assert command(whole, "fedvra_table4", "--quick").returncode == 0
+    assert written == {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}  # no run was made again
