@@ -171,6 +171,10 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         (FIXED, "-k", "losac"),
     ),
+    "saga: the table's mean against the method's own constant": Mutation(
+        (Edit("transforms/tables.py", "else local.linear + mean", "else local.linear - mean"),),
+        (ENGINES, "-k", "one_block"),
+    ),
     "checkpoint: server's control variate forgotten": Mutation(
         (
             Edit(

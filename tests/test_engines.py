@@ -354,6 +354,16 @@ def test_fedavg_with_a_saga_table_is_fedsaga() -> None:
             with_table(make(name), 3)
 
 
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
+def test_a_table_of_one_block_changes_nothing(name: str) -> None:
+    """g - table + mean of the table is g, beside whatever constant the method has in its direction."""
+    schedule = replace(SCHEDULE, work=uniform(2, 6), unit="steps", batch_size=None)
+    job = Job(small(), make(name), schedule, engine=Serial())
+    tabled = run(replace(job, algorithm=with_table(make(name), 1)))
+    for field, leaf in tree_leaves(run(job).server).items():
+        assert float((tree_leaves(tabled.server)[field] - leaf).abs().max()) < 1e-12, field
+
+
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
     job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())
