@@ -1,33 +1,33 @@
-"""Mutation testing: errors drawn at random in the source, each against the tests that run its line.
+"""Mutation testing: errors drawn at random in the source, each against fast tests that know its file.
 
-Mutants are those of cosmic-ray's operators (arithmetic, comparison, unary and boolean operators, numbers, conditions,
-loops, decorators, exceptions), one changed place each; operators are only exchanged for others of their kind, so that
-few mutants die of a TypeError alone. Left out are annotations and names of types, sentences of errors, and asserts.
-A mutant runs in a fork that has torch in memory, the tests of its line cheapest first, and is killed by the first that
-fails, by one that takes ten times as long as it should, or if it cannot be imported.
+Mutants are those of cosmic-ray's operators (arithmetic, comparisons, signs, boolean operators, numbers, conditions,
+loops, decorators, exceptions), one changed place each; an operator becomes one of its kind, so that few mutants die
+of a TypeError alone. Left out are annotations, names of types, sentences of errors and asserts. A mutant runs in a fork
+that has torch in memory, and is killed by the first test that fails, by time, or if it cannot be imported.
 
-    pip install cosmic-ray coverage          # in an environment of your own: no part of the project needs them
-    python tests/hostile/mutants.py map --to map.json tests/test_check.py ...
-    python tests/hostile/mutants.py run --map map.json --to found.jsonl --n 150 --seed 0
+    pip install cosmic-ray          # in an environment of your own: no part of the project needs it
+    PYTHONPATH=src python tests/hostile/mutants.py --n 120 --seed 1 --to found.jsonl
 
-`run` goes on with what `--to` holds already. Exit status 1 if a mutant survived.
+goes on with what found.jsonl holds already, and runs the tests that killed on the unchanged source at the end. Exit
+status 1 if a mutant survived, 2 if such a test fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import importlib
 import json
 import os
 import random
+import re
 import resource
 import sys
 import tempfile
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,31 @@ ROOMS = ("core", "local", "algorithms", "state")
 SOURCE = ROOT / "src" / "fedconcord"
 KINDS = ("Add Sub", "Mul Div FloorDiv", "Mul Pow", "FloorDiv Mod", "BitOr BitAnd BitXor", "RShift LShift",
          "Eq NotEq Lt LtE Gt GtE", "Is IsNot", "UAdd USub Nothing", "Not Nothing")  # fmt: skip
+ORACLES, PUBLISHED = "tests/test_oracles.py -k all_cases and serial", "tests/test_published.py"
+STEPS = (
+    "tests/test_engines.py -k solver_setting or short_loop or lbfgs or combinations or one_block or full or momentum"
+)
+LOOP = PUBLISHED, STEPS, "tests/test_pace.py -k not compiled and not exact and not agree", ORACLES
+METHOD = "tests/test_published.py -k {0}", "tests/test_check.py -k {0}", ORACLES, "tests/test_fixed_points.py -k {0}"
+SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("algorithms/plugins", ("tests/test_plugins.py",)),
+    ("algorithms/__init__", ("tests/test_plugins.py", "tests/test_catalogue.py")),
+    ("algorithms/auto", ("tests/test_auto.py", *METHOD)),
+    ("algorithms/family", ("tests/test_family.py", ORACLES, "tests/test_check.py -k fedvra or fedavg")),
+    ("algorithms/alone", ("tests/test_baselines.py", *METHOD)),
+    ("algorithms/", (*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums")),
+    ("local/pace", ("tests/test_pace.py", "tests/test_auto.py")),
+    ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
+    ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
+    ("local/samples", (*LOOP, "tests/test_streamed.py")),
+    ("local/duty", (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py")),
+    ("local/", LOOP),
+    ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
+    ("core/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
+    ("core/unkeyed", ("tests/test_deploy_private.py -k system_generator",)),
+    ("core/flat", (ORACLES, "tests/test_engines.py -k batchnorm or kernels_are", "tests/test_models.py")),
+    ("core/", (*LOOP, "tests/test_check.py -k scaffold", "tests/test_unequal.py -k late_reply or unbiased or lost")),
+)
 WITHOUT = ("VariableReplacer", "VariableInserter")  # they need to be told names
 HEAVY = ("numpy", "torch", "scipy.optimize", "sklearn.linear_model", "pydantic", "pytest", "numba", "safetensors")
 
@@ -105,138 +130,86 @@ def mutated(mutant: Mutant) -> str:
 def drawn(n: int, seed: int, below: Sequence[str], skip: Sequence[str]) -> list[Mutant]:
     """n mutants, at most one a place: places are drawn, then what changes there."""
     files = sorted(str(path.relative_to(SOURCE)) for room in below for path in (SOURCE / room).rglob("*.py"))
-    places = [place for file in files if not file.startswith(tuple(skip)) for place in mutants(file).values()]
+    places = [place for file in files if not file.startswith((*skip, "-")) for place in mutants(file).values()]
     draw = random.Random(seed)
-    chosen = draw.sample(places, min(n, len(places)))
+    draw.shuffle(places)
+    chosen = places[:n]  # what a smaller n has as well
     print(f"{len(chosen)} of {len(places)} places in {', '.join(below)}", flush=True)
     return [draw.choice(place) for place in chosen]
 
 
-class Recorder:
-    """A plugin of pytest: the lines that every test runs, and its seconds."""
-
-    def __init__(self) -> None:
-        import coverage
-
-        rooms = [f"{SOURCE / room}/*" for room in ROOMS]
-        self.coverage = coverage.Coverage(data_file=None, include=rooms, config_file=False, messages=False)
-        self.coverage.start()
-        self.seconds: dict[str, float] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.coverage.switch_context(item.nodeid)
-        begin, times = time.process_time(), os.times()
-        result = yield
-        children = os.times().children_user - times.children_user
-        self.seconds[item.nodeid] = round(time.process_time() - begin + children, 3)
-        self.coverage.switch_context("")
-        return result
-
-    def write(self, path: Path) -> None:
-        """Add what was seen to a map; a test that was there is there as it ran now."""
-        self.coverage.stop()
-        data = self.coverage.get_data()
-        table = json.loads(path.read_text()) if path.exists() else {"seconds": {}, "lines": {}}
-        lines = {line: {*those} - self.seconds.keys() for line, those in table["lines"].items()}
-        for file in data.measured_files():
-            for line, tests in data.contexts_by_lineno(file).items():
-                lines.setdefault(f"{Path(file).relative_to(SOURCE)}:{line}", set()).update(tests)
-        lines = {line: sorted(those - {""}) for line, those in lines.items()}
-        path.write_text(json.dumps({"seconds": table["seconds"] | self.seconds, "lines": lines}))
+def suites(file: str) -> list[list[str]]:
+    """Arguments of pytest for a file of the package, one call after another until one fails."""
+    found = next(those for start, those in SUITES if file.startswith(start))
+    return [part.format(Path(file).stem).split(" ", 2) for part in found]
 
 
-def suites(mutant: Mutant, table: dict[str, Any], most: float) -> list[list[str]]:
-    """Tests of its line, or of its file where no test runs the line, a list a file of tests, the cheapest first."""
-    seconds: dict[str, float] = table["seconds"]
-    tests = table["lines"].get(f"{mutant.file}:{mutant.line}") or {
-        test for line, those in table["lines"].items() if line.startswith(f"{mutant.file}:") for test in those
-    }
-    by_file, spent = defaultdict[str, list[str]](list), 0.0
-    for test in sorted(tests, key=lambda test: (seconds[test], test)):
-        spent += seconds[test]
-        if spent <= most or not by_file:
-            by_file[test.partition("::")[0]].append(test)
-    return sorted(by_file.values(), key=lambda those: sum(seconds[test] for test in those))
-
-
-def verdict(checkout: Path, lists: list[list[str]], expected: float) -> str:
-    """What the tests say of a checkout: 'killed', 'killed: time', or 'survived'."""
+def verdict(checkout: Path, calls: Sequence[Sequence[str]], limit: int) -> str:
+    """What tests say of a checkout: 'survived', or 'killed', with 'time' if by its seconds on a processor."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
-        limit = int(30 + 10 * expected)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         os.chdir(checkout)
-        os.environ |= {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ["PYTHONPATH"] = str(checkout / "src")
         sys.path[:0] = [str(checkout / "src"), str(checkout / "tests")]
         sink = os.open(checkout.parent / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
-        options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=200"]
-        codes = (pytest.main([*options, *tests]) for tests in lists)
-        os._exit(next((int(code) for code in codes if code), 0))
+        options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=300"]
+        codes = (int(pytest.main([*options, *call])) for call in calls)
+        os._exit(next((code for code in codes if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)), 0))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return "survived" if status == 0 else "killed" if status > 0 else "killed: time"
 
 
-def run(chosen: Sequence[Mutant], table: dict[str, Any], most: float, to: Path) -> int:
-    """Write a line a mutant; the number that survived."""
-    lines = to.read_text().splitlines() if to.exists() else []
-    known = {tuple(found["mutant"]): found["verdict"] for found in map(json.loads, lines)}
+def run(chosen: Sequence[Mutant], to: Path, limit: int) -> int:
+    """Write a line a mutant and a row a room; 1 if one survived, 2 if what killed fails anyway."""
     for name in HEAVY:
         importlib.import_module(name)
+    lines = to.read_text().splitlines() if to.exists() else []
+    known = {Mutant(*found["mutant"]): found for found in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Path(folder) / "checkout"
+        checkout, said = Path(folder) / "checkout", Path(folder) / "said.txt"
         snapshot(checkout)
+        sys.dont_write_bytecode = True  # a mutant is as old as the source to the second
         for mutant in chosen:
             if mutant in known:
                 continue
-            path, lists = checkout / "src" / "fedconcord" / mutant.file, suites(mutant, table, most)
+            path, begin = checkout / "src" / "fedconcord" / mutant.file, time.perf_counter()
             before, text = path.read_text(), mutated(mutant)
-            changes = zip(before.splitlines(), text.splitlines(), strict=False)
-            change = next(((old, new) for old, new in changes if old != new), ("", ""))
             path.write_text(text)
-            begin = time.perf_counter()
-            said = verdict(checkout, lists, sum(table["seconds"][test] for those in lists for test in those))
+            found = {"mutant": mutant, "verdict": verdict(checkout, suites(mutant.file), limit)}
             path.write_text(before)
-            known[mutant] = said
-            about = {"tests": sum(map(len, lists)), "wall": round(time.perf_counter() - begin, 1), "change": change}
-            if said != "survived":
-                about["by"] = [
-                    line
-                    for line in (checkout.parent / "said.txt").read_text().splitlines()
-                    if line.startswith(("FAILED", "ERROR", "E  "))
-                ][:3]
+            changes = difflib.ndiff(before.splitlines(), text.splitlines())
+            found["change"] = [line for line in changes if line[0] in "+-"]
+            found["by"] = re.findall(r"^(?:FAILED|ERROR) (\S+::\S+)", said.read_text(), re.MULTILINE)[:1]
+            found["seconds"] = round(time.perf_counter() - begin, 1)
             with to.open("a") as file:
-                file.write(json.dumps({"mutant": mutant, "verdict": said, **about}) + "\n")
-    survived = sum(known[mutant] == "survived" for mutant in chosen)
+                file.write(json.dumps(found) + "\n")
+            known[mutant] = found
+        killers = sorted({test for mutant in chosen for test in known[mutant]["by"]})
+        sound = not killers or verdict(checkout, [killers], 20 * limit) == "survived"
     for room in ROOMS:
-        those = [known[mutant] for mutant in chosen if mutant.file.startswith(room)]
-        print(f"| {room} | {len(those)} | {sum(said != 'survived' for said in those)} |")
-    return survived
+        those = [known[mutant]["verdict"] for mutant in chosen if mutant.file.startswith(room)]
+        print(f"| {room} | {len(those)} | {sum(one != 'survived' for one in those)} |")
+    if not sound:
+        print(f"a test that killed fails without a mutant too: one of {', '.join(killers)}")
+    return 2 if not sound else int(any(known[mutant]["verdict"] == "survived" for mutant in chosen))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("map", "run"))
-    parser.add_argument("tests", nargs="*")
-    parser.add_argument("--map", type=Path)
-    parser.add_argument("--to", type=Path, required=True)
-    parser.add_argument("--n", type=int, default=150)
+    parser.add_argument("--n", type=int, default=120, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of tests a mutant, as the map has them")
-    parser.add_argument("--rooms", nargs="+", default=ROOMS)
-    parser.add_argument("--skip", nargs="*", default=("local/compiled",), help="files; these cost a compilation each")
-    given = parser.parse_intermixed_args()
-    warnings.filterwarnings("ignore", message="Module already imported")
-    if given.what == "map":
-        recorder = Recorder()
-        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *given.tests], plugins=[recorder])
-        recorder.write(given.to)
-        return 0
-    chosen = drawn(given.n, given.seed, given.rooms, tuple(given.skip) or ("nothing",))
-    return bool(run(chosen, json.loads(given.map.read_text()), given.seconds, given.to))
+    parser.add_argument("--to", type=Path, required=True, help="file of what was found, a line a mutant")
+    parser.add_argument(
+        "--seconds", type=int, default=120, help="on a processor, after which a mutant counts as killed"
+    )
+    parser.add_argument("--below", nargs="+", default=ROOMS, help="folders of src/fedconcord to draw from")
+    parser.add_argument("--skip", nargs="*", default=["local/compiled"], help="folders to leave out")
+    given = parser.parse_args()
+    return run(drawn(given.n, given.seed, given.below, given.skip), given.to, given.seconds)
 
 
 if __name__ == "__main__":
