@@ -42,10 +42,10 @@ SOURCE = ROOT / "src" / "fedconcord"
 KINDS = ("Add Sub", "Mul Div FloorDiv", "Mul Pow", "FloorDiv Mod", "BitOr BitAnd BitXor", "RShift LShift",
          "Eq NotEq Lt LtE Gt GtE", "Is IsNot", "UAdd USub Nothing", "Not Nothing")  # fmt: skip
 ORACLES, PUBLISHED = "tests/test_oracles.py -k all_cases and serial", "tests/test_published.py"
-STEPS = (
-    "tests/test_engines.py -k solver_setting or short_loop or lbfgs or combinations or one_block or full or momentum"
-)
-LOOP = PUBLISHED, STEPS, "tests/test_pace.py -k not compiled and not exact and not agree", ORACLES
+QUICK = "tests/test_engines.py -k short_loop or combinations or one_block or full_batches or full_gradient_costs"
+PACE = "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or refused or shared or units"
+STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
+LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
 METHOD = "tests/test_published.py -k {0}", "tests/test_check.py -k {0}", ORACLES, "tests/test_fixed_points.py -k {0}"
 SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("algorithms/plugins", ("tests/test_plugins.py",)),
@@ -54,7 +54,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("algorithms/family", ("tests/test_family.py", ORACLES, "tests/test_check.py -k fedvra or fedavg")),
     ("algorithms/alone", ("tests/test_baselines.py", *METHOD)),
     ("algorithms/", (*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums")),
-    ("local/pace", ("tests/test_pace.py", "tests/test_auto.py")),
+    ("local/pace", (PACE, "tests/test_pace.py -k not compiled")),
     ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
     ("local/samples", (*LOOP, "tests/test_streamed.py")),
@@ -67,7 +67,17 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/", (*LOOP, "tests/test_check.py -k scaffold", "tests/test_unequal.py -k late_reply or unbiased or lost")),
 )
 WITHOUT = ("VariableReplacer", "VariableInserter")  # they need to be told names
-HEAVY = ("numpy", "torch", "scipy.optimize", "sklearn.linear_model", "pydantic", "pytest", "numba", "safetensors")
+HEAVY = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "scipy.optimize",
+    "sklearn.linear_model",
+    "pydantic",
+    "pytest",
+    "numba",
+    "safetensors",
+)
 
 
 class Mutant(NamedTuple):
