@@ -193,7 +193,7 @@ def run(chosen: Sequence[Mutant], to: Path, limit: int) -> int:
             path.write_text(before)
             changes = difflib.ndiff(before.splitlines(), text.splitlines())
             found["change"] = [line for line in changes if line[0] in "+-"]
-            found["by"] = re.findall(r"^(?:FAILED|ERROR) (\S+::\S+)", said.read_text(), re.MULTILINE)[:1]
+            found["by"] = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said.read_text(), re.MULTILINE)[:1]
             found["seconds"] = round(time.perf_counter() - begin, 1)
             with to.open("a") as file:
                 file.write(json.dumps(found) + "\n")
