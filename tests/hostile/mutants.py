@@ -64,7 +64,10 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
     ("core/unkeyed", ("tests/test_deploy_private.py -k system_generator",)),
     ("core/flat", (ORACLES, "tests/test_engines.py -k batchnorm or kernels_are", "tests/test_models.py")),
-    ("core/", (*LOOP, "tests/test_check.py -k scaffold", "tests/test_unequal.py -k late_reply or unbiased or lost")),
+    (
+        "core/",
+        (PUBLISHED, "tests/test_check.py -k scaffold", QUICK, "tests/test_unequal.py -k late_reply or lost", STEPS),
+    ),
 )
 WITHOUT = ("VariableReplacer", "VariableInserter")  # they need to be told names
 HEAVY = (
