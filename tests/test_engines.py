@@ -306,6 +306,17 @@ def test_lbfgs_and_tolerance(name: str) -> None:
     assert found["lbfgs"].gradient_steps < 0.5 * found["descent"].gradient_steps
 
 
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_who_stops_at_the_tolerance_says_how_many_steps_it_took(name: str) -> None:
+    """The methods divide by them. A step under a tolerance takes a full gradient besides."""
+    convex = quadratics(0, 8, torch.float64, torch.device("cpu"))
+    schedule = Schedule(seed=5, cohort=4, lr=0.3, work=fixed(60), unit="steps")
+    job = Job(convex, make(name), schedule, Solver(tolerance=1e-3), Serial())
+    serial, capped = run(job, 2), run(replace(job, solver=Solver()), 2)
+    assert serial.gradient_steps < 2 * capped.gradient_steps
+    assert_same(run(replace(job, engine=Stacked(3)), 2), serial)
+
+
 @pytest.mark.parametrize(
     ("name", "solver", "reason"),
     [
