@@ -385,6 +385,15 @@ def test_a_table_of_one_block_changes_nothing(name: str) -> None:
         assert float((tree_leaves(tabled.server)[field] - leaf).abs().max()) < 1e-12, field
 
 
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
+def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
+    """g(x) - g(x^t) + grad f_i(x^t) is g(x) then, beside whatever constant and scale the method has."""
+    job = Job(small(), make(name), replace(SCHEDULE, batch_size=None), engine=Serial())
+    corrected = run(replace(job, solver=Solver(oracle=Oracle("svrg"))))
+    for field, leaf in tree_leaves(run(job).server).items():
+        assert float((tree_leaves(corrected.server)[field] - leaf).abs().max()) < 1e-12, field
+
+
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
     job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())
