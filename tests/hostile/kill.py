@@ -82,11 +82,6 @@ CASES = {
          "--lr", "0.05", "--checkpoint-every", "0", "--set", "engine.dtype=float64"),
         "run.json", parts=("command", "superlink", "server"),
     ),
-    "flower try, a site": Case(
-        ("flower", "try", *LINEAR[:4], "--clients", "2", "--method", "fedavg", "--rounds", "6", "--batch-size", "200",
-         "--lr", "0.05"),
-        "run.json", parts=("supernode",),
-    ),
 }  # fmt: skip
 
 
@@ -265,7 +260,7 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, bytes], float, int]:
 
 
 def part_of(command: Started, folder: Path, part: str) -> int:
-    """The process that is a part of a trial: its SuperLink, a SuperNode, the server's half, or the command itself."""
+    """The process that is a part of a trial: its SuperLink, the server's half, or else the command itself."""
     for number in marked(folder):
         with suppress(OSError):
             if part == "server" and any(
@@ -358,8 +353,7 @@ def chain(case: Case, wanted: tuple[dict[str, bytes], float, int], scratch: Path
             raise Failure(f"left besides, or missing: {sorted(found.keys() ^ whole_files.keys())}")
         if left := list(folder.parent.rglob(".*.tmp")):
             raise Failure(f"half written: {left}")
-        exact = "supernode" not in case.parts  # a site that is killed in a round is not in its sum
-        if other := [name for name, content in whole_files.items() if exact and found[name] != content]:
+        if other := [name for name, content in whole_files.items() if found[name] != content]:
             raise Failure(f"other bytes in {other}")
     except Failure as failure:
         raise Failure(f"{seed}, killed {how}: {failure}; kept in {folder}") from None
