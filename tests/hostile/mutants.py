@@ -42,11 +42,17 @@ SOURCE = ROOT / "src" / "fedconcord"
 KINDS = ("Add Sub", "Mul Div FloorDiv", "Mul Pow", "FloorDiv Mod", "BitOr BitAnd BitXor", "RShift LShift",
          "Eq NotEq Lt LtE Gt GtE", "Is IsNot", "UAdd USub Nothing", "Not Nothing")  # fmt: skip
 ORACLES, PUBLISHED = "tests/test_oracles.py -k all_cases and serial", "tests/test_published.py"
-QUICK = "tests/test_engines.py -k short_loop or combinations or one_block or full_batches or full_gradient_costs"
+QUICK = (
+    "tests/test_engines.py -k short_loop or combinations or one_block or full_batches or full_gradient_costs or "
+    "purposes or regulariser_of or who_stops"
+)
 PACE = "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or refused or shared or units"
 STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
 LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
-METHOD = "tests/test_published.py -k {0}", "tests/test_check.py -k {0}", ORACLES, "tests/test_fixed_points.py -k {0}"
+METHOD = (
+    *("tests/test_published.py -k {0}", "tests/test_identity.py", "tests/test_check.py -k {0}", ORACLES),
+    *("tests/test_fixed_points.py -k {0}", "tests/test_golden.py -k {0}"),
+)
 SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("algorithms/plugins", ("tests/test_plugins.py",)),
     ("algorithms/__init__", ("tests/test_plugins.py", "tests/test_catalogue.py")),
