@@ -171,6 +171,10 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         (FIXED, "-k", "losac"),
     ),
+    "saga: the table's mean against the method's own constant": Mutation(
+        (Edit("transforms/tables.py", "else local.linear + mean", "else local.linear - mean"),),
+        (ENGINES, "-k", "one_block"),
+    ),
     "checkpoint: server's control variate forgotten": Mutation(
         (
             Edit(
@@ -220,6 +224,25 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
+    ),
+    "keys: two purposes share their draws": Mutation(
+        (Edit("core/rng.py", "SAMPLE = 5", "SAMPLE = 6"),), (ENGINES, "-k", "purposes")
+    ),
+    "tolerance: steps miscounted": Mutation(
+        (Edit("local/stacked.py", "taken[active[reached]] = k + 1", "taken[active[reached]] = k - 1"),),
+        (ENGINES, "-k", "who_stops"),
+    ),
+    "newton: steps up a hill": Mutation(
+        (Edit("local/duty.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
+        ("tests/test_published.py", "-k", "hill"),
+    ),
+    "fedprox as fedvra: N over S, rounded": Mutation(
+        (Edit("algorithms/family.py", "0.0, n / cohort, weights)", "0.0, n // cohort, weights)"),),
+        ("tests/test_family.py", "-k", "divide"),
+    ),
+    "late: who waited one step is asked to work": Mutation(
+        (Edit("core/plan.py", "is None else self.waited > 0", "is None else self.waited > 1"),),
+        ("tests/test_unequal.py", "-k", "only_answers"),
     ),
     "batchnorm: running statistics let through": Mutation(
         (Edit("core/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")

@@ -35,7 +35,7 @@ from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples, stacked
 from fedconcord.local.duty import Duty
-from fedconcord.local.solver import Solver
+from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.problems.regularisers import l1
 from fedconcord.transforms.tables import with_table
@@ -306,6 +306,17 @@ def test_lbfgs_and_tolerance(name: str) -> None:
     assert found["lbfgs"].gradient_steps < 0.5 * found["descent"].gradient_steps
 
 
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_who_stops_at_the_tolerance_says_how_many_steps_it_took(name: str) -> None:
+    """The methods divide by them. A step under a tolerance takes a full gradient besides."""
+    convex = quadratics(0, 8, torch.float64, torch.device("cpu"))
+    schedule = Schedule(seed=5, cohort=4, lr=0.3, work=fixed(60), unit="steps")
+    job = Job(convex, make(name), schedule, Solver(tolerance=1e-3), Serial())
+    serial, capped = run(job, 2), run(replace(job, solver=Solver()), 2)
+    assert serial.gradient_steps < 2 * capped.gradient_steps
+    assert_same(run(replace(job, engine=Stacked(3)), 2), serial)
+
+
 @pytest.mark.parametrize(
     ("name", "solver", "reason"),
     [
@@ -317,6 +328,7 @@ def test_lbfgs_and_tolerance(name: str) -> None:
         ("fednova", Solver(clip_direction=1.0), "which a clipped direction does not have"),
         ("losac", Solver(oracle=Oracle("sam", 0.1)), "cannot be sam"),
         ("mimesvrg", Solver(tolerance=1e-3), "mini-batch gradients"),
+        ("losac", Solver(kind="lbfgs"), "mini-batch gradients, which neither L-BFGS"),
         ("fedsam", Solver(oracle=Oracle("svrg")), "brings its own gradient"),
         ("fedavg", Solver(kind="lbfgs", momentum=0.9), "chooses its own steps"),
         ("mfl", Solver(kind="lbfgs"), "prescribes its own local step"),
@@ -326,6 +338,15 @@ def test_lbfgs_and_tolerance(name: str) -> None:
 def test_combinations_without_meaning_are_refused(name: str, solver: Solver, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         start(Job(small(), make(name), SCHEDULE, solver))
+
+
+def test_solvers_go_with_a_regulariser_of_the_server() -> None:
+    """Clients then minimise a smooth function, which L-BFGS and a tolerance ask for."""
+    for solver in (Solver(kind="lbfgs"), Solver(tolerance=1e-3)):
+        smooth, own = (replace(make("fedavg"), regularise=who) for who in ("server", "local"))
+        assert refuse(solver, smooth, regularised=True) is None
+        assert refuse(solver, own, regularised=False) is None
+        assert "regulariser" in str(refuse(solver, own, regularised=True))
 
 
 def test_unbiased_weights_under_every_sampler() -> None:
@@ -352,6 +373,25 @@ def test_fedavg_with_a_saga_table_is_fedsaga() -> None:
     for name in ("losac", "fedsam", "mfl", "mimesvrg"):
         with pytest.raises(UserError, match="at minibatch"):
             with_table(make(name), 3)
+
+
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
+def test_a_table_of_one_block_changes_nothing(name: str) -> None:
+    """g - table + mean of the table is g, beside whatever constant the method has in its direction."""
+    schedule = replace(SCHEDULE, work=uniform(2, 6), unit="steps", batch_size=None)
+    job = Job(small(), make(name), schedule, engine=Serial())
+    tabled = run(replace(job, algorithm=with_table(make(name), 1)))
+    for field, leaf in tree_leaves(run(job).server).items():
+        assert float((tree_leaves(tabled.server)[field] - leaf).abs().max()) < 1e-12, field
+
+
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
+def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
+    """g(x) - g(x^t) + grad f_i(x^t) is g(x) then, beside whatever constant and scale the method has."""
+    job = Job(small(), make(name), replace(SCHEDULE, batch_size=None), engine=Serial())
+    corrected = run(replace(job, solver=Solver(oracle=Oracle("svrg"))))
+    for field, leaf in tree_leaves(run(job).server).items():
+        assert float((tree_leaves(corrected.server)[field] - leaf).abs().max()) < 1e-12, field
 
 
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,6 +480,14 @@ def test_keys_are_independent() -> None:
         for client in range(20)
     }
     assert len(first) == 3 * len(rng.Purpose) * 5 * 20
+
+
+def test_purposes_are_pinned() -> None:
+    """No two have one number, by which they would share their draws, and none is renumbered."""
+    assert " ".join(f"{name}={int(purpose)}" for name, purpose in rng.Purpose.__members__.items()) == (
+        "SPLIT=1 DATA=2 PARTITION=3 INIT=4 SAMPLE=5 WORK=6 BATCH=7 COIN=8 NOISE=9 BLOCK=10 VALIDATION=11 PRIVACY=12 "
+        "ROUND=13 AVAILABLE=20 TRAIT=21 DEVICE=22 DROPOUT=23 FAULT=24 LOOK=30 HOSTILE=40"
+    )
 
 
 def test_a_keyed_draw_is_pinned() -> None:

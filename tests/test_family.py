@@ -122,6 +122,11 @@ def test_the_scaffold_limit_taken_literally_diverges(gamma: float, cohort: int) 
     assert healthy.problem.evaluator.evaluate(state.server.x)["distance"] < 2.0
 
 
+def test_cohorts_that_do_not_divide_the_clients() -> None:
+    for method, penalty in (("fedavg", 0.0), ("fedprox", 0.5), ("feddyn", 0.5)):
+        assert as_fedvra(method, 20, 8, penalty).d == 2.5  # type: ignore[arg-type]
+
+
 # -- Remark 1 and Theorem 1 ----------------------------------------------------------------------------------------
 
 
@@ -144,6 +149,8 @@ def test_remark_1() -> None:
         ({"gamma": 0.0}, "gamma > 0"),
         ({"p": 0.0}, "0 < p <= 1"),
         ({"steps": 0}, "steps >= 1"),
+        ({"lr": 0.0}, "lr > 0"),
+        ({"lr": -0.01}, "lr > 0"),
     ):
         with pytest.raises(UserError, match=text):
             remark_1(**{"p": 0.1, "gamma": 0.1, "lr": 0.01, "steps": 20} | wrong)  # type: ignore[arg-type]
@@ -178,6 +185,7 @@ def test_conditions_17_and_18_as_printed() -> None:
     assert eq17.left == pytest.approx(smooth / 2 + 13 * smooth / (2 * p * a * gamma * lr * q))
     assert eq17.right == gamma
     assert found["(18)sqrt(6)"].left == pytest.approx(lr * 6**0.5 * q * smooth)
+    assert [c.right for c in found.values()] == [gamma, 1.0, 1.0, 1.0]
     assert [c.holds for c in found.values()] == [
         gamma >= smooth / 2 + 13 * smooth / (2 * p * a * gamma * lr * q),
         lr <= 1 / (6**0.5 * q * smooth),

@@ -238,6 +238,22 @@ def test_what_cannot_be_tried_is_refused_before_anything_starts(job: Path, refus
     assert {path.name for path in job.iterdir()} == {"basel.csv", "bern.csv", "job.toml"}
 
 
+def test_a_trial_removes_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
+    from fedconcord.deploy import trial
+
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    left, own = (tmp_path / "run.flower" / "1" / f".job.toml.{number}.tmp" for number in (killed.pid, os.getpid()))
+    left.parent.mkdir(parents=True)
+    for path in (left, own):
+        path.write_text("half")
+    gone = trial.Member("basel", tmp_path / "basel.csv", later=True)
+    with pytest.raises(UserError, match=r"basel\.csv"):
+        trial.run(trial.Trial(JOB, [gone], tmp_path / "run", tmp_path / "run.flower", 1, 1, False), lambda event: None)
+    assert not left.exists()
+    assert own.exists()  # of a process that lives
+
+
 def test_check_names_the_site_and_the_difference(
     job: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,52 @@ def test_a_method_says_which_it_is_and_is_rebuilt_from_the_text(name: str) -> No
     assert identity.rebuild(from_text(str(made)), FACTORIES).identity == made
 
 
+MEANT = """
+auto(duals=own, weights=uniform)
+fedsgd(server_lr=1.0, weights=uniform)
+fedavg(server_lr=1.0, weights=uniform)
+fedavgm(server_lr=1.0, server_momentum=0.9, weights=uniform)
+fedadam(beta1=0.9, beta2=0.99, bias_correction=False, eps_root=0.0, server_lr=0.1, tau=0.001, v0=None, weights=uniform)
+fedyogi(beta1=0.9, beta2=0.99, bias_correction=False, eps_root=0.0, m0=0.0, server_lr=0.1, tau=0.001, v0=None, \
+weights=uniform)
+fedadagrad(beta1=0.9, eps_root=0.0, server_lr=0.1, tau=0.001, v0=None, weights=uniform)
+fedexp(eps=0.001, weights=uniform)
+fedpaq(levels=127, server_lr=1.0, weights=uniform)
+fedprox(mu=0.1, server_lr=1.0, weights=uniform)
+fedsam(radius=0.1, server_lr=1.0, weights=uniform)
+fedcm(alpha=0.1, server_lr=1.0, weights=uniform) version 2
+mofedsam(alpha=0.1, radius=0.1, server_lr=1.0, weights=uniform)
+mfl(momentum=0.9, server_lr=1.0, weights=uniform)
+fednova(mu=0.0, server_lr=1.0, tau_eff=a, weights=size)
+fednova_vr(mu=0.0, server_lr=1.0, tau_eff=a, weights=size)
+scaffold(option=2, server_lr=1.0, weights=uniform)
+vrlsgd()
+fedgamma(radius=0.01, server_lr=1.0, weights=uniform)
+mimesvrg(server_lr=1.0, weights=uniform)
+fedsaga(blocks=5, xscale=S)
+losac(block_scale=1.0, blocks=5, init=zero, scaling=consistent)
+feddyn(alpha=0.1, weights=uniform)
+fedspeed(alpha=0.1, radius=0.1)
+fedsmoo(alpha=0.1, radius=0.1)
+fedpd(eta=1.0, p_skip=0.0)
+fedadmm(form=released, rho=0.01, server_lr=1.0) version 2
+fedadmm_inexact(objective=sum, rho=1.0, server_lr=0.0001, server_steps=None)
+fedhybrid(gradient_dual_lr=0.5, newton_dual_lr=0.5, newton_lr=1.0, newton_share=0.5, rho=1.0) version 2
+fedvra(a=7.0, d=10.0, gamma=0.1, weights=uniform)
+afedpd(rho=0.1, weights=uniform)
+afedpdsam(radius=0.1, rho=0.1, weights=uniform)
+"""
+
+
+def test_a_name_alone_means_what_it_meant() -> None:
+    """Defaults are part of every result: another one is a decision, and another version of the definition."""
+    found = []
+    for made in (METHODS[name]().identity for name in METHODS):
+        given = ", ".join(f"{key}={value}" for key, value in made.parameters)
+        found.append(f"{made.name}({given})" + (f" version {made.version}" if made.version > 1 else ""))
+    assert found == MEANT.strip().split("\n")
+
+
 def test_parameters_parts_and_their_order_make_it() -> None:
     scaffold, fedavg = METHODS["scaffold"], METHODS["fedavg"]
     coarse, adam = COMPRESSORS["quantise"](7), OPTIMIZERS["adam"]()

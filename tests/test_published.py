@@ -14,6 +14,7 @@ from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
+from fedconcord.local.duty import curvature
 from fedconcord.local.solver import Solver, normaliser, refuse
 from fedconcord.problems import Quadratic, quadratics
 from fedconcord.transforms.server import momentum, with_server
@@ -345,6 +346,21 @@ def test_nesterov_s_normaliser_is_the_response_to_unit_gradients(mu: float) -> N
         buffer = momentum * buffer + 1.0
         x -= eta * decay**k * (1.0 + momentum * buffer + mu * x)
     assert got == pytest.approx(-x / eta, rel=1e-13)
+
+
+def test_newton_steps_up_a_hill_are_refused() -> None:
+    """A negative eigenvalue is refused however small beside 1; one that rounding leaves beside a large one is none."""
+    problem = quadratics(0, 1, torch.float64, torch.device("cpu"), dim=2)
+
+    def seen(*eigenvalues: float) -> torch.Tensor:
+        hill = torch.diag(torch.tensor(eigenvalues, dtype=torch.float64))
+        return curvature(replace(problem.objective, hessian=lambda x, samples: hill), problem.init(0), 0, 0)
+
+    for low, high in ((-0.1, 4.0), (-1e-5, 4.0), (-1e-5, 0.4), (-3.0, -1.0)):
+        with pytest.raises(UserError, match="negative eigenvalue"):
+            seen(low, high)
+    for low, high in ((0.0, 4.0), (-1e-6, 4.0), (-1e-8, 0.4)):
+        assert torch.equal(seen(low, high).diagonal(), torch.tensor([low, high], dtype=torch.float64))
 
 
 def test_newton_steps_are_not_clipped() -> None:

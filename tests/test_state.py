@@ -32,6 +32,8 @@ from fedconcord.problems import quadratics
 from fedconcord.runs.begun import placed
 from fedconcord.runs.results import execute
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store, pages, path_of
+from fedconcord.state.fields import Fields
+from fedconcord.state.file import created, stride_of
 from table import make
 
 
@@ -492,3 +494,39 @@ def test_the_command_keeps_rows_on_disk_and_says_how_many_bytes(
 def drawn() -> list[int]:
     """The clients of that run's two rounds."""
     return [i for round in range(2) for i in sampling.uniform().draw(0, round, 2, np.ones(6), np.zeros_like).ids]
+
+
+# -- what a file holds ---------------------------------------------------------------------------------------------
+
+
+def test_where_rows_lie() -> None:
+    """Runs of earlier versions go on: a head of 4096 bytes, and rows of a page or longer in whole pages."""
+    assert pages.PAGE == 4096
+    assert [stride_of(row) for row in (8, 4095, 4096, 4097, 9000)] == [8, 4095, 4096, 8192, 12288]
+
+
+def test_files_do_not_share_a_name() -> None:
+    """A checkpoint knows its file by it."""
+    names = {created(None, 8, False, 0).name for _ in range(70)}
+    assert len(names) == 70
+
+
+def test_a_row_that_lacks_a_field_or_has_another_is_refused() -> None:
+    class Two(NamedTuple):
+        a: Tensor
+        b: Tensor
+
+    class One(NamedTuple):
+        a: Tensor
+
+    class Three(NamedTuple):
+        a: Tensor
+        b: Tensor
+        c: Tensor
+
+    leaf, rows = torch.zeros(3), torch.zeros(2, 3)
+    fields = Fields(Two(leaf, leaf))
+    assert fields.closed(Two(rows, rows), 2).keys() == {"a", "b"}
+    for other in (One(rows), Three(rows, rows, rows)):
+        with pytest.raises(UserError, match="has the fields"):
+            fields.closed(other, 2)

@@ -15,7 +15,7 @@ import torch
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Plan, tree_bytes
+from fedconcord.core import Orders, Plan, tree_bytes
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation import availability, clock, dropout, sampling, work
 from fedconcord.federation.clock import Device
@@ -207,6 +207,16 @@ def test_a_late_reply_by_hand(engine: Serial | Stacked) -> None:
     assert state.bytes_up == (2 + 2 + 3 + 2) * d * 8  # a reply that is on its way has not come
     assert state.bytes_down == (3 + 2 + 2 + 3) * d * 8
     assert state.gradient_steps == 3 + 2 + 2 + 3
+
+
+def test_who_only_answers() -> None:
+    """Who has steps behind its reply, be it one."""
+    waited = [0, 1, 2]
+    assert [Orders(0, 0, 0, 0.1, 0, waited=steps).answers for steps in waited] == [False, True, True]
+    zeros = np.zeros(3)
+    plan = Plan(0, np.arange(3), zeros.astype(int), zeros, zeros, zeros, 0.1, 0, waited=np.array(waited))
+    assert plan.answers.tolist() == [False, True, True]
+    assert plan._replace(waited=None).answers.tolist() == [False] * 3
 
 
 def test_a_late_reply_discarded_by_hand() -> None:

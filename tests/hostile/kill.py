@@ -9,6 +9,7 @@ killed, byte for byte where no time is in them, and no process, lock or half-wri
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     done: str  # the file that says that --resume goes on with the folder; empty: the same command goes on
     ranks: int = 1
     workers: bool = False  # whose processes are killed as well
+    parts: tuple[str, ...] = ()  # of a trial of a deployment that are killed; see `part_of`
 
 
 DISK, MEMORY = ("--set", "engine.store=disk"), ("--set", "engine.store=memory")
@@ -75,6 +77,11 @@ CASES = {
     "reproduce": Case(("reproduce", "fedvra_table4", "--quick", "--cells", "noniid", "--seeds", "0"), ""),
     "distributed": Case(("run", "--method", "scaffold", *SMALL, *SPREAD, *DISK), "run.json", 2),
     "distributed, rows in memory": Case(("run", "--method", "scaffold", *SMALL, *SPREAD, *MEMORY), "run.json", 2),
+    "flower try": Case(
+        ("flower", "try", *LINEAR[:4], "--clients", "2", "--method", "scaffold", "--rounds", "6", "--batch-size", "200",
+         "--lr", "0.05", "--checkpoint-every", "0", "--set", "engine.dtype=float64"),
+        "run.json", parts=("command", "superlink", "server"),
+    ),
 }  # fmt: skip
 
 
@@ -92,7 +99,7 @@ class Started(NamedTuple):
 def words_of(case: Case, folder: Path) -> list[str]:
     """What a user types, who sees whether the folder holds something to go on with."""
     if case.done and (folder / case.done).exists():
-        return [case.words[0], "--resume", str(folder)]
+        return [*case.words[: 2 if case.parts else 1], "--resume", str(folder)]
     return [*case.words, "--out", str(folder)]
 
 
@@ -180,13 +187,13 @@ def marked(folder: Path) -> list[int]:
     return found
 
 
-def ended(command: Started) -> list[int]:
+def ended(command: Started, patience: float = PATIENCE) -> list[int]:
     """Exit statuses, a signal as a negative one.
 
     Raises:
         Failure: it does not end.
     """
-    codes, until = [], time.monotonic() + PATIENCE
+    codes, until = [], time.monotonic() + patience
     for number in command.numbers:
         while True:
             got, status = os.waitpid(number, os.WNOHANG)
@@ -208,6 +215,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
     for path in sorted(folder.rglob("*")):
         content = b"" if path.is_dir() else path.read_bytes().replace(str(folder).encode(), b"FOLDER")
         found[str(path.relative_to(folder))] = _timeless(path, content)
+    place = folder.with_name(f"{folder.name}.flower") / "sites"  # where a trial's sites keep their rows
+    if (folder / "deployment.json").exists() and place.exists():
+        run = json.loads((folder / "deployment.json").read_text())["run"]
+        for path in sorted(place.glob(f"*/{run}/*")):
+            site = f"sites/{path.parts[-3]}/{path.name}"
+            found[site] = path.read_bytes() if path.name == "row.safetensors" else b""
     return found
 
 
@@ -223,7 +236,10 @@ def _timeless(path: Path, content: bytes) -> bytes:
         found, about = tensors.read(path)
         kept = {name: leaf.tolist() for name, leaf in found.items() if name not in ("rows.slots", "rows.files")}
         return json.dumps([kept, about], sort_keys=True).encode()
-    timed = ("seconds.json", "checksums.json", "study.journal", "final.json")
+    if path.name == "checkpoint.safetensors" and b'"rows.sites"' in content:  # which has a number of this trial's
+        server = {name: leaf.tolist() for name, leaf in tensors.read(path)[0].items() if name != "rows.sites"}
+        return json.dumps(server, sort_keys=True).encode()
+    timed = ("seconds.json", "checksums.json", "study.journal", "final.json", "deployment.json")
     if (
         path.name in timed
         or path.suffix in (".bin", ".html", ".png", ".svg", ".pdf", ".md", ".tex")
@@ -237,14 +253,45 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, bytes], float, int]:
     """(what it leaves if nobody kills it, seconds, file operations)."""
     began = time.monotonic()
     command = started(case, folder)
-    if any(ended(command)):
+    if any(ended(command, (5 if case.parts else 1) * PATIENCE)):
         raise Failure(f"it fails by itself: {command.log.read_text()}")
     counted = folder.parent / "operations"
     return files_of(folder), time.monotonic() - began, int(counted.read_text()) if counted.exists() else 0
 
 
+def part_of(command: Started, folder: Path, part: str) -> int:
+    """The process that is a part of a trial: its SuperLink, the server's half, or else the command itself."""
+    for number in marked(folder):
+        with suppress(OSError):
+            if part == "server" and any(
+                os.readlink(open_).startswith(f"{folder}/") for open_ in Path(f"/proc/{number}/fd").iterdir()
+            ):
+                return number
+            if f"\0{part}\0".encode() in Path(f"/proc/{number}/cmdline").read_bytes():
+                return number
+    return command.numbers[0]
+
+
+def killed_part(case: Case, folder: Path, seconds: float, draw: random.Random) -> str | None:
+    """Start a trial, kill a part of it, and say how; a trial may go on by itself, or end with a sentence."""
+    after, part = draw.uniform(0, seconds), draw.choice(case.parts)
+    command = started(case, folder)
+    time.sleep(after)
+    number = part_of(command, folder, part)
+    with suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+    (code,) = ended(command, 5 * PATIENCE)
+    if code not in (0, 1, -signal.SIGKILL) or "Traceback" in command.log.read_text():
+        raise Failure(f"it ended with {code}: {command.log.read_text()[-2000:]}")
+    if number == command.numbers[0]:
+        return f"command after {after:.0f} s" if code else None
+    return f"{part} after {after:.0f} s, exit {code}"
+
+
 def killed(case: Case, folder: Path, seconds: float, operations: int, draw: random.Random) -> str | None:
     """Start the command, kill it, and say how; None: it ended first."""
+    if case.parts:
+        return killed_part(case, folder, seconds, draw)
     if operations and not case.workers and draw.random() < 0.5:
         at = draw.randrange(1, operations + 1)
         codes, how = ended(started(case, folder, die_before=at)), f"before file operation {at}"
@@ -298,12 +345,14 @@ def chain(case: Case, wanted: tuple[dict[str, bytes], float, int], scratch: Path
                 break
             how.append(said)
         command = started(case, folder)
-        codes = ended(command)
+        codes = ended(command, (5 if case.parts else 1) * PATIENCE)
         if any(codes) or "Traceback" in command.log.read_text():
             raise Failure(f"it does not go on, exit {codes}: {command.log.read_text()[-2000:]}")
         found = files_of(folder)
         if found.keys() != whole_files.keys():
             raise Failure(f"left besides, or missing: {sorted(found.keys() ^ whole_files.keys())}")
+        if left := list(folder.parent.rglob(".*.tmp")):
+            raise Failure(f"half written: {left}")
         if other := [name for name, content in whole_files.items() if found[name] != content]:
             raise Failure(f"other bytes in {other}")
     except Failure as failure:
@@ -318,15 +367,26 @@ def campaign(names: Sequence[str], kills: int, seed: int, scratch: Path) -> Iter
         case, done, failures = CASES[name], 0, list[str]()
         home = scratch / name.replace(" ", "-").replace(",", "")
         (home / "whole").mkdir(parents=True)
-        wanted, number = whole(case, home / "whole" / "out"), 0
-        while done < kills:
-            try:
-                done += len(chain(case, wanted, home / str(number), f"{name}/{seed}/{number}"))
-            except Failure as failure:
-                failures.append(str(failure))
-                done += KILLS
-            number += 1
+        with alone() if case.parts else nullcontext():
+            wanted, number = whole(case, home / "whole" / "out"), 0
+            while done < kills:
+                try:
+                    how = chain(case, wanted, home / str(number), f"{name}/{seed}/{number}")
+                    print("\n".join(f"  {one}" for one in how if case.parts), flush=True)
+                    done += len(how)
+                except Failure as failure:
+                    failures.append(str(failure))
+                    done += KILLS
+                number += 1
         yield name, done, failures
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One trial at a time on a machine, tests of trials among them."""
+    with open(Path(tempfile.gettempdir()) / f"fedconcord-flower-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def main() -> int:
@@ -336,7 +396,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", action="append", choices=CASES)
     given = parser.parse_args()
-    names = given.case or list(CASES)
+    names = given.case or [name for name, case in CASES.items() if not case.parts]  # trials take minutes: by name
     scratch, bad = Path(tempfile.mkdtemp(prefix="fedconcord-kill-")), 0
     for name, done, failures in campaign(names, -(-given.n // len(names)), given.seed, scratch):
         print(f"| {name} | {done} | {len(failures)} |", flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.basis.errors import LostError, UserError
+from fedconcord.basis.files import sweep
 from fedconcord.data import federated
 from fedconcord.deploy import commands, grid, keys
 from fedconcord.deploy.app import PACKAGE, Order, write_app
@@ -103,6 +104,7 @@ def _once(trial: Trial, tell: Tell) -> Finished:
     keys.check_names(names)
     check_loopback()
     trial = trial._replace(place=trial.place.resolve())
+    sweep(trial.place)
     now = str(time.time_ns())
     began = trial.place / now  # keys and app of this start: a SuperLink in memory knows no earlier ones
     began.mkdir(parents=True)
