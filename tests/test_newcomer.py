@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fedconcord
 import made
@@ -21,7 +23,8 @@ from fedconcord.settings import from_file, from_nested, resolve_run
 from pages import ROOT
 
 COMING_FROM = ROOT / "docs" / "guides" / "coming-from.md"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]
 LINK = re.compile(r"\]\((?P<path>[^)#:]+)(?:#[^)]*)?\)")
 MADE = set(made.pages())
 OURS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -137,6 +140,21 @@ def test_metadata_of_the_package() -> None:
         assert (ROOT / path).is_file()
     assert PROJECT["dynamic"] == ["version"]
     assert PROJECT["scripts"]["fedconcord"] == "fedconcord.cli:main"
+
+
+def test_the_lock_is_of_the_pinned_versions_and_of_all_that_is_asked_for() -> None:
+    """`make lock` was run after the last change of constraints.txt and pyproject.toml; every archive has its hash."""
+    text = (ROOT / "requirements.lock").read_text()
+    entries = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    rest = re.sub(r"^#.*$", "", "".join(re.split(r"^\S+==\S+(?: \\\n    --hash=\S+)+$", text, flags=re.MULTILINE)), flags=re.M)
+    assert rest.split() == []  # no address, no file, nothing without a hash
+    locked = {canonicalize_name(name): version.partition("+")[0] for name, version, _ in entries}
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert {name: locked.get(name) for name in pinned} == pinned
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *extras["dev"], *extras["docs"], *BUILD["requires"]]
+    for line in map(Requirement, asked):
+        assert line.specifier.contains(locked[canonicalize_name(line.name)]), line
 
 
 def test_what_the_image_copies_is_there() -> None:
