@@ -144,11 +144,16 @@ def test_metadata_of_the_package() -> None:
 
 def test_the_lock_is_of_the_pinned_versions_and_of_all_that_is_asked_for() -> None:
     """`make lock` was run after the last change of constraints.txt and pyproject.toml; every archive has its hash."""
-    text = (ROOT / "requirements.lock").read_text()
-    entries = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
-    rest = re.sub(r"^#.*$", "", "".join(re.split(r"^\S+==\S+(?: \\\n    --hash=\S+)+$", text, flags=re.MULTILINE)), flags=re.M)
-    assert rest.split() == []  # no address, no file, nothing without a hash
-    locked = {canonicalize_name(name): version.partition("+")[0] for name, version, _ in entries}
+    lines = (ROOT / "requirements.lock").read_text().replace(" \\\n", "").splitlines()
+    locked = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, *hashes = line.split("    --hash=sha256:")
+            assert hashes, line
+            assert all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes), line
+            (pin,) = Requirement(name).specifier  # no address, no file, one version
+            assert pin.operator == "==", line
+            locked[canonicalize_name(Requirement(name).name)] = pin.version.partition("+")[0]
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     assert {name: locked.get(name) for name in pinned} == pinned
     extras = PROJECT["optional-dependencies"]
