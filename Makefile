@@ -11,7 +11,7 @@ LOCK ?=
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 pinned = $(INSTALL) --constraint constraints.txt torch && $(INSTALL) --constraint constraints.txt --editable '.[dev,docs]'
-locked = $(INSTALL) --only-binary :all: --require-hashes --requirement $(LOCK) \
+locked = $(INSTALL) --no-deps --only-binary :all: --require-hashes --requirement $(LOCK) \
   && $(INSTALL) --no-deps --no-build-isolation --editable . && $(BIN)/pip check
 lost = echo "ATTENTION: $(LOCK) cannot be installed here; going on with constraints.txt, whose archives nobody verifies" >&2
 
