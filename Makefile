@@ -17,7 +17,7 @@ lost = echo "ATTENTION: $(LOCK) cannot be installed here; going on with constrai
 
 $(VENV)/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOCK),{ $(locked); } || { $(lost); $(pinned); },$(pinned))
+	@$(if $(LOCK),{ $(locked); } || { $(lost); $(pinned); },$(pinned))
 	touch $@
 
 # Eight methods, each tuned, on scikit-learn's digits, 60 unequal clients; ends with the report's path.
