@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 QUICK ?=
+# LOCK=requirements.lock: those archives and no others (Python 3.11, Linux x86_64, torch for the CPU), as .ci/run wants it.
+LOCK ?=
 
-.PHONY: demo test lint docs slow flower wheel clean
+.PHONY: demo test lint docs slow flower wheel lock audit clean
 
-$(VENV)/ready: pyproject.toml constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+pinned = $(INSTALL) --constraint constraints.txt torch && $(INSTALL) --constraint constraints.txt --editable '.[dev,docs]'
+locked = $(INSTALL) --no-deps --only-binary :all: --require-hashes --requirement $(LOCK) \
+  && $(INSTALL) --no-deps --no-build-isolation --editable . && $(BIN)/pip check
+lost = echo "ATTENTION: $(LOCK) cannot be installed here; going on with constraints.txt, whose archives nobody verifies" >&2
+
+$(VENV)/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@$(if $(LOCK),{ $(locked); } || { $(lost); $(pinned); },$(pinned))
 	touch $@
 
 # Eight methods, each tuned, on scikit-learn's digits, 60 unequal clients; ends with the report's path.
@@ -44,6 +51,21 @@ flower: $(VENV)/ready
 
 wheel: $(VENV)/ready
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The closure of what is installed, with hashes, after a change of constraints.txt; by Python 3.11, minutes of downloads.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet pip-tools
+	build/lock/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links --extra dev --extra docs --build-deps-for editable \
+	  --constraint constraints.txt --output-file requirements.lock pyproject.toml
+
+# Known vulnerabilities of what the lock has; asks pypi.org.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet pip-audit
+	sed s/+cpu// requirements.lock > build/audit/requirements.txt
+	build/audit/bin/pip-audit --strict --disable-pip --requirement build/audit/requirements.txt
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist

@@ -5,9 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from fedconcord import cli
 from fedconcord.cli import progress
+from fedconcord.cli.base import app
 from fedconcord.runs import readme
 from pages import ROOT
 
@@ -65,6 +68,23 @@ def test_commands_say_first_what_they_will_do_and_where(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[0].startswith(f"fedavg, seed 0: 3 rounds, into {out}; Ctrl-C leaves")
     assert cli.call(["run", "--resume", str(out), "--rounds", "5"]) == 0
     assert capsys.readouterr().out.splitlines()[0].startswith(f"fedavg, seed 0: to round 5, into {out};")
+
+
+def test_no_line_of_a_list_of_commands_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal of 80 columns: of `fedconcord` and of every group below it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    groups, seen = [("", get_command(app))], []
+    while groups:
+        path, group = groups.pop()
+        assert cli.call([*path.split(), "--help"]) == 0
+        listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+        assert [line.split()[0] for line in listed] == list(group.commands)
+        assert [line for line in listed if line.endswith("...") or len(line) > 80] == []
+        seen.append(path.strip())
+        groups += [(f"{path} {name}", one) for name, one in group.commands.items() if isinstance(one, TyperGroup)]
+    assert {"", "data", "flower", "flower keys"} <= set(seen)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fedconcord
 import made
@@ -21,7 +23,8 @@ from fedconcord.settings import from_file, from_nested, resolve_run
 from pages import ROOT
 
 COMING_FROM = ROOT / "docs" / "guides" / "coming-from.md"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]
 LINK = re.compile(r"\]\((?P<path>[^)#:]+)(?:#[^)]*)?\)")
 MADE = set(made.pages())
 OURS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -137,6 +140,26 @@ def test_metadata_of_the_package() -> None:
         assert (ROOT / path).is_file()
     assert PROJECT["dynamic"] == ["version"]
     assert PROJECT["scripts"]["fedconcord"] == "fedconcord.cli:main"
+
+
+def test_the_lock_is_of_the_pinned_versions_and_of_all_that_is_asked_for() -> None:
+    """`make lock` was run after the last change of constraints.txt and pyproject.toml; every archive has its hash."""
+    lines = (ROOT / "requirements.lock").read_text().replace(" \\\n", "").splitlines()
+    locked = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, *hashes = line.split("    --hash=sha256:")
+            assert hashes, line
+            assert all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes), line
+            (pin,) = Requirement(name).specifier  # no address, no file, one version
+            assert pin.operator == "==", line
+            locked[canonicalize_name(Requirement(name).name)] = pin.version.partition("+")[0]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert {name: locked.get(name) for name in pinned} == pinned
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *extras["dev"], *extras["docs"], *BUILD["requires"]]
+    for line in map(Requirement, asked):
+        assert line.specifier.contains(locked[canonicalize_name(line.name)]), line
 
 
 def test_what_the_image_copies_is_there() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import fedconcord
 
 SETTINGS = {"engine.store": "disk", "checkpoint.every": 0.2, "eval.every": 100}
-GROWTH = 600  # bytes a round that memory may grow by: a line of timing.csv is kept
+GROWTH = 300  # bytes a round that memory may grow by: tables are written as a whole
 
 
 class Watch(fedconcord.Callback):

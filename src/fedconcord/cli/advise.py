@@ -26,7 +26,7 @@ def advise(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Say it as JSON.")] = False,
 ) -> None:
-    """Name the methods to tune first on this federation, and why; nothing is trained."""
+    """Name the methods to tune first on this federation, and why. Nothing is trained."""
     sources = sources_of(given)
     with importing():
         from fedconcord import advice, settings

@@ -38,8 +38,8 @@ def arena(
         bool, typer.Option("--dry-run", help="Show the federations and their rounds; run nothing.")
     ] = False,
 ) -> None:
-    """Tune methods with equal budgets on many federations: rounds and bytes to a target, ranks, failures, time. Run
-    again, it goes on where it was; methods, federations and seeds that are new are added."""
+    """Tune methods with equal budgets on many federations. Its page has rounds and bytes to a target, ranks, failures,
+    time. Run again, it goes on where it was; methods, federations and seeds that are new are added."""
     with importing():
         from fedconcord.arena import dry, page, plan
         from fedconcord.arena.federations import chosen

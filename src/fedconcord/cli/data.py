@@ -61,7 +61,7 @@ def fetch(
     again: Annotated[bool, typer.Option("--again", help="Fetch also what is there.")] = False,
     mirror: Annotated[str | None, option("URL of a copy of the publisher's files; checksums stay.", "URL")] = None,
 ) -> None:
-    """Fetch a data set from its publisher, verify it and put it where runs look for it."""
+    """Fetch a data set from its publisher and verify it. It goes where runs look for it."""
     from fedconcord.data.fetch import PUBLISHED
     from fedconcord.data.fetch import fetch as fetch_one
     from fedconcord.data.folder import data_folder

@@ -23,7 +23,7 @@ def diagnose(
     ] = None,
     at: Annotated[str | None, option("Rounds to look at. [the start, a quarter, half and the end]", "N,N,...")] = None,
 ) -> None:
-    """See what makes a federation hard, and what a method does about it."""
+    """See why a federation is hard, and what a method does about it."""
     if run is not None and given["config"] is not None:
         raise UserError(f"RUN {run} and --config {given['config']} are two jobs; give one of them")
     rounds = None if at is None else _rounds(at)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 app_flower = typer.Typer(
     name="flower",
-    help="A job on real sites, by Flower: try it here, write its app, run server and sites.",
+    help="A job on real sites, by Flower: try it here, write its app. Run server and sites.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -55,7 +55,7 @@ def try_(
     wait: Wait = 600.0,
     limit: Limit = 600.0,
 ) -> None:
-    """Run a job on this machine as it would run on real sites: a server, a process a site, TLS, keys."""
+    """Run a job on this machine as it would run on real sites. A server, a process a site, TLS, keys."""
     with importing():
         from fedconcord.basis.folders import free_folder
         from fedconcord.deploy import trial
@@ -98,7 +98,7 @@ def try_(
 @app_flower.command("check")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def check_(given: Given, sites: Sites = None) -> None:
-    """Compare what server and sites make of a job, as before round 0; starts nothing."""
+    """Compare what server and sites make of a job, as before round 0. Nothing starts."""
     with importing():
         from fedconcord.deploy import trial
 
@@ -139,7 +139,7 @@ def keys_server(
     out: Keys = "keys",
     days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
 ) -> None:
-    """Make a server's certificate, and the ca.crt by which sites know it."""
+    """Make a server's certificate, and ca.crt by which sites know it."""
     from fedconcord.deploy import keys
 
     files = keys.write_server(Path(out), host, days)
@@ -166,7 +166,7 @@ def server(
     host: Annotated[str, option("Address to listen at. [0.0.0.0]", "HOST")] = "0.0.0.0",
     port: Port = 8443,
 ) -> None:
-    """Run a team's server: Flower's SuperLink, which lets in the sites whose NAME.pub are in the keys' folder."""
+    """Run a team's server, Flower's SuperLink. It lets in the sites whose NAME.pub are in the keys' folder."""
     from fedconcord.deploy import standing
 
     _until_stopped(lambda tell: standing.server(Path(keys), host, port, tell))
@@ -180,7 +180,7 @@ def site(
     keys: Keys = "keys",
     folder: Annotated[str, option("What the site remembers between rounds. [site-NAME]", "DIR")] = "",
 ) -> None:
-    """Run a site: Flower's SuperNode, with ca.crt and NAME.key of the keys' folder."""
+    """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the keys' folder."""
     from fedconcord.deploy import standing
 
     place = Path(folder or f"site-{name}")

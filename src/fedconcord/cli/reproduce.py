@@ -39,7 +39,7 @@ def reproduce(
     verdicts: Annotated[bool, typer.Option("--verdicts", help="Show what was found so far.")] = False,
     pages: Annotated[str | None, option("Write a page a recipe and their index there.", "DIR")] = None,
 ) -> None:
-    """Run an experiment of a paper; its claim and numbers beside ours. Run again, it goes on where it was."""
+    """Run a paper's experiment: its claim and numbers beside ours. Run again, it goes on where it was."""
     folder = Path(out or OUT)
     with importing():
         from fedconcord.recipes import RECIPES

@@ -37,7 +37,7 @@ def tune(
     ] = None,
     resume: Resume = None,
 ) -> None:
-    """Tune methods with equal budgets, on seeds 0 and 1 unless told; compare the winners with fresh seeds."""
+    """Tune methods with equal budgets; compare the winners. Seeds 0 and 1 unless told, then fresh ones."""
     with importing():
         from fedconcord import tuning
         from fedconcord.settings import prepare

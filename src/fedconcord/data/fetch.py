@@ -170,9 +170,10 @@ def _get(download: Download, part: Path, progress: Progress) -> None:
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: no URL at all
             why = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error) or repr(error)
             refusals.append(f"{url}: {why}")
+    by_hand = "it" if "" in download.files.values() else "what it unpacks to"
     raise UserError(
-        f"cannot fetch {download.name} ({'; '.join(refusals)}); try again, which continues what has arrived, or give "
-        "a --mirror"
+        f"cannot fetch {download.name} ({'; '.join(refusals)}); try again, which continues what has arrived, give a "
+        f"--mirror, or copy {by_hand} into {part.parent}"
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+from array import array
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +23,10 @@ PRIVATE = ("epsilon", "clip")  # in private runs: spent until then, and the boun
 
 
 class Past(NamedTuple):
-    """Rows of metrics.csv and of timing.csv, as text."""
+    """Rows of metrics.csv, as text, and the seconds of timing.csv."""
 
     metrics: list[dict[str, Any]]
-    timing: list[dict[str, Any]]
+    timing: array[float]  # of rounds 1, 2, ...: 8 bytes a round are all that a long run keeps of each
 
     def due(self, eval_every: int, rounds: int) -> Past:
         """What a run to `rounds` rounds has of it: not the last row of a shorter run, unless it was due."""
@@ -36,9 +38,13 @@ def read(folder: Path, round: int) -> Past:
     """The rows up to a round, as they stand.
 
     Raises:
-        UserError: a table cannot be read.
+        UserError: a table cannot be read, or lacks a round's seconds.
     """
-    return Past(rows_of(folder / "metrics.csv", round), rows_of(folder / "timing.csv", round))
+    path = folder / "timing.csv"
+    timing = rows_of(path, round)
+    if [int(row["round"]) for row in timing] != list(range(1, round + 1)):
+        raise UserError(f"{path} does not have rounds 1 to {round} in order; restore it or start the run again")
+    return Past(rows_of(folder / "metrics.csv", round), array("d", [float(row["seconds"]) for row in timing]))
 
 
 def rows_of(path: Path, round: int) -> list[dict[str, Any]]:
@@ -59,7 +65,7 @@ class Tables:
 
     def __init__(self, job: Job, folder: Path, past: Past | None, spending: Spending | None = None) -> None:
         self.folder, self.spending = folder, spending
-        self.metrics, self.timing = past or Past([], [])
+        self.metrics, self.timing = past or Past([], array("d"))
         timed = isinstance(job.schedule, Schedule) and job.schedule.devices is not None
         self.counters = (*COUNTERS, "simulated_seconds") if timed else COUNTERS
         self.diverged = any(not _finite(row) for row in self.metrics)
@@ -71,12 +77,12 @@ class Tables:
         """
         if not due or any(int(row["round"]) >= round for row in self.metrics):
             return None
-        return float(self.timing.pop()["seconds"])  # the round is seen once more
+        return self.timing.pop()  # the round is seen once more
 
     def trained(self, round: int, seconds: float) -> None:
         """A round that is not measured yet."""
-        if not self.timing or int(self.timing[-1]["round"]) < round:
-            self.timing.append({"round": round, "seconds": seconds})
+        if len(self.timing) < round:
+            self.timing.append(seconds)
 
     def see(self, now: Step) -> None:
         """A row each, and whether a metric is not finite."""
@@ -95,7 +101,7 @@ class Tables:
         """Both tables, with their headers from the first."""
         header = list(self.metrics[0]) if self.metrics else ["round", *COUNTERS]
         sums.write(self.folder / "metrics.csv", files.as_csv(header, self.metrics))
-        sums.write(self.folder / "timing.csv", files.as_csv(["round", "seconds"], self.timing))
+        sums.write(self.folder / "timing.csv", files.as_csv(["round", "seconds"], zip(count(1), self.timing)))
 
 
 def write_partition(folder: Path, job: Job) -> None:
