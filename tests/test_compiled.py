@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Oracle, Regulariser, tree_leaves
@@ -210,3 +212,23 @@ def test_the_first_run_on_a_machine_is_any_other_run(tmp_path: Path) -> None:
         assert ("compiling" in done.stderr) == (name == "first")
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
     assert first == second
+
+
+@pytest.mark.slow
+def test_a_second_installation_computes_the_same_bytes(tmp_path: Path) -> None:
+    """Its compiled code lies apart from the first one's, which numba would not read and compile anew in the process."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(fedconcord.__file__).parent, other / "fedconcord")
+    job = ["run", "--data", "digits", "--model", "2nn", "--clients", "20", "--cohort", "5", "--rounds", "3"]
+    written = []
+    for number, place in enumerate([Path(fedconcord.__file__).parents[1], other, other]):
+        words = [sys.executable, "-P", "-m", "fedconcord", *job, "--set", "engine.kernel=compiled"]
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(place),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        subprocess.run([*words, "--out", str(number)], cwd=tmp_path, env=env, check=True, capture_output=True)
+        written.append((tmp_path / str(number) / "metrics.csv").read_bytes())
+    assert written[0] == written[1] == written[2]

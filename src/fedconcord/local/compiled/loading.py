@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import logging
 import os
@@ -68,11 +69,19 @@ def compile_into(kind: str, folder: str) -> None:
 
 
 def _folder() -> Path:
-    """Where compiled code lies, named after its source: what was compiled before a change is never met."""
+    """Where compiled code lies, named after all that numba asks before it reads what is there: the content, place and
+    time of the source, and the processor. What it does not read it compiles in this process, with last bits as in
+    `load`.
+    """
     import numba
 
-    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    name = hashlib.sha256(source + f"{numba.__version__} {np.__version__}".encode()).hexdigest()[:16]
+    llvm = importlib.import_module("llvmlite.binding")  # it has no types
+
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    source = b"".join(path.read_bytes() + f"{path.resolve()} {path.stat().st_mtime_ns}".encode() for path in files)
+    machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    versions = f"{numba.__version__} {np.__version__} {sys.implementation.cache_tag}"
+    name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
     folder = folders.user_cache() / "compiled" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
