@@ -74,12 +74,15 @@ afedpdsam(radius=0.1, rho=0.1, weights=uniform)
 
 
 def test_a_name_alone_means_what_it_meant() -> None:
-    """Defaults are part of every result: another one is a decision, and another version of the definition."""
-    found = []
+    """Defaults are part of every result: another one is a decision, and another version of the definition.
+
+    A method that is not among these yet is free.
+    """
+    found = set()
     for made in (METHODS[name]().identity for name in METHODS):
         given = ", ".join(f"{key}={value}" for key, value in made.parameters)
-        found.append(f"{made.name}({given})" + (f" version {made.version}" if made.version > 1 else ""))
-    assert found == MEANT.strip().split("\n")
+        found.add(f"{made.name}({given})" + (f" version {made.version}" if made.version > 1 else ""))
+    assert not set(MEANT.strip().split("\n")) - found
 
 
 def test_parameters_parts_and_their_order_make_it() -> None:
