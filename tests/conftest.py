@@ -18,6 +18,20 @@ import pytest
 UNPACK = Path(__file__).resolve().parents[2] / "shared" / "data" / "unpack.py"
 
 
+COMPILE = """
+import torch
+from fedconcord.local import compiled
+if compiled.installed():
+    compiled.load(torch.float32), compiled.load(torch.float64)
+"""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before several processes test, one compiles: else a command whose every line is compared may say that it does."""
+    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+        subprocess.run([sys.executable, "-c", COMPILE], check=True, timeout=300)
+
+
 @pytest.fixture(scope="session")
 def data_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with MNIST, and CIFAR-10 where it is at hand, in the publishers' formats.

@@ -1,4 +1,4 @@
-"""From source to machine code: compiled once on a machine, then read from the user's cache."""
+"""From source to machine code: compiled once after an installation, then read from the user's cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load(dtype: torch.dtype) -> ModuleType:
     with _alone(folder / "lock"):
         if not done.exists():
             logging.getLogger("fedconcord").warning(
-                "compiling the local steps of dense networks for %s: once on this machine, about a quarter of a minute",
+                "compiling the local steps of dense networks for %s: once after an installation, about a quarter of a minute",
                 kind,
             )
             path = os.pathsep.join(filter(None, sys.path))
