@@ -48,7 +48,7 @@ def load(dtype: torch.dtype) -> ModuleType:
     with _alone(folder / "lock"):
         if not done.exists():
             logging.getLogger("fedconcord").warning(
-                "compiling the local steps of dense networks for %s: once after an installation, about a quarter of a minute",
+                "compiling the local steps of dense networks for %s: once an installation, about a quarter of a minute",
                 kind,
             )
             path = os.pathsep.join(filter(None, sys.path))
