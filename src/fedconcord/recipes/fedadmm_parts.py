@@ -51,7 +51,7 @@ FORM = (
 )
 CODE = (
     "The code's momentum of 0.5 is left out, as the paper names none. Inputs have mean 0 and deviation 1, as in the "
-    "code, CIFAR-10's by channel, where the code takes 0.5 and 0.5. Clients weigh the same"
+    "code, CIFAR-10's by channel, where the code takes 0.5 and 0.5. Clients weigh the same."
 )
 
 

@@ -152,7 +152,7 @@ table3 = Recipe(
         "paper": PAPER,
     },
     {ROUNDS.name: PRINTED_3, MODEL.name: models_of(PRINTED_3)},
-    f"{FORM}. {CODE}. What the code does besides stands as entries and cells of its own: momentum 0.5; a server step "
+    f"{FORM}. {CODE} What the code does besides stands as entries and cells of its own: momentum 0.5; a server step "
     "of 1, then 0.5 from round 60; networks without an activation after the convolutions and with softmax taken twice. "
     "Pixels from 0 to 1 are there for contrast. FedSGD, which is printed with up to 530 rounds, has cells of 600. The "
     "printed speedups and reductions are quotients of the rounds",

@@ -233,7 +233,7 @@ def _runs(
     stated = {"settings": dict(settings), "methods": list(methods)}
     asked = folder.with_suffix(".json")
     if (folder / "compare.json").exists():
-        if not asked.exists() or asked.read_bytes() != files.as_json(stated):
+        if not _says(asked, stated):
             raise UserError(
                 f"{folder} holds the runs of other settings of this recipe, of another version perhaps; give another "
                 "--out, or remove it"
@@ -256,6 +256,14 @@ def _runs(
         if result.status == "failed":
             raise UserError(f"{result.label}, seed {result.seed} in {folder} failed: {result.error}")
     return load_runs([folder])
+
+
+def _says(path: Path, stated: Mapping[str, Any]) -> bool:
+    """Whether a file has these values, in whatever order."""
+    try:
+        return bool(json.loads(path.read_bytes()) == json.loads(files.as_json(stated)))
+    except (OSError, ValueError):
+        return False
 
 
 def lean(progress: Progress) -> Progress:
