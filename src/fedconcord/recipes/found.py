@@ -68,8 +68,8 @@ FOUND: Mapping[str, Found] = {
         6.6,
         (
             "More local work saves rounds. IID clients need 27, 11 and 7 rounds to 90 % for E = 1, 5 and 10, non-IID "
-            "ones 47, 35 and 31: nearly what is printed for cnn1 to 97 % (27, 10, 6 and 56, 33, 32). To 97 % this 2nn takes "
-            "79 and 52 rounds with E = 5 and 10 where clients are IID, and more than 100 else.",
+            "ones 47, 35 and 31: nearly what is printed for cnn1 to 97 % (27, 10, 6 and 56, 33, 32). To 97 % this 2nn "
+            "takes 79 and 52 rounds with E = 5 and 10 where clients are IID, and more than 100 else.",
         ),
     ),
     "fedadmm_fig6": Found(
