@@ -317,8 +317,8 @@ def killed(case: Case, folder: Path, seconds: float, operations: int, draw: rand
 
 
 def orphans(folder: Path) -> list[int]:
-    """Processes that outlive their command by ten seconds."""
-    until = time.monotonic() + 10
+    """Processes that outlive their command for long: one that was importing when it died ends when it has done so."""
+    until = time.monotonic() + PATIENCE
     while (left := marked(folder)) and time.monotonic() < until:
         time.sleep(0.02)
     return left
