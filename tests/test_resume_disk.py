@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fedconcord import api
+from fedconcord.basis import sums
+from fedconcord.basis.errors import UserError
 from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
@@ -69,3 +71,23 @@ def test_a_comparison_with_rows_on_disk_is_extended(tmp_path: Path) -> None:
     assert [run.status for run in api.execute_all(planned)] == ["complete"] * 2
     _, planned, _ = api.plan_resumed_comparison(tmp_path / "c", None, from_nested({"rounds": 4}, "test"))
     assert [(run.status, run.rounds) for run in api.execute_all(planned)] == [("complete", 4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("round,seconds\n1,0.1\n", "timing.csv does not have rounds 1 to 2 in order"),
+        ("round,seconds\n2,0.1\n1,0.1\n", "timing.csv does not have rounds 1 to 2 in order"),
+        ("round,seconds\n1,0.1\n2,soon\n", "cannot read .*timing.csv .*soon.*; restore it"),
+        ("round,seconds\n1,0.1\n2\n", "cannot read .*timing.csv .*; restore it"),
+        ("round,time\n1,0.1\n2,0.1\n", "cannot read .*timing.csv .*seconds.*; restore it"),
+    ],
+)
+def test_seconds_that_are_damaged_are_a_sentence(written: str, says: str, tmp_path: Path) -> None:
+    """In a folder without checksums, as one of an older version."""
+    given = {"data": "fednova_quadratics(dim=3)", "clients": 4, "cohort": 2, "out": str(tmp_path)}
+    api.run("fedavg", **given, rounds=2)  # type: ignore[arg-type]
+    (tmp_path / sums.NAME).unlink()
+    (tmp_path / "timing.csv").write_text(written)
+    with pytest.raises(UserError, match=says):
+        api.run(resume=tmp_path, rounds=4)

@@ -44,7 +44,11 @@ def read(folder: Path, round: int) -> Past:
     timing = rows_of(path, round)
     if [int(row["round"]) for row in timing] != list(range(1, round + 1)):
         raise UserError(f"{path} does not have rounds 1 to {round} in order; restore it or start the run again")
-    return Past(rows_of(folder / "metrics.csv", round), array("d", [float(row["seconds"]) for row in timing]))
+    try:
+        seconds = array("d", [float(row["seconds"]) for row in timing])
+    except (KeyError, TypeError, ValueError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+    return Past(rows_of(folder / "metrics.csv", round), seconds)
 
 
 def rows_of(path: Path, round: int) -> list[dict[str, Any]]:
