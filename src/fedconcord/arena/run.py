@@ -14,6 +14,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import lock
+from fedconcord.runs.folder import shrink
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_more, writing
 from fedconcord.runs.pool import Crew, execute_all
@@ -21,7 +22,7 @@ from fedconcord.tuning import Asked as TuningAsked
 from fedconcord.tuning import Tuning, Watch, plan_resumed_tuning, plan_tuning
 from fedconcord.tuning.plan import NAME as SEARCH
 from fedconcord.tuning.scores import series
-from fedconcord.tuning.search import Found, alone, search, shrink, winners
+from fedconcord.tuning.search import MODEL, Found, alone, search, winners
 
 
 class Doing(NamedTuple):
@@ -144,7 +145,7 @@ def _compare(
         raise KeyboardInterrupt
     for result in results:
         if result.status in ("complete", "diverged"):
-            shrink(result.folder)
+            shrink(result.folder, MODEL)
     failed = {(one.label, one.seed): one.error or "" for one in results if one.status == "failed"}
     if len(failed) == len(results):
         raise UserError(f"every run in {folder} failed, the first because: {results[0].error}")

@@ -30,7 +30,7 @@ from fedconcord.recipes.values import Done, Value, Values
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import plan, pool
 from fedconcord.runs.clock import NAME as SECONDS
-from fedconcord.runs.folder import CHECKPOINT
+from fedconcord.runs.folder import shrink
 from fedconcord.runs.outcome import Finished, Progress
 from fedconcord.runs.plan import Planned
 
@@ -249,7 +249,7 @@ def _runs(
             _remove_empty(folder)
             raise
     with plan.writing(folder, planned), watch(planned) as progress:
-        results = pool.execute_all(planned, jobs, lean(progress))
+        results = pool.execute_all(planned, jobs, _lean(progress))
     if any(result.status == "interrupted" for result in results):
         raise KeyboardInterrupt
     for result in results:
@@ -266,13 +266,12 @@ def _says(path: Path, stated: Mapping[str, Any]) -> bool:
         return False
 
 
-def lean(progress: Progress) -> Progress:
-    """Also leaves a run that has ended without what a longer one would go on from: of 1,000 clients gigabytes each."""
+def _lean(progress: Progress) -> Progress:
+    """Also shrinks a run that has ended."""
 
     def see(number: int, event: Row | Finished | None) -> None:
         if isinstance(event, Finished) and event.status in ("complete", "diverged"):
-            for name in (CHECKPOINT, "rows.bin"):
-                (event.folder / name).unlink(missing_ok=True)
+            shrink(event.folder)
         progress(number, event)
 
     return see

@@ -16,7 +16,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.runs import lock
 from fedconcord.runs.callbacks import Callback, telling
-from fedconcord.runs.folder import CHECKPOINT, read_description
+from fedconcord.runs.folder import read_description, shrink
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_comparison, plan_resumed_comparison, writing
 from fedconcord.runs.pool import Crew, execute_all
@@ -27,7 +27,7 @@ from fedconcord.tuning.scores import Score, ranked, score_of
 from fedconcord.tuning.space import Space, Values, text_of
 from fedconcord.tuning.study import JOURNAL, Journal, batches, drawn, mended
 
-LARGE = (CHECKPOINT, "model.safetensors", "rows.bin")  # what a trial leaves that nobody goes on from
+MODEL = "model.safetensors"  # which nobody asks of a trial, as its state
 
 
 class Watch(Protocol):
@@ -169,13 +169,7 @@ def _go_on(tuning: Tuning, course: _Course, step: int) -> list[int]:
 
 def _shrink(tuning: Tuning, course: _Course, number: int) -> None:
     for seed in tuning.seeds:
-        shrink(tuning.place(course.space, number, seed))
-
-
-def shrink(folder: Path) -> None:
-    """Leave the tables of a run that nobody goes on from."""
-    for name in LARGE:
-        (folder / name).unlink(missing_ok=True)
+        shrink(tuning.place(course.space, number, seed), MODEL)
 
 
 def _go(
