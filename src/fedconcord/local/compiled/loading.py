@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import logging
 import os
@@ -78,7 +77,7 @@ def _folder() -> Path:
     llvm = importlib.import_module("llvmlite.binding")  # it has no types
 
     files = sorted(Path(__file__).parent.glob("*.py"))
-    source = b"".join(path.read_bytes() + f"{path.resolve()} {path.stat().st_mtime_ns}".encode() for path in files)
+    source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in files)
     machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
     versions = f"{numba.__version__} {np.__version__} {sys.implementation.cache_tag}"
     name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
