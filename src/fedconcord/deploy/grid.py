@@ -298,21 +298,19 @@ def work(runtimes: Path) -> None:
 
     Each place where tasks are has a fork of its own that asks there: one that does not answer keeps nobody waiting.
     """
-    import torch._dynamo  # noqa: F401
-
     for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
         import_module(module)
     import_module("fedconcord.settings").keys()  # the schema, made once
 
     forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:
-        for place in places(runtimes) - forks.keys():
+        for place in _places(runtimes) - forks.keys():
             forks[place] = _fork(partial(_fetch, runtimes, place))
         forks = {place: fork for place, fork in forks.items() if os.waitpid(fork, os.WNOHANG)[0] == 0}
         time.sleep(POLL)
 
 
-def places(runtimes: Path) -> set[tuple[str, ...]]:
+def _places(runtimes: Path) -> set[tuple[str, ...]]:
     """(kind of tasks, address, certificate) of each place that `deploy.commands.write_runtimes` wrote."""
     return {tuple(place) for place in json.loads(runtimes.read_text())}
 
@@ -327,7 +325,7 @@ def _fetch(runtimes: Path, place: tuple[str, ...]) -> None:
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     http = RuntimeHttpClient.from_server_address(address, root is None, root, [version])
     me, forks = os.getpid(), set[int]()
-    while place in places(runtimes):
+    while place in _places(runtimes):
         with contextlib.suppress(httpx.HTTPError):  # not up yet, or gone: who started it watches it
             token = http.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
             if token and kind == TaskType.CLIENT_APP:
