@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import fcntl
 import importlib
 import json
 import os
@@ -13,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tomllib
@@ -31,6 +29,7 @@ from fedconcord.cli.main import call
 from fedconcord.deploy import app, commands, keys
 from fedconcord.deploy.processes import Processes, environment, free_port, last_lines
 from fedconcord.runs.interrupts import heeded
+from hostile import kill
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
 COMMAND = [sys.executable, "-m", "fedconcord", "flower"]
@@ -49,8 +48,7 @@ LIMIT = 540  # seconds, less than pytest gives a test, so that what processes sa
 @pytest.fixture
 def alone() -> Iterator[None]:
     """One trial at a time on a machine: each has six processes."""
-    with open(Path(tempfile.gettempdir()) / f"fedconcord-flower-{os.getuid()}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with kill.alone():
         yield
 
 

@@ -46,6 +46,11 @@ class Case(NamedTuple):
     workers: bool = False  # whose processes are killed as well
     parts: tuple[str, ...] = ()  # of a trial of a deployment that are killed; see `part_of`
 
+    @property
+    def patience(self) -> float:
+        """Seconds that it may take to end by itself."""
+        return 5 * PATIENCE if self.parts else PATIENCE
+
 
 DISK, MEMORY = ("--set", "engine.store=disk"), ("--set", "engine.store=memory")
 SPREAD = ("--engine", "distributed", "--set", "engine.timeout=40")  # so long the others wait for who is killed
@@ -253,7 +258,7 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, bytes], float, int]:
     """(what it leaves if nobody kills it, seconds, file operations)."""
     began = time.monotonic()
     command = started(case, folder)
-    if any(ended(command, (5 if case.parts else 1) * PATIENCE)):
+    if any(ended(command, case.patience)):
         raise Failure(f"it fails by itself: {command.log.read_text()}")
     counted = folder.parent / "operations"
     return files_of(folder), time.monotonic() - began, int(counted.read_text()) if counted.exists() else 0
@@ -280,7 +285,7 @@ def killed_part(case: Case, folder: Path, seconds: float, draw: random.Random) -
     number = part_of(command, folder, part)
     with suppress(ProcessLookupError):
         os.kill(number, signal.SIGKILL)
-    (code,) = ended(command, 5 * PATIENCE)
+    (code,) = ended(command, case.patience)
     if code not in (0, 1, -signal.SIGKILL) or "Traceback" in command.log.read_text():
         raise Failure(f"it ended with {code}: {command.log.read_text()[-2000:]}")
     if number == command.numbers[0]:
@@ -345,7 +350,7 @@ def chain(case: Case, wanted: tuple[dict[str, bytes], float, int], scratch: Path
                 break
             how.append(said)
         command = started(case, folder)
-        codes = ended(command, (5 if case.parts else 1) * PATIENCE)
+        codes = ended(command, case.patience)
         if any(codes) or "Traceback" in command.log.read_text():
             raise Failure(f"it does not go on, exit {codes}: {command.log.read_text()[-2000:]}")
         found = files_of(folder)
