@@ -106,10 +106,13 @@ def test_what_is_left_goes_by_rounds_done_in_this_time(monkeypatch: pytest.Monke
     now = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     left = progress.Left(3 * 50)
+    now += 1000.0  # workers start
     left.see(0, 20)  # resumed there: 130 to do
     assert left.words() == ""
     now += 30.0
     assert left.words() == ""  # no round was done
+    left.see(0, 21)
+    assert left.words() == ""  # one of 130 says nothing of the others
     left.see(0, 30)
     assert left.words() == ", about 6 min left"  # 120 rounds of 3 s
     left.end(0, 50)  # stopped early

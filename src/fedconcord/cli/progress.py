@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 LARGE = 2**30  # bytes of clients' state that are worth a word
 NAMED = 12  # clients that the summary names one by one
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
-SURE = 2.0  # seconds of work before it is said how long the rest may take
+SURE = 2.0, 5, 0.05  # seconds and rounds (or that part of all, if fewer) before it is said how long the rest may take
 
 
 def interrupted(folder: Path, again: str) -> typer.Exit:
@@ -49,16 +49,17 @@ def latest_metric(metrics: Mapping[str, float]) -> str:
 class Left:
     """How long work of so many rounds may still take, as fast as its rounds were so far.
 
-    Rounds that were there when it began are not counted as done in this time.
+    Time counts from the first word of a run, not while workers start; rounds that were there then are not counted.
     """
 
     def __init__(self, rounds: int) -> None:
         self.todo, self.done = rounds, 0
         self.at: dict[int, int] = {}
-        self.began = time.monotonic()
+        self.began = math.inf
 
     def see(self, run: int, round: int) -> None:
         """A run has come to this round."""
+        self.began = min(self.began, time.monotonic())
         if run not in self.at:
             self.todo -= round
         else:
@@ -73,7 +74,8 @@ class Left:
     def words(self) -> str:
         """`, about 3 min left`, or nothing while there is too little to go by."""
         spent, rest = time.monotonic() - self.began, self.todo - self.done
-        if self.done == 0 or rest <= 0 or spent < SURE:
+        seconds, rounds, part = SURE
+        if self.done < min(rounds, part * self.todo) or self.done == 0 or rest <= 0 or spent < seconds:
             return ""
         return f", about {duration(spent * rest / self.done)} left"
 
