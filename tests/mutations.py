@@ -169,7 +169,7 @@ MUTATIONS: dict[str, Mutation] = {
                 "return Corrected(server.x + total.x, server.phi + cohort.n / cohort.size * total.phi)",
             ),
         ),
-        (FIXED, "-k", "losac"),
+        ("tests/test_golden.py", "-k", "losac"),  # phi may be any multiple of its sum without moving the optimum
     ),
     "saga: the table's mean against the method's own constant": Mutation(
         (Edit("transforms/tables.py", "else local.linear + mean", "else local.linear - mean"),),

@@ -5,8 +5,9 @@ import math
 import torch
 
 from fedconcord.problems.convex import logistic_cancer
-from fedconcord.recipes import others
-from fedconcord.recipes.values import Values, values
+from fedconcord.recipes import others, pages
+from fedconcord.recipes.recipe import Measure
+from fedconcord.recipes.values import Value, Values, values
 
 
 def test_the_step_size_is_below_the_stable_one_of_every_seed() -> None:
@@ -39,3 +40,11 @@ def test_verdicts_of_clustering() -> None:
     purity = {(others.PURITY.name, name): 50.0 for name in others.OTHERS} | {(others.PURITY.name, "FedVRA-U"): 45.0}
     found = planted(cost | purity, "digits")
     assert [claim.judge(found).verdict for claim in others.CLUSTERING.claims] == ["holds", "does not hold"]
+
+
+def test_a_cell_of_a_page_keeps_few_digits_of_what_is_tiny_or_blew_up() -> None:
+    stated = Measure("loss", lambda run: 0.0, False, digits=2)
+    cells = {3.14159: "3.14", 0.000123456: "0.000123", 3.3417e26: "3.34e+26", math.inf: "never", math.nan: "diverged"}
+    for value, words in cells.items():
+        found = Values((Value("loss", "c", "m", 0, value),))
+        assert pages._cell(found, stated, "loss", "c", "m", None) == words

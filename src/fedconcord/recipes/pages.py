@@ -181,8 +181,9 @@ def _cell(
     finite = [v for v in seeds.values() if math.isfinite(v)]
     if not finite:
         return ("never" if any(math.isinf(v) for v in seeds.values()) else "diverged") + theirs
-    small = all(0 < abs(v) < 10**-stated.digits for v in finite) if stated is not None else True
-    form = ".3g" if stated is None or small else f".{stated.digits}f"
+    form = ".3g"
+    if stated is not None and max(map(abs, finite)) < 1e9 and not all(0 < abs(v) < 10**-stated.digits for v in finite):
+        form = f".{stated.digits}f"
     over = values.interval(measure, cell, entry)
     mean = format(over.mean, form)
     if over.n > 1:
