@@ -232,6 +232,7 @@ class Stop:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_arena_that_is_stopped_twice_ends_as_one_that_is_not(done: tuple[Path, Path], tmp_path: Path) -> None:
     """Ctrl-C in FedAvg's search and in a method's; all but times is the same in the end."""
     only = tmp_path / "one.toml"

@@ -134,6 +134,7 @@ def test_reaches_the_lasso_solution() -> None:
     assert gap(*lasso_job(METHODS["fedavg"](), cohort=13), 1500) > 1e-3
 
 
+@pytest.mark.slow
 def test_losac_as_printed_solves_for_lambda_over_m() -> None:
     """block_scale 1 counts the gradient M times and the prox once: its limit is the minimiser for lambda / M."""
     printed = METHODS["losac"](blocks=2)
@@ -148,8 +149,8 @@ def test_losac_as_printed_solves_for_lambda_over_m() -> None:
     ("options", "lr"),
     [
         ({"rho": 0.3}, 0.1),
-        ({"rho": 0.3 / 20, "objective": "mean"}, 2.0),
-        ({"rho": 0.3, "server_steps": 2, "server_lr": 0.1}, 0.1),
+        pytest.param({"rho": 0.3 / 20, "objective": "mean"}, 2.0, marks=pytest.mark.slow),
+        pytest.param({"rho": 0.3, "server_steps": 2, "server_lr": 0.1}, 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_inexact_admm_reaches_the_sparse_minimiser(options: dict[str, Any], lr: float) -> None:

@@ -61,6 +61,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
+@pytest.mark.slow
 def test_a_second_package_brings_data_model_and_metric(package: Path, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     asked = ["--data", "theirs.parts:data(rows=90)", "--model", "theirs.parts:Net(hidden=6)", "--rounds", "3"]

@@ -133,6 +133,7 @@ def test_lemma_1_and_the_general_closed_form(rates: tuple[float, ...]) -> None:
     assert small[-1] < 0.05 or len(rates) == 1
 
 
+@pytest.mark.slow
 def test_fig_2_random_steps_part_fednova_from_the_rest() -> None:
     found = distances("random", 100)
     end = {name: float(np.sqrt(np.mean(path[-9:] ** 2))) for name, path in found.items()}

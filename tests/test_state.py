@@ -410,6 +410,7 @@ def killed_job() -> Job:
     )
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     """Rows of the file may be ahead of the checkpoint when the process dies; the run that goes on has the same bits."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

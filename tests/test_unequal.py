@@ -361,6 +361,7 @@ def test_what_cannot_be_had_together_is_refused(name: str, options: dict, rules:
         start(Job(small(), METHODS[name](**options), replace(SCHEDULE, **rules)))
 
 
+@pytest.mark.slow
 def test_the_command_runs_with_all_of_it_and_resumes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedconcord"]
     settings = {

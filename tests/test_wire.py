@@ -106,8 +106,8 @@ def running_sum(job: Job, state: State) -> tuple[torch.Tensor, torch.Tensor]:
     ("name", "options", "rounds"),
     [
         ("scaffold", {}, 400),
-        ("feddyn", {"alpha": 0.5}, 500),
-        ("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, 500),
+        pytest.param("feddyn", {"alpha": 0.5}, 500, marks=pytest.mark.slow),
+        pytest.param("fedvra", {"gamma": 0.3, "a": 1.0, "d": 4.0}, 500, marks=pytest.mark.slow),
         ("losac", {"block_scale": "mean"}, 900),
         ("afedpd", {"rho": 1.0}, 500),
     ],
