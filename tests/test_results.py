@@ -21,6 +21,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, Row, advance, checkpoint, refusals, start, state_bytes, steps
 from fedconcord.problems import quadratics
+from fedconcord.runs import results
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.results import execute
 from fedconcord.state import MemoryStore
@@ -52,6 +53,18 @@ def test_resume_is_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert execute(job(name), parts, rounds=10, info={"method": name}, resume=True) == "complete"
     for file in ("metrics.csv", "model.safetensors", "checkpoint.safetensors"):
         assert (whole / file).read_bytes() == (parts / file).read_bytes(), file
+
+
+def test_ctrl_c_while_the_first_files_are_written_waits_for_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """run.json says `running` from its first line on: who stops the run then must find `interrupted` in it."""
+    monkeypatch.setattr(results, "write_partition", lambda folder, job: os.kill(os.getpid(), signal.SIGINT))
+    assert execute(job("scaffold"), tmp_path, rounds=3, info={}) == "interrupted"
+    said = read_description(tmp_path)
+    assert (said["status"], said["rounds_done"]) == ("interrupted", 0)
+    monkeypatch.undo()
+    assert execute(job("scaffold"), tmp_path, rounds=3, info={}, resume=True) == "complete"
 
 
 def test_killed_between_checkpoints(tmp_path: Path) -> None:

@@ -108,10 +108,10 @@ def _loop(
     over = table.diverged or patience.stopped is not None
     team.any()  # all have read what there is
     clock.lap("load")
-    if past is None:
-        team.tell(lambda: _write_first(job, folder, wanted, partial(saving.describe, "running", state)))
-    saving.write("running", state)
-    with interrupts.deferred() as interrupted:
+    with interrupts.deferred() as interrupted:  # from here on run.json says `running`
+        if past is None:
+            team.tell(lambda: _write_first(job, folder, wanted, partial(saving.describe, "running", state)))
+        saving.write("running", state)
         due_now = state.round == course.rounds or (course.put_down and state.round % course.eval_every == 0)
         took = None if past is None or over else table.owed(state.round, due_now)
         if past is None:
