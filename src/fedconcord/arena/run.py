@@ -14,6 +14,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import lock
+from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import shrink
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_more, writing
@@ -22,7 +23,7 @@ from fedconcord.tuning import Asked as TuningAsked
 from fedconcord.tuning import Tuning, Watch, plan_resumed_tuning, plan_tuning
 from fedconcord.tuning.plan import NAME as SEARCH
 from fedconcord.tuning.scores import series
-from fedconcord.tuning.search import MODEL, Found, alone, search, winners
+from fedconcord.tuning.search import Found, alone, search, winners
 
 
 class Doing(NamedTuple):

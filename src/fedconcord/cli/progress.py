@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # torch takes seconds to import
 LARGE = 2**30  # bytes of clients' state that are worth a word
 NAMED = 12  # clients that the summary names one by one
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
-SURE = 2.0, 5, 0.05  # seconds and rounds (or that part of all, if fewer) before it is said how long the rest may take
+SURE = 2.0  # seconds of work before it is said how long the rest may take
+SEEN, PART = 5, 0.05  # rounds, or that part of all if fewer, before it is said
 
 
 def interrupted(folder: Path, again: str) -> typer.Exit:
@@ -74,8 +75,7 @@ class Left:
     def words(self) -> str:
         """`, about 3 min left`, or nothing while there is too little to go by."""
         spent, rest = time.monotonic() - self.began, self.todo - self.done
-        seconds, rounds, part = SURE
-        if self.done < min(rounds, part * self.todo) or self.done == 0 or rest <= 0 or spent < seconds:
+        if self.done < max(1, min(SEEN, PART * self.todo)) or rest <= 0 or spent < SURE:
             return ""
         return f", about {duration(spent * rest / self.done)} left"
 

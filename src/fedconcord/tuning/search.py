@@ -16,6 +16,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.runs import lock
 from fedconcord.runs.callbacks import Callback, telling
+from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import read_description, shrink
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned, plan_comparison, plan_resumed_comparison, writing
@@ -26,8 +27,6 @@ from fedconcord.tuning.rungs import Rung
 from fedconcord.tuning.scores import Score, ranked, score_of
 from fedconcord.tuning.space import Space, Values, text_of
 from fedconcord.tuning.study import JOURNAL, Journal, batches, drawn, mended
-
-MODEL = "model.safetensors"  # which nobody asks of a trial, as its state
 
 
 class Watch(Protocol):
