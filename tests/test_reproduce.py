@@ -18,7 +18,7 @@ from fedconcord.cli.main import call
 from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord.recipes.found import FOUND
-from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size, SizeName
+from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
 from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
 from fedconcord.runs.folder import CHECKPOINT
@@ -45,6 +45,7 @@ SMALL = Recipe(
         "paper": Size({"data": "fmnist", "model": "cnn1"}),
     },
     {"rounds to 70 %": {("iid", "FedAvg"): 12}},
+    headline=Headline("rounds to 70 %", "iid", ("FedAvg", "SCAFFOLD")),
 )
 
 
@@ -191,6 +192,12 @@ def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) 
     assert "Fewer steps." in text
     index = pages.write_pages([one], {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
     assert "not run" in index.read_text()
+    first, second = pages.headline(SMALL, one.done.values).partition("IID. ")[2].split("; ")
+    assert first.startswith("FedAvg: ")
+    assert first.endswith("(12)")
+    assert second.startswith("SCAFFOLD: ")
+    assert f"IID. {first}; {second} |" in index.read_text()
+    assert pages.headline(SMALL, values([])) == ""
     stand_in = SMALL._replace(sizes={"desk": SMALL.sizes["desk"]._replace(stand_in="digits")})
     (one,) = pages.done_below(tmp_path, {"small": stand_in})
     assert one.verdict.verdict == "not tested at this size"
@@ -220,6 +227,10 @@ def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pyte
             assert set(size.cells or ()) <= cells
             assert set(size.entries or ()) <= entries
             assert set(size.by_cell) <= cells
+        assert recipe.headline is not None
+        assert recipe.headline.measure in stated
+        assert set(recipe.headline.entries) <= set(recipe.sizes["desk"].entries or names_of(recipe.experiment))
+        assert recipe.headline.cell in (recipe.sizes["desk"].cells or cells)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -254,6 +265,8 @@ def test_the_quick_form_by_the_command(name: str, tmp_path: Path) -> None:
     assert (folder / "README.md").stat().st_size > 500
     assert read(folder / DONE).values.rows
     assert any(folder.glob("*.png"))
+    if isinstance(RECIPES[name].experiment, Study):
+        assert pages.headline(RECIPES[name], read(folder / DONE).values)
 
 
 def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedconcord.recipes.claims import across, ahead, holds_where, order, within
 from fedconcord.recipes.measures import final, magnitude
-from fedconcord.recipes.recipe import Cell, Comparison, Entry, Recipe, Size, Study
+from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, Study
 from fedconcord.recipes.studies import fednova_fig4, fednova_lemma1
 from fedconcord.recipes.values import Values
 
@@ -94,6 +94,7 @@ FIG2 = Recipe(
     silent="The dimension (10), the start (every coordinate 1) and the deviation of the Gaussian (22, so that 96 is "
     "three deviations; clipping to [1, 96] moves the mean to 30.6). Distances are means over the last 100 rounds, one "
     "round of random steps being noise.",
+    headline=Headline("log10 of the distance to the optimum", "random", ("FedNova", "FedAvg", "FedProx")),
 )
 
 # -- closed forms ------------------------------------------------------------------------------------------------------
@@ -111,6 +112,7 @@ LEMMA1 = Recipe(
         "paper": Size(seeds=(0,), options={"rates": (0.05, 0.01, 0.002, 0.0004)}),
     },
     silent="tau_i uniform on 1 to 96, kept for all rounds; the quadratics of unequal curvature are drawn here.",
+    headline=Headline("run against (31), relative", "FedAvg, H = I", ("eta 0.05",)),
 )
 
 FIG4 = Recipe(
@@ -126,6 +128,7 @@ FIG4 = Recipe(
         "paper": Size(seeds=(0,), options={"points": 101, "tried": 21}),
     },
     silent="N(20, 20) has 20 as its deviation or as its variance: both are drawn, rounded and at least 1.",
+    headline=Headline("weight bias", "std 20", ("alpha 0", "alpha 1")),
 )
 
 # -- Fig. 5 ------------------------------------------------------------------------------------------------------------
@@ -179,6 +182,11 @@ FIG5 = Recipe(
     silent="The number of rounds (200), and how the 9 are drawn (uniformly without replacement, weighed by size among "
     "themselves). The paper tunes the step size for FedAvg alone (0.02); entries called tuned have their own. Each "
     "seed draws another Synthetic(1, 1).",
+    headline=Headline(
+        "global loss, mean of the last 40 rounds",
+        "random",
+        ("FedNova, tuned", "FedAvg, tuned", "FedProx, tuned"),
+    ),
 )
 
 # -- Table I -----------------------------------------------------------------------------------------------------------
@@ -346,6 +354,11 @@ TABLE1 = Recipe(
     "with two more layers of 512, whose dropout is left out here as are crops and flips. The server's momentum is not "
     "stated (0.9), nor whether it stands alone under FedNova's rule: the released FedAvg ignores it. The printed "
     "FedNova with proximal SGD has tau_eff = sum p_i tau_i.",
+    headline=Headline(
+        "accuracy, %",
+        "E2to5",
+        ("FedNova, vanilla", "FedAvg, vanilla", "FedNova, momentum", "FedNova, hybrid momentum"),
+    ),
 )
 
 RECIPES = (FIG2, LEMMA1, FIG4, FIG5, TABLE1)

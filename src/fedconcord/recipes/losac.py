@@ -10,7 +10,7 @@ from fedconcord.recipes.claims import ahead, holds_where
 from fedconcord.recipes.losac_curves import FIG2, FIG3
 from fedconcord.recipes.losac_table2 import TABLE2
 from fedconcord.recipes.measures import final
-from fedconcord.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Size, Study
+from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Measure, Recipe, Size, Study
 from fedconcord.recipes.studies import losac_fig6
 from fedconcord.recipes.values import Values
 from fedconcord.report.load import Run
@@ -43,6 +43,7 @@ FIG6 = Recipe(
     "logits (one), and which sign and length the estimate 1/eta (x+ - x) has: drawn are -(x+ - x)/(eta T), the "
     "averaged gradients that the text names, (x+ - x)/eta, its letters, and what a server finds that subtracts what it "
     "knows.",
+    headline=Headline("change of the distance", "mean", ("DSGD", "FedAvg", "LoSAC")),
 )
 
 MATRIX = ("LoSAC-Prox", "SCAFFOLD-Prox", "FedADMM")
@@ -178,6 +179,7 @@ FIG7 = Recipe(
     "have the exact rank) and the number of rounds (600) are not stated. The loss is a mean: with the printed sum no "
     "printed step size is stable. The deviation of the noise is 0.1. FedADMM is that of its Appendix E, and the same "
     "with f_i for f_i / N.",
+    headline=Headline("error ||X - X_G||", "rank8", ("LoSAC-Prox", "SCAFFOLD-Prox", "FedADMM")),
 )
 
 RECIPES = (FIG2, FIG3, TABLE2, FIG6, FIG7)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedconcord.recipes.claims import across, ahead, between_cells, holds_where, loses_more
 from fedconcord.recipes.measures import final, swing
-from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Comparison, Entry, Recipe, Settings, Size
+from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Comparison, Entry, Headline, Recipe, Settings, Size
 from fedconcord.recipes.values import Values
 
 SIX = ("FedAvg", "FedCM", "FedSaga", "SCAFFOLD", "MimeSVRG", "LoSAC")
@@ -102,6 +102,7 @@ FIG2 = Recipe(
         "paper": Size(),
     },
     silent=f"Which values of c were drawn cannot be read: here 0, 25, 50, 75 and 100 %. {SCALING}",
+    headline=Headline("accuracy, %", "c100", ("LoSAC", "SCAFFOLD", "FedAvg", "FedAvg, tuned")),
 )
 
 # -- Figs. 3 to 5 ------------------------------------------------------------------------------------------------------
@@ -298,4 +299,5 @@ FIG3 = Recipe(
     silent="Which values of S and T were drawn cannot be read, nor how many rounds: here S 10, 50, 100 and 5, 10, 20, "
     "T 2, "
     f"5, 8, and 100 rounds on MNIST, 500 on HAR and ESR. {SCALING}",
+    headline=Headline("accuracy, %", "mnist_noniid_S50_T5", ("LoSAC", "SCAFFOLD", "MimeSVRG", "FedAvg")),
 )

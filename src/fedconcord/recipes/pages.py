@@ -142,16 +142,15 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
     value in brackets."""
     found = []
     for measure in values.measures():
-        cells, entries, titles = values.cells(measure), values.entries(), dict[str, str]()
+        cells, entries = values.cells(measure), values.entries()
         if isinstance(recipe.experiment, Comparison):
-            titles = {cell.name: cell.title for cell in recipe.experiment.cells}
             entries = [name for name in names_of(recipe.experiment) if name in entries]
         printed = recipe.published.get(measure, {})
         entries = [one for one in entries if any(values.seeds(measure, c, one) or (c, one) in printed for c in cells)]
         stated = measure_of(recipe, measure)
         rows = [
             [
-                titles.get(cell, cell),
+                _title(recipe, cell),
                 *(_cell(values, stated, measure, cell, entry, printed.get((cell, entry))) for entry in entries),
             ]
             for cell in cells
@@ -214,16 +213,33 @@ def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
     rows = []
     for name, recipe in recipes.items():
         if name not in by_name:
-            rows.append((recipe.id, recipe.source, recipe.claim, "not run", "", "", ""))
+            rows.append((recipe.id, recipe.source, recipe.claim, "not run", "", "", "", ""))
             continue
         done, verdict = by_name[name].done, by_name[name].verdict.verdict
         seeds = str(len({row.seed for row in done.values.rows}))
-        source = f"[{recipe.source}]({name}.md)"
-        rows.append((recipe.id, source, recipe.claim, f"**{verdict}**", seeds, done.size, minutes(done.seconds)))
-    summed = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    head = f"{len(judged)} of {len(recipes)} were run: {summed}." if judged else "None was run yet."
-    columns = ("", "table or figure", "the paper says", "verdict", "seeds", "size", "minutes")
+        source, found = f"[{recipe.source}]({name}.md)", headline(recipe, done.values)
+        rows.append((recipe.id, source, recipe.claim, f"**{verdict}**", found, seeds, done.size, minutes(done.seconds)))
+    summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
+    head = f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."
+    columns = ("", "table or figure", "the paper says", "verdict", "measured (printed)", "seeds", "size", "minutes")
     return f"{INTRODUCTION}\n\n{head}\n\n{markdown(columns, rows)}\n\n{COMMANDS}\n"
+
+
+def headline(recipe: Recipe, values: Values) -> str:
+    """The recipe's first numbers as the index shows them, with interval and printed value; empty if not measured."""
+    if recipe.headline is None:
+        return ""
+    measure, cell, entries = recipe.headline
+    printed, stated = recipe.published.get(measure, {}), measure_of(recipe, measure)
+    there = [one for one in entries if values.seeds(measure, cell, one)]
+    each = [f"{one}: {_cell(values, stated, measure, cell, one, printed.get((cell, one)))}" for one in there]
+    return f"{measure}, {_title(recipe, cell)}. {'; '.join(each)}" if each else ""
+
+
+def _title(recipe: Recipe, cell: str) -> str:
+    """A cell as tables show it."""
+    cells = recipe.experiment.cells if isinstance(recipe.experiment, Comparison) else ()
+    return next((one.title for one in cells if one.name == cell), cell)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -90,6 +90,14 @@ class Study(NamedTuple):
     """What a dry run shows: a row a job with clients, samples, parameters, rounds, steps."""
 
 
+class Headline(NamedTuple):
+    """The numbers of a recipe that a reader of the index sees first."""
+
+    measure: str
+    cell: str
+    entries: Sequence[str]
+
+
 class Claim(NamedTuple):
     """Something that the paper says, and how it is judged."""
 
@@ -112,6 +120,7 @@ class Recipe(NamedTuple):
         NOTHING  # measure -> (cell, entry) -> printed value
     )
     silent: str = ""  # what the paper does not say, and what is done here; where from
+    headline: Headline | None = None  # the numbers that stand in the index
     findings: Sequence[str] = ()  # what the desk runs showed, by a person, after they were made
 
 
