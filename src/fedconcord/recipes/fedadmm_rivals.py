@@ -299,7 +299,7 @@ table5 = Recipe(
     },
     {ROUNDS.name: PRINTED_5, MODEL.name: models_of(PRINTED_5)},
     f"E and B are not said: 10 and 50, as with the 200 clients of Fig. 5. {FORM}. {CODE}",
-    headline=Headline("rounds to target", "mnist200_noniid", ("FedADMM", "FedProx 0.1")),
+    headline=Headline("rounds to 90 %", "mnist500_noniid", ("FedADMM", "FedProx 0.01", "FedProx 0.1", "FedProx 1")),
 )
 
 # -- A9: Table VI and Fig. 10 ----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def _cell(
     values: Values, stated: Measure | None, measure: str, cell: str, entry: str, printed: float | str | None
 ) -> str:
     seeds = values.seeds(measure, cell, entry)
-    theirs = "" if printed is None else f" ({printed})"
+    theirs = "" if printed is None else f" ({printed if isinstance(printed, str) else f'{printed:.10g}'})"
     if not seeds:
         return theirs.strip()
     finite = [v for v in seeds.values() if math.isfinite(v)]
