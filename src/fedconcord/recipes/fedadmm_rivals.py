@@ -243,7 +243,7 @@ fig5 = Recipe(
         "paper": PAPER,
     },
     silent=f"FedProx's rho is 0.1, which the paper keeps outside of Table III. {FORM}. {CODE}",
-    headline=Headline("rounds to target", "cifar10_noniid", ("FedADMM", "FedAvg", "SCAFFOLD")),
+    headline=Headline("rounds to target", "cifar10_iid", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
 )
 
 # -- A7: Table V -----------------------------------------------------------------------------------------------------
