@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from fedconcord.recipes.recipe import Comparison, Recipe, names_of
 from fedconcord.recipes.tools import line, panels
@@ -40,6 +41,7 @@ def draw(recipe: Recipe, folder: Path) -> None:
                     (run.metrics[column][np.isfinite(run.metrics[column])] > 0).all() for run in runs
                 ):
                     ax.set_yscale("log")
+                ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 ax.set_xlabel("round")
                 ax.set_ylabel(f"{column.replace('_', ' ')}{', %' if percent else ''}")
 
