@@ -9,7 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedconcord.recipes.recipe import Comparison, Recipe, names_of
 from fedconcord.recipes.tools import line, panels
-from fedconcord.report.figures.style import look
+from fedconcord.report.curves import foot
+from fedconcord.report.figures.style import cut_below, look
 from fedconcord.report.load import Array, Run, load_runs
 
 ROW = 3  # panels side by side
@@ -28,11 +29,15 @@ def draw(recipe: Recipe, folder: Path) -> None:
                 column = _column(runs[0])
                 percent = column.endswith("accuracy")
                 entries = names_of(recipe.experiment)
+                whole, every = list[Array](), list[float]()
                 for index, entry in enumerate(entries):
                     own = [run for run in runs if run.head.label == entry]
                     if not own:
                         continue
                     rounds, values = _together(own, column)
+                    if len(rounds) > 1 and not any(run.diverged for run in own):
+                        whole.append(values.mean(axis=0))
+                        every += [float(values.min()), float(values.max())]
                     values = 100 * values if percent else values
                     line(ax, index, rounds, values.mean(axis=0), entry)
                     colour, _, _ = look(index)
@@ -41,6 +46,9 @@ def draw(recipe: Recipe, folder: Path) -> None:
                     (run.metrics[column][np.isfinite(run.metrics[column])] > 0).all() for run in runs
                 ):
                     ax.set_yscale("log")
+                low = foot(whole, every) if percent else None
+                if low is not None:
+                    cut_below(ax, 100 * low)
                 ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 ax.set_xlabel("round")
                 ax.set_ylabel(f"{column.replace('_', ' ')}{', %' if percent else ''}")

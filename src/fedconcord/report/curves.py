@@ -103,26 +103,31 @@ def ceiling(runs: Sequence[Run], columns: Sequence[str], log: bool) -> float | N
 
 
 def bottom(s: Summary, metric: Metric) -> float | None:
-    """Where an accuracy axis begins so that it shows where the curves differ; None if it need not be cut.
-
-    At or below the end of every method and three quarters of every curve (the evaluations after the start of all runs
-    that did not diverge), and below the target; in steps that leave the axis some room. Cut only if that gives the
-    curves a third more room. What lies below is the rise from the start, which all methods share.
-    """
+    """Where the axis of a metric begins; None if it need not be cut, as only one in percent ever is."""
     if not metric.percent:
         return None
-    lows, every = [], []
+    mids, every = [], list[float]()
     for m in s.methods:
         runs = [r for r in m.runs if metric.column in r.metrics and not r.diverged]
         k = curve(runs, metric.column, "round", None)
-        values = k.mid[1:]
-        if values.size:
-            lows += [float(np.quantile(values, 0.25)), float(values[-1])]
+        if k.mid.size > 1:
+            mids.append(k.mid)
             every += [float(k.low.min()), float(k.high.max())]
+    return foot(mids, every, s.target if metric == s.primary else math.nan)
+
+
+def foot(curves: Sequence[Array], every: Sequence[float], target: float = math.nan) -> float | None:
+    """Where an axis of accuracies in [0, 1] begins so that it shows where curves differ; None if it need not be cut.
+
+    At or below the end of every curve ([P], the start first) and three quarters of it, and below the target; in steps
+    that leave the axis some room. Cut only if that gives the curves a third more room; `every` has the ends of all
+    that is drawn. What lies below is the rise from the start, which all methods share.
+    """
+    lows = [low for values in curves for low in (float(np.quantile(values[1:], 0.25)), float(values[-1]))]
     if not lows:
         return None
-    if metric == s.primary and math.isfinite(s.target):
-        lows.append(s.target)
+    if math.isfinite(target):
+        lows.append(target)
     low, top = min(lows), max([*every, *lows])
     room = top - low
     step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if step >= room / 8 or step == 0.25)

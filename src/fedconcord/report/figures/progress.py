@@ -65,8 +65,6 @@ def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
     if cap is not None:
         ax.set_ylim(top=cap * (1.3 if log else 1.03))
     ax.margins(x=0.02)
-    if low is not None:
-        cut_below(ax, low)
     ax.set_xlim(left=0)
     if metric == s.primary and math.isfinite(s.target):
         ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
@@ -75,6 +73,8 @@ def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
             xycoords=("axes fraction", "data"), textcoords="offset points", ha="left",
             va="bottom" if metric.higher else "top", fontsize=7, color=MUTED,
         )  # fmt: skip
+    if low is not None:
+        cut_below(ax, low)
     if legend and len(s.methods) > 1:
         legend_below(fig, s.methods)
     return fig

@@ -110,8 +110,10 @@ def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
 
 
 def cut_below(ax: Axes, low: float) -> None:
-    """Begin the axis of values at `low`, with the two strokes of a broken axis at its foot."""
-    ax.set_ylim(bottom=low)
+    """Begin the axis of values at `low`, with the two strokes of a broken axis at its foot; its top keeps the margin
+    that what is left asks for."""
+    high = max(one.dataLim.y1 for one in ax.get_shared_y_axes().get_siblings(ax))
+    ax.set_ylim(low, high + 0.04 * (high - low))
     for up in (0.015, 0.035):
         ax.plot(
             [-0.012, 0.012], [up - 0.008, up + 0.008], transform=ax.transAxes, color=INK, linewidth=0.9, clip_on=False,
