@@ -101,7 +101,7 @@ def page(one: Judged, figures: Sequence[str]) -> str:
     parts += ["## Claims", verdicts(one)]
     parts += ["## Numbers", *tables(recipe, done.values)]
     if done.chosen and done.searched:
-        parts += ["Taken of the grid:", chosen(done)]
+        parts += ["Taken of the grid:", chosen(recipe, done)]
     parts += [f"![{recipe.source}]({name})" for name in figures]
     if recipe.silent:
         parts += ["## Not in the paper", recipe.silent]
@@ -131,7 +131,7 @@ def minutes(seconds: float) -> str:
 def verdicts(one: Judged) -> str:
     """The claims with their verdicts and evidence."""
     rows = [
-        (claim.says, finding.verdict, finding.why)
+        (claim.says, finding.verdict, _titled(one.recipe, finding.why))
         for claim, finding in zip(one.recipe.claims, one.findings, strict=True)
     ]
     return markdown(("claim", "verdict", "evidence"), rows)
@@ -192,7 +192,7 @@ def _cell(
     return f"{mean}{some}{theirs}"
 
 
-def chosen(done: Done) -> str:
+def chosen(recipe: Recipe, done: Done) -> str:
     """The best of the grid by cell and entry."""
     keys = {(cell, entry): values for cell, entries in done.chosen.items() for entry, values in entries.items()}
     entries = list(dict.fromkeys(entry for _, entry in keys))
@@ -200,7 +200,7 @@ def chosen(done: Done) -> str:
     def words(cell: str, entry: str) -> str:
         return ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in keys.get((cell, entry), {}).items())
 
-    rows = [[cell, *(words(cell, entry) for entry in entries)] for cell in done.chosen]
+    rows = [[_title(recipe, cell), *(words(cell, entry) for entry in entries)] for cell in done.chosen]
     return markdown(("", *entries), rows)
 
 
@@ -240,6 +240,14 @@ def _title(recipe: Recipe, cell: str) -> str:
     """A cell as tables show it."""
     cells = recipe.experiment.cells if isinstance(recipe.experiment, Comparison) else ()
     return next((one.title for one in cells if one.name == cell), cell)
+
+
+def _titled(recipe: Recipe, why: str) -> str:
+    """The evidence of a claim with its cells, which it has in brackets, as tables show them."""
+    cells = recipe.experiment.cells if isinstance(recipe.experiment, Comparison) else ()
+    for cell in cells:
+        why = why.replace(f"({cell.name})", f"({cell.title})")
+    return why
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
