@@ -32,14 +32,14 @@ MNIST = {**PLAIN, "data": "mnist", "clients": 1000, "cohort": 50, "local.steps":
 MNIST |= {"local.lr": 0.024, "rounds": 100, "eval.every": 5}
 DIGITS = {"data": "digits", "clients": 20, "cohort": 5, "local.batch_size": 14, "local.lr": 0.05, "rounds": 10}
 ACCURACY = final(window=3)
-SCALING = (
+SILENT = (
     "Whether losses are sums or means: as sums the printed step sizes are plausible rates of mean losses, as means "
-    "they could not move the model in the printed rounds, so they are taken as sums. Scaling of features: MNIST by "
-    "mean and deviation. Start, momentum of FedCM (alpha 0.1), control variates of SCAFFOLD (option II), initial "
-    "tables (zero) and the number of seeds (three) are not stated. The server adds sums of the tables' changes, "
-    "without the printed factor N/S, which is the same iterate only for zero tables and constant cohorts. No code was "
-    "released."
+    "they could not move the model in the printed rounds, so they are taken as sums. Start, momentum of FedCM (alpha "
+    "0.1), control variates of SCAFFOLD (option II), initial tables (zero) and the number of seeds (three) are not "
+    "stated. The server adds sums of the tables' changes, without the printed factor N/S, which is the same iterate "
+    "only for zero tables and constant cohorts. No code was released."
 )
+SCALING = f"Scaling of features: MNIST by mean and deviation. {SILENT}"
 
 
 def c_cell(percent: int) -> Cell:
