@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedconcord.recipes import afedpd, fedadmm, fednova, fedvra, losac, others
-from fedconcord.recipes.found import FOUND
+from fedconcord.recipes.found import FOUND, QUICK, Found
 from fedconcord.recipes.recipe import Recipe
 
 PAPERS: tuple[tuple[Recipe, ...], ...] = (
@@ -22,12 +22,11 @@ PAPERS: tuple[tuple[Recipe, ...], ...] = (
 
 
 def _with_found(recipe: Recipe) -> Recipe:
-    """The recipe with what its desk runs showed."""
-    if recipe.name not in FOUND:
-        return recipe
-    found = FOUND[recipe.name]
-    desk = recipe.sizes["desk"]._replace(minutes=found.minutes)
-    return recipe._replace(findings=found.sentences, sizes={**recipe.sizes, "desk": desk})
+    """The recipe with what its runs took and the desk ones showed."""
+    found = FOUND.get(recipe.name, Found(None))
+    minutes: Mapping[str, float | None] = {"quick": QUICK, "desk": found.minutes, "paper": None}
+    sizes = {name: size._replace(minutes=minutes[name]) for name, size in recipe.sizes.items()}
+    return recipe._replace(findings=found.sentences, sizes=sizes)
 
 
 RECIPES: Mapping[str, Recipe] = {recipe.name: _with_found(recipe) for paper in PAPERS for recipe in paper}
