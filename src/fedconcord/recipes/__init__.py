@@ -24,9 +24,8 @@ PAPERS: tuple[tuple[Recipe, ...], ...] = (
 def _with_found(recipe: Recipe) -> Recipe:
     """The recipe with what its runs took and the desk ones showed."""
     found = FOUND.get(recipe.name, Found(None))
-    minutes: Mapping[str, float | None] = {"quick": QUICK, "desk": found.minutes, "paper": None}
-    sizes = {name: size._replace(minutes=minutes[name]) for name, size in recipe.sizes.items()}
-    return recipe._replace(findings=found.sentences, sizes=sizes)
+    quick, desk = recipe.sizes["quick"]._replace(minutes=QUICK), recipe.sizes["desk"]._replace(minutes=found.minutes)
+    return recipe._replace(findings=found.sentences, sizes={**recipe.sizes, "quick": quick, "desk": desk})
 
 
 RECIPES: Mapping[str, Recipe] = {recipe.name: _with_found(recipe) for paper in PAPERS for recipe in paper}

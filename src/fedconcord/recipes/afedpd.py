@@ -172,7 +172,7 @@ P1 = Recipe(
     },
     _published(LENET),
     SILENT,
-    headline=Headline("best accuracy, %", "cifar10_dir01", ("A-FedPDSAM", "A-FedPD", "FedAvg", "SCAFFOLD")),
+    headline=Headline(BEST.name, "cifar10_dir01", ("A-FedPDSAM", "A-FedPD", "FedAvg", "SCAFFOLD")),
 )
 P2 = Recipe(
     "afedpd_resnet18",
@@ -206,7 +206,7 @@ P2 = Recipe(
     },
     _published(RESNET),
     f"{SILENT} The ResNet-18 has a 3x3 stem and GroupNorm; the simulator keeps the 7x7 stem with stride 2.",
-    headline=Headline("best accuracy, %", "cifar10_dir01", ("A-FedPDSAM", "A-FedPD", "FedAvg", "SCAFFOLD")),
+    headline=Headline(BEST.name, "cifar10_dir01", ("A-FedPDSAM", "A-FedPD", "FedAvg", "SCAFFOLD")),
 )
 
 # -- Fig. 2 ----------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ P3 = Recipe(
     },
     silent="Data, model and division of Fig. 2 are not said: CIFAR-10, LeNet, Dir(0.1); each method keeps in all cells "
     f"the values that were best at 10 %, 50 steps, 800 rounds. The slides print curves without numbers. {SILENT}",
-    headline=Headline("best accuracy, %", "share5", ("A-FedPD", "FedAvg", "SCAFFOLD", "FedDyn")),
+    headline=Headline(BEST.name, "share5", ("A-FedPD", "FedAvg", "SCAFFOLD", "FedDyn")),
 )  # fmt: skip
 
 # -- dual drift ------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ P4 = Recipe(
     "here its server averages models and duals of the round's clients alone ('average in [P]' of the slides): "
     "recipes/fedpd_partial.py. FedDyn averages duals over all clients, A-FedPD moves those of absent clients too. The "
     f"swing is the deviation of changes from round to round over the second half of a run. {SILENT}",
-    headline=Headline("swing of test accuracy", "cohort5", ("FedPD, active duals", "A-FedPD", "FedDyn")),
+    headline=Headline(SWING.name, "cohort5", ("FedPD, active duals", "A-FedPD", "FedDyn")),
 )  # fmt: skip
 
 RECIPES = (P1, P2, P3, P4)

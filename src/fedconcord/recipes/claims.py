@@ -156,7 +156,12 @@ def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], to
                 continue
             mean = sum(seeds.values()) / len(seeds)
             near = abs(mean - printed) <= tolerance * abs(printed)
-            signs.append((f"{entry} ({cell}) {mean:.4g} for {printed:.4g}", "ahead" if near else "behind"))
+            signs.append(
+                (
+                    f"{entry} ({cell}) {_mean(found, measure, cell, entry)} for {printed:.4g}",
+                    "ahead" if near else "behind",
+                )
+            )
         return judged(signs)
 
     return Claim(says, judge)

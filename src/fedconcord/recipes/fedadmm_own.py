@@ -93,7 +93,7 @@ fig6 = Recipe(
     {"quick": QUICK._replace(cells=("mnist_noniid",)), "desk": DESK_100, "paper": PAPER},
     silent="The text names neither the data sets of the six panels nor the lower step: all three, IID and non-IID, "
     f"and 0.5, which is the code's. E 5, B 200, lr 0.1. {FORM}. {CODE}",
-    headline=Headline("accuracy, %", "mnist_noniid", ("eta 1", "eta 1.5")),
+    headline=Headline(ACCURACY.name, "mnist_noniid", ("eta 1", "eta 1.5")),
 )
 
 # -- A5: Table IV and Fig. 7 -----------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ table4 = Recipe(
     {ROUNDS.name: PRINTED_4, MODEL.name: models_of(PRINTED_4)},
     "B is 200 and the clients are 100: E = 5 then has the numbers of Table III. lr 0.1; a client draws E_i from 1 to "
     f"E. {FORM}. {CODE}",
-    headline=Headline("rounds to target", "mnist_iid", ("E = 1", "E = 5", "E = 10")),
+    headline=Headline(ROUNDS.name, "mnist_iid", ("E = 1", "E = 5", "E = 10")),
 )
 
 # -- A6: Fig. 8 ------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ fig8 = Recipe(
     silent="The text names neither data sets nor server steps: all three, IID and non-IID, and the steps of Fig. 6. "
     "I is Algorithm 1. II is the released code, which changes the message with the start; Algorithm 1's message with "
     f"the other start is neither method and ends far off (docs/published.md). E 5, B 200, lr 0.1. {CODE}",
-    headline=Headline("accuracy, %", "mnist_noniid", ("I, eta 1", "II, eta 1")),
+    headline=Headline(ACCURACY.name, "mnist_noniid", ("I, eta 1", "II, eta 1")),
 )
 
 # -- A8: Fig. 9 ------------------------------------------------------------------------------------------------------
@@ -219,5 +219,5 @@ fig9 = Recipe(
     silent="The values of rho, the round of the change and the data sets are in the figure alone: 0.01, then 0.1 "
     "from round 60 on, where Fig. 6 changes the server step; all three data sets, IID and non-IID. The duals y_i "
     f"stay as they are. E 5, B 200, lr 0.1. {FORM}. {CODE}",
-    headline=Headline("accuracy, %", "mnist_noniid", ("rho 0.01", "rho 0.1", "rho 0.01, 0.1 from 60")),
+    headline=Headline(ACCURACY.name, "mnist_noniid", ("rho 0.01", "rho 0.1", "rho 0.01, 0.1 from 60")),
 )

@@ -156,7 +156,7 @@ table3 = Recipe(
     "of 1, then 0.5 from round 60; networks without an activation after the convolutions and with softmax taken twice. "
     "Pixels from 0 to 1 are there for contrast. FedSGD, which is printed with up to 530 rounds, has cells of 600. The "
     "printed speedups and reductions are quotients of the rounds",
-    headline=Headline("rounds to target", "mnist100_noniid", ("FedADMM", "FedAvg", "SCAFFOLD")),
+    headline=Headline(ROUNDS.name, "mnist100_noniid", ("FedADMM", "FedAvg", "SCAFFOLD")),
 )
 
 # -- A2: Figs. 3 and 4 -----------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ fig3 = Recipe(
     silent="The numbers of clients are in the figures alone: 100, 200, 500 and 1,000 here. E and B are not said: 5 "
     "and 200, as with 100 clients in Table III; a client with fewer samples takes all of them. FedProx's rho is 0.1. "
     f"{FORM}. {CODE}",
-    headline=Headline("rounds to target", "mnist_noniid_n1000", ("FedADMM", "FedAvg", "SCAFFOLD")),
+    headline=Headline(ROUNDS.name, "mnist_noniid_n1000", ("FedADMM", "FedAvg", "SCAFFOLD")),
 )
 
 # -- A3: Fig. 5 ------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ fig5 = Recipe(
         "paper": PAPER,
     },
     silent=f"FedProx's rho is 0.1, which the paper keeps outside of Table III. {FORM}. {CODE}",
-    headline=Headline("rounds to target", "cifar10_iid", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
+    headline=Headline(ROUNDS.name, "cifar10_iid", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
 )
 
 # -- A7: Table V -----------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ table5 = Recipe(
     },
     {ROUNDS.name: PRINTED_5, MODEL.name: models_of(PRINTED_5)},
     f"E and B are not said: 10 and 50, as with the 200 clients of Fig. 5. {FORM}. {CODE}",
-    headline=Headline("rounds to 90 %", "mnist500_noniid", ("FedADMM", "FedProx 0.01", "FedProx 0.1", "FedProx 1")),
+    headline=Headline(NINETY.name, "mnist500_noniid", ("FedADMM", "FedProx 0.01", "FedProx 0.1", "FedProx 1")),
 )
 
 # -- A9: Table VI and Fig. 10 ----------------------------------------------------------------------------------------
@@ -341,5 +341,5 @@ table6 = Recipe(
         for k, measure in enumerate((MEAN, DEVIATION))
     },
     f"Fig. 10 prints no number. Clients weigh the same, whatever they hold. FedProx's rho is 0.1. {FORM}. {CODE}",
-    headline=Headline("accuracy, %", "cifar10", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
+    headline=Headline(ACCURACY.name, "cifar10", ("FedADMM", "FedAvg", "FedProx", "SCAFFOLD")),
 )

@@ -183,7 +183,7 @@ FIG5 = Recipe(
     "themselves). The paper tunes the step size for FedAvg alone (0.02); entries called tuned have their own. Each "
     "seed draws another Synthetic(1, 1).",
     headline=Headline(
-        "global loss, mean of the last 40 rounds",
+        LOSS.name,
         "random",
         ("FedNova, tuned", "FedAvg, tuned", "FedProx, tuned"),
     ),
@@ -355,7 +355,7 @@ TABLE1 = Recipe(
     "stated (0.9), nor whether it stands alone under FedNova's rule: the released FedAvg ignores it. The printed "
     "FedNova with proximal SGD has tau_eff = sum p_i tau_i.",
     headline=Headline(
-        "accuracy, %",
+        SCORE.name,
         "E2to5",
         ("FedNova, vanilla", "FedAvg, vanilla", "FedNova, momentum", "FedNova, hybrid momentum"),
     ),

@@ -174,7 +174,7 @@ TABLE3 = Recipe(
     },
     _published(TABLE_3, TARGETS_3),
     f"The CNN is 'similar to' another paper's; here lenet, the CNN of FedDyn for CIFAR-10. {SILENT}",
-    headline=Headline("accuracy, %", "noniid", ("FedVRA", "FedAvg", "SCAFFOLD", "FedDyn")),
+    headline=Headline(ACCURACY.name, "noniid", ("FedVRA", "FedAvg", "SCAFFOLD", "FedDyn")),
 )
 
 # -- Table 4 ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ TABLE4 = Recipe(
     _published(TABLE_4, TARGETS_4),
     "The CNN for MNIST is not described. Here 2nn, at every size: FedAvg's printed rounds to 90 and 95 % were met with "
     f"it when one seed was tried by hand. {SILENT}",
-    headline=Headline("accuracy, %", "noniid", ("FedVRA", "FedAvg", "SCAFFOLD", "FedDyn")),
+    headline=Headline(ACCURACY.name, "noniid", ("FedVRA", "FedAvg", "SCAFFOLD", "FedDyn")),
 )  # fmt: skip
 
 # -- Fig. 2 ----------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ FIG1 = Recipe(
     "(VRL-SGD: all), 2 to 8 steps of one sample, float64. FedAvg and FedProx are the unbiased forms of eq. (21). "
     "The paper calls FedDyn approximate since its authors solve the local problem exactly; "
     "SCAFFOLD's reduction, eq. (23), measures from the re-centred average and not from the server's model.",
-    headline=Headline("greatest distance", "quadratics", ("FedAvg", "FedNova", "FedDyn", "SCAFFOLD")),
+    headline=Headline(fedvra_fig1.APART, "quadratics", ("FedAvg", "FedNova", "FedDyn", "SCAFFOLD")),
 )
 
 # -- Fig. 4 ----------------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ FIG4 = Recipe(
     "whose successor uses FedDyn's perceptron on MNIST, 2nn here; lenet on CIFAR-10. The weights alpha_p, alpha_r and "
     "the steps on the pseudo-labels are not given: 1, 0.1 and four steps of 0.5 here, the defaults of task semi. "
     f"{SILENT}",
-    headline=Headline("accuracy, %", "mnist_noniid", ("FedVRA-U, a 5, gamma 0.5", "FedAvg", "SCAFFOLD", "FedDyn")),
+    headline=Headline(ACCURACY.name, "mnist_noniid", (ON_MNIST, "FedAvg", "SCAFFOLD", "FedDyn")),
 )
 
 RECIPES = (TABLE3, TABLE4, FIG2, FIG4, FIG1)

@@ -179,7 +179,7 @@ FIG7 = Recipe(
     "have the exact rank) and the number of rounds (600) are not stated. The loss is a mean: with the printed sum no "
     "printed step size is stable. The deviation of the noise is 0.1. FedADMM is that of its Appendix E, and the same "
     "with f_i for f_i / N.",
-    headline=Headline("error ||X - X_G||", "rank8", ("LoSAC-Prox", "SCAFFOLD-Prox", "FedADMM")),
+    headline=Headline(ERROR.name, "rank8", MATRIX),
 )
 
 RECIPES = (FIG2, FIG3, TABLE2, FIG6, FIG7)

@@ -39,7 +39,10 @@ SILENT = (
     "stated. The server adds sums of the tables' changes, without the printed factor N/S, which is the same iterate "
     "only for zero tables and constant cohorts. No code was released."
 )
-SCALING = f"Scaling of features: MNIST by mean and deviation. {SILENT}"
+SCALING = (
+    "Scaling of features: MNIST by mean and deviation. In Table 2 that makes methods fall back to chance at a step "
+    f"that they mostly hold with pixels from 0 to 1, so that what is too long here may not be too long there. {SILENT}"
+)
 
 
 def c_cell(percent: int) -> Cell:
@@ -102,7 +105,7 @@ FIG2 = Recipe(
         "paper": Size(),
     },
     silent=f"Which values of c were drawn cannot be read: here 0, 25, 50, 75 and 100 %. {SCALING}",
-    headline=Headline("accuracy, %", "c100", ("LoSAC", "SCAFFOLD", "FedAvg", "FedAvg, tuned")),
+    headline=Headline(ACCURACY.name, "c100", ("LoSAC", "SCAFFOLD", "FedAvg", "FedAvg, tuned")),
 )
 
 # -- Figs. 3 to 5 ------------------------------------------------------------------------------------------------------
@@ -299,5 +302,5 @@ FIG3 = Recipe(
     silent="Which values of S and T were drawn cannot be read, nor how many rounds: here S 10, 50, 100 and 5, 10, 20, "
     "T 2, "
     f"5, 8, and 100 rounds on MNIST, 500 on HAR and ESR. {SCALING}",
-    headline=Headline("accuracy, %", "mnist_noniid_S50_T5", ("LoSAC", "SCAFFOLD", "MimeSVRG", "FedAvg")),
+    headline=Headline(ACCURACY.name, "mnist_noniid_S50_T5", ("LoSAC", "SCAFFOLD", "MimeSVRG", "FedAvg")),
 )

@@ -97,7 +97,7 @@ LOCAL_TOLERANCE = Recipe(
     silent="All of it: the paper states the rule. Logistic regression on scikit-learn's breast cancer data, 10 clients "
     "dealt by label (80 %), l2 0.01, all clients every round, penalty 0.05 for all methods, eps 1e-8, and one step "
     "size, 0.15, just below 1 / (L + penalty) of the least smooth client.",
-    headline=Headline("rounds to a gap of 1e-6", "cancer", ("FedADMM, GD, 10 steps", "FedADMM, L-BFGS to eps")),
+    headline=Headline(ROUNDS.name, "cancer", ("FedADMM, GD, 10 steps", "FedADMM, L-BFGS to eps")),
 )
 
 # -- FedVRA's second task ----------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ CLUSTERING = Recipe(
     },
     silent="All of it: the paper names the task without an objective or an experiment. The objective is Wang, Chang, "
     "Cui and Pang's (IEEE TSP 2021). As k-means it stops in local optima, which differ by seed.",
-    headline=Headline("k-means cost", "digits", ("FedVRA-U", "FedAvg", "SCAFFOLD")),
+    headline=Headline(COST.name, "digits", ("FedVRA-U", "FedAvg", "SCAFFOLD")),
 )
 
 RECIPES = (LOCAL_TOLERANCE, CLUSTERING)

@@ -142,7 +142,7 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
     value in brackets."""
     found = []
     for measure in values.measures():
-        cells, entries = values.cells(measure), values.entries()
+        cells, entries, titles = values.cells(measure), values.entries(), _titles(recipe)
         if isinstance(recipe.experiment, Comparison):
             entries = [name for name in names_of(recipe.experiment) if name in entries]
         printed = recipe.published.get(measure, {})
@@ -150,7 +150,7 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
         stated = measure_of(recipe, measure)
         rows = [
             [
-                _title(recipe, cell),
+                titles.get(cell, cell),
                 *(_cell(values, stated, measure, cell, entry, printed.get((cell, entry))) for entry in entries),
             ]
             for cell in cells
@@ -200,7 +200,8 @@ def chosen(recipe: Recipe, done: Done) -> str:
     def words(cell: str, entry: str) -> str:
         return ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in keys.get((cell, entry), {}).items())
 
-    rows = [[_title(recipe, cell), *(words(cell, entry) for entry in entries)] for cell in done.chosen]
+    titles = _titles(recipe)
+    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in entries)] for cell in done.chosen]
     return markdown(("", *entries), rows)
 
 
@@ -233,20 +234,18 @@ def headline(recipe: Recipe, values: Values) -> str:
     printed, stated = recipe.published.get(measure, {}), measure_of(recipe, measure)
     there = [one for one in entries if values.seeds(measure, cell, one)]
     each = [f"{one}: {_cell(values, stated, measure, cell, one, printed.get((cell, one)))}" for one in there]
-    return f"{measure}, {_title(recipe, cell)}. {'; '.join(each)}" if each else ""
+    return f"{measure}, {_titles(recipe).get(cell, cell)}. {'; '.join(each)}" if each else ""
 
 
-def _title(recipe: Recipe, cell: str) -> str:
-    """A cell as tables show it."""
-    cells = recipe.experiment.cells if isinstance(recipe.experiment, Comparison) else ()
-    return next((one.title for one in cells if one.name == cell), cell)
+def _titles(recipe: Recipe) -> dict[str, str]:
+    """Names of cells -> their titles, as tables show them; a study's cells have none."""
+    return {one.name: one.title for one in recipe.experiment.cells} if isinstance(recipe.experiment, Comparison) else {}
 
 
 def _titled(recipe: Recipe, why: str) -> str:
     """The evidence of a claim with its cells, which it has in brackets, as tables show them."""
-    cells = recipe.experiment.cells if isinstance(recipe.experiment, Comparison) else ()
-    for cell in cells:
-        why = why.replace(f"({cell.name})", f"({cell.title})")
+    for name, title in _titles(recipe).items():
+        why = why.replace(f"({name})", f"({title})")
     return why
 
 
