@@ -11,7 +11,6 @@ from fedconcord.recipes import claims
 from fedconcord.recipes.measures import best, final, swing
 from fedconcord.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Settings, Size
 
-PAPER = "A-FedPD, NeurIPS 2024"
 SIMULATOR: Settings = {
     "local.clip_direction": 10.0,
     "local.clip_form": "released",
@@ -143,7 +142,7 @@ def _table(cells: Sequence[str], data: str) -> list[Claim]:
 P1 = Recipe(
     "afedpd_lenet",
     "P1",
-    f"{PAPER}, Table 2, LeNet",
+    "A-FedPD, Table 2, LeNet",
     "with LeNet A-FedPDSAM is the most accurate of eight methods, and A-FedPD of those without SAM",
     Comparison({**SETTINGS, "model": "lenet"}, (*METHODS, *VARIANTS), CELLS, (BEST, LAST, SWING)),
     (
@@ -177,7 +176,7 @@ P1 = Recipe(
 P2 = Recipe(
     "afedpd_resnet18",
     "P2",
-    f"{PAPER}, Table 2, ResNet-18",
+    "A-FedPD, Table 2, ResNet-18",
     "with ResNet-18 A-FedPDSAM is the most accurate of eight methods, and FedDyn does not converge on CIFAR-100",
     Comparison({**SETTINGS, "model": "resnet18"}, (*METHODS, *VARIANTS), CELLS, (BEST, LAST, SWING)),
     (
@@ -230,7 +229,7 @@ ALL_CELLS = tuple(cell.name for cell in FIG2_CELLS)
 P3 = Recipe(
     "afedpd_fig2",
     "P3",
-    f"{PAPER}, Fig. 2",
+    "A-FedPD, Fig. 2",
     "A-FedPD and A-FedPDSAM keep their lead over 5 to 100 % participation, 10 to 200 local steps and, at fixed work, "
     "200 to 4,000 rounds",
     Comparison(
@@ -287,7 +286,7 @@ PARTIAL = Entry("FedPD, active duals", "fedconcord.recipes.fedpd_partial:fedpd_p
 P4 = Recipe(
     "afedpd_drift",
     "P4",
-    f"{PAPER}, slide 'Dual drift'",
+    "A-FedPD, slide 'Dual drift'",
     "where few clients take part FedPD becomes unstable in train loss and accuracy, and A-FedPD does not",
     Comparison(
         {**SETTINGS, "data": "cifar10", "model": "lenet", "partition": "dirichlet(0.1)", "eval.every": 1},

@@ -12,7 +12,6 @@ from fedconcord.recipes.measures import final, rounds_to
 from fedconcord.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Settings, Size, Study
 from fedconcord.recipes.studies import fedvra_fig1
 
-PAPER = "FedVRA, Wang et al., AAAI 2023"
 SETTINGS: Settings = {
     "validation": "none",
     "eval.clients": False,
@@ -127,7 +126,7 @@ FEDVRA_3 = Entry("FedVRA", "fedvra(gamma=0.1,a=7,d=10)")
 TABLE3 = Recipe(
     "fedvra_table3",
     "V1",
-    f"{PAPER}, Table 3",
+    "FedVRA, Table 3",
     "on CIFAR-10 FedVRA is the most accurate and the fastest, IID and not, with equal and unequal numbers of epochs",
     Comparison(
         {**SETTINGS, **CIFAR},
@@ -184,7 +183,7 @@ CELLS_4 = CELLS_3[1:]
 TABLE4 = Recipe(
     "fedvra_table4",
     "V2",
-    f"{PAPER}, Table 4",
+    "FedVRA, Table 4",
     "on MNIST FedVRA is the most accurate and the fastest, with equal and unequal numbers of epochs",
     Comparison(
         {**SETTINGS, **MNIST},
@@ -233,7 +232,7 @@ SWEEP_CELLS = ("mnist_iid", "mnist_noniid", "cifar10_iid", "cifar10_noniid")
 FIG2 = Recipe(
     "fedvra_fig2",
     "V3",
-    f"{PAPER}, Fig. 2",
+    "FedVRA, Fig. 2",
     "a larger server step d is faster and may end at a floor; non-IID, a larger dual step a is faster and better",
     Comparison(
         SETTINGS,
@@ -301,7 +300,7 @@ FIG2 = Recipe(
 FIG1 = Recipe(
     "fedvra_fig1",
     "V5",
-    f"{PAPER}, Fig. 1 and section 3",
+    "FedVRA, Fig. 1 and section 3",
     "FedVRA holds FedAvg, FedProx, FedNova and FedDyn, and nearly SCAFFOLD and VRL-SGD, by choice of a, d and gamma",
     Study(fedvra_fig1.run, fedvra_fig1.resolve),
     (
@@ -349,7 +348,7 @@ PSEUDO = final("pseudo_accuracy", window=5, name="pseudo-labels right, %")
 FIG4 = Recipe(
     "fedvra_fig4",
     "V4",
-    f"{PAPER}, Fig. 4",
+    "FedVRA, Fig. 4",
     "with 90 % of the labels removed FedVRA-U is better than FedAvg, FedProx, SCAFFOLD and FedDyn in every case",
     Comparison(
         {**SETTINGS, **SEMI, "eval.every": 5},

@@ -13,6 +13,36 @@ class Found(NamedTuple):
     sentences: tuple[str, ...] = ()
 
 
+class Paper(NamedTuple):
+    """A paper in the index."""
+
+    cited: str
+    summary: str = ""  # what of it holds, in a paragraph
+
+
+PAPERS: Mapping[str, Paper] = {  # by the first word of a recipe's source
+    "FedNova": Paper(
+        "Wang, Liu, Liang, Joshi: *A Novel Framework for the Analysis and Design of Heterogeneous Federated Learning*, "
+        "IEEE TSP 2021.",
+    ),
+    "FedADMM": Paper(
+        "Gong, Li, Freris: *FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System "
+        "Heterogeneity*, ICDE 2022.",
+    ),
+    "FedVRA": Paper(
+        "Wang, Xu, Wang, Chang, Quek, Sun: *Beyond ADMM: A Unified Client-Variance-Reduced Adaptive Federated Learning "
+        "Framework*, AAAI 2023.",
+    ),
+    "A-FedPD": Paper(
+        "Sun and others: *A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs*, NeurIPS 2024 "
+        "(its slides).",
+    ),
+    "LoSAC": Paper(
+        "Chen, Wang, Yao, Li and others: *LoSAC: An Efficient Local Stochastic Average Control Method for Federated "
+        "Optimization*, ACM TKDD 2023.",
+    ),
+}
+
 QUICK = 0.2  # minutes of the longest quick form on two cores; all take 3 to 13 s
 
 FOUND: Mapping[str, Found] = {

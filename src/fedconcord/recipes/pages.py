@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.basis import files
 from fedconcord.recipes.claims import overall
+from fedconcord.recipes.found import PAPERS
 from fedconcord.recipes.recipe import Comparison, Measure, Recipe, names_of
 from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
@@ -23,6 +25,7 @@ Every table and figure of the five papers, with each method tuned as carefully a
 batches and start for one seed. A verdict rests on paired seeds: by the 95 % t interval of five or more, else only where
 every seed agrees. *desk* is a size that two cores manage; what differs from the paper's stands on the page. Minutes are
 the runs' own, added over processes."""
+COLUMNS = ("", "table or figure", "the paper says", "verdict", "measured (printed)", "seeds", "size", "minutes")
 COMMANDS = """\
     fedconcord reproduce all --desk --jobs 2 --out OUT      # goes on where it was interrupted
     fedconcord reproduce --verdicts --out OUT
@@ -206,24 +209,29 @@ def chosen(recipe: Recipe, done: Done) -> str:
 
 
 def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
-    """What of the papers holds when measured again: a row a recipe."""
+    """What of the papers holds when measured again: a table a paper, a row a recipe."""
     by_name = {one.recipe.name: one for one in judged}
-    counts: dict[str, int] = {}
-    for one in judged:
-        counts[one.verdict.verdict] = counts.get(one.verdict.verdict, 0) + 1
-    rows = []
-    for name, recipe in recipes.items():
-        if name not in by_name:
-            rows.append((recipe.id, recipe.source, recipe.claim, "not run", "", "", "", ""))
-            continue
-        done, verdict = by_name[name].done, by_name[name].verdict.verdict
-        seeds = str(len({row.seed for row in done.values.rows}))
-        source, found = f"[{recipe.source}]({name}.md)", headline(recipe, done.values)
-        rows.append((recipe.id, source, recipe.claim, f"**{verdict}**", found, seeds, done.size, minutes(done.seconds)))
+    counts = Counter(one.verdict.verdict for one in judged)
+    papers: dict[str, list[tuple[str, ...]]] = {}
+    for recipe in recipes.values():
+        paper, _, place = recipe.source.partition(", ")
+        papers.setdefault(paper, []).append(_row(recipe, place, by_name.get(recipe.name)))
     summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
-    head = f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."
-    columns = ("", "table or figure", "the paper says", "verdict", "measured (printed)", "seeds", "size", "minutes")
-    return f"{INTRODUCTION}\n\n{head}\n\n{markdown(columns, rows)}\n\n{COMMANDS}\n"
+    parts = [INTRODUCTION, f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."]
+    for paper, rows in papers.items():
+        cited, summary = PAPERS.get(paper, ("", ""))
+        parts += [f"## {paper}", *filter(None, (cited, summary)), markdown(COLUMNS, rows)]
+    return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
+
+
+def _row(recipe: Recipe, place: str, one: Judged | None) -> tuple[str, ...]:
+    """A recipe in the index."""
+    if one is None:
+        return (recipe.id, place, recipe.claim, "not run", "", "", "", "")
+    done, verdict = one.done, f"**{one.verdict.verdict}**"
+    seeds = str(len({row.seed for row in done.values.rows}))
+    linked, found = f"[{place}]({recipe.name}.md)", headline(recipe, done.values)
+    return (recipe.id, linked, recipe.claim, verdict, found, seeds, done.size, minutes(done.seconds))
 
 
 def headline(recipe: Recipe, values: Values) -> str:
