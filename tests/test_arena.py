@@ -210,6 +210,20 @@ def test_methods_and_seeds_are_added_and_nothing_is_repeated(done: tuple[Path, P
         run.arena(asked(tmp_path / "other.toml", out), Stop(10**9), print)
 
 
+def test_what_an_arena_rests_on_is_refused_when_it_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(SMALL)
+    course = plan.Course(chosen([str(tmp_path / "own.toml")])[0], tmp_path / "sorted")
+    plan.state(course, 2)
+    plan.state(course, 2)
+    path = course.folder / plan.STATED
+    for content in (path.read_text().replace('"budget": 2', '"budget": 3'), path.read_text()[:-9]):
+        path.write_text(content)
+        with pytest.raises(
+            UserError, match=r"federation\.json cannot be read: its checksum differs.*give another --out"
+        ):
+            plan.state(course, 2)
+
+
 def asked(federations: Path, out: Path) -> plan.Asked:
     return plan.Asked(plan.labelled(["scaffold"]), chosen([str(federations)]), out, budget=2, seeds=(0,))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
 from fedconcord.arena.federations import REFERENCE, Federation
-from fedconcord.basis import files, folders, grammar
+from fedconcord.basis import files, folders, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs.plan import prepared, threads
 from fedconcord.settings import read_method
@@ -126,7 +126,7 @@ def state(course: Course, budget: int) -> None:
     """Write what the searches of a federation rest on, or find it unchanged.
 
     Raises:
-        UserError: the folder holds another federation, or another budget.
+        UserError: the folder holds another federation, or another budget, or what it holds is damaged.
     """
     said = {
         "settings": course.federation.nested,
@@ -136,7 +136,10 @@ def state(course: Course, budget: int) -> None:
     }
     path = course.folder / STATED
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(sums.text(path)))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path} cannot be read: {error}; give another --out, or remove {course.folder}") from None
         for key, value in json.loads(json.dumps(said)).items():
             if before.get(key) != value:
                 raise UserError(
@@ -145,4 +148,4 @@ def state(course: Course, budget: int) -> None:
                 )
         return
     course.folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, said)
+    sums.write(path, files.as_json(said))
