@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedconcord.recipes.claims import across, ahead, holds_where
 from fedconcord.recipes.measures import final, gradients_to, rounds_to
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size
@@ -105,7 +107,18 @@ LOCAL_TOLERANCE = Recipe(
 COST = final("loss", False, 3, "k-means cost")
 PURITY = final("test_cluster_accuracy", True, 3, "cluster accuracy, %")
 OTHERS = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn")
-RATES = {"local.lr": (0.1, 0.3, 1.0)}
+RATES = {"local.lr": (1.0, 0.3, 3.0, 10.0)}
+PENALTIES = (0.1, 0.01, 1.0)
+VRA = {"local.lr": (1.0, 3.0), "gamma": (0.1, 0.01), "a": (5, 1), "d": (4, 1)}  # those of the first task first
+
+
+def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
+    """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
+    costs = {entry: found.interval(COST.name, "digits", entry).mean for entry in ("FedVRA-U", *OTHERS)}
+    best = min(costs, key=lambda entry: costs[entry])
+    says = f"FedVRA-U {costs['FedVRA-U']:.4g}; the lowest is {best}'s, {costs[best]:.4g}"
+    return [(says, costs["FedVRA-U"] <= 1.05 * costs[best] if all(map(math.isfinite, costs.values())) else None)]
+
 
 CLUSTERING = Recipe(
     name="federated_clustering",
@@ -127,16 +140,18 @@ CLUSTERING = Recipe(
             "eval.every": 10,
         },
         (
-            Entry("FedVRA-U", "fedvra(gamma=0.1,a=5,d=4)", RATES),
+            Entry("FedVRA-U", "fedvra", VRA),
+            Entry("FedVRA-U, a 5", "fedvra(gamma=0.1,a=5,d=1,local.lr=1.0)"),
             Entry("FedAvg", "fedavg", RATES),
-            Entry("FedProx", "fedprox(mu=0.1)", RATES),
+            Entry("FedProx", "fedprox", {**RATES, "mu": PENALTIES}),
             Entry("SCAFFOLD", "scaffold", RATES),
-            Entry("FedDyn", "feddyn(alpha=0.1)", RATES),
+            Entry("FedDyn", "feddyn", {**RATES, "alpha": PENALTIES}),
         ),
         (Cell("digits", "digits, 40 clients, 80 % sorted by label"),),
         (COST, PURITY),
     ),
     claims=(
+        holds_where("FedVRA-U solves it: its cost is within 5 % of the lowest of five methods (ours)", near_the_best),
         ahead("FedVRA-U has the lowest cost, as in its first task (ours)", COST.name, "FedVRA-U", OTHERS, ["digits"]),
         ahead("and the purest clusters (ours)", *(PURITY.name, "FedVRA-U", OTHERS, ["digits"]), higher=True),
     ),
@@ -144,11 +159,12 @@ CLUSTERING = Recipe(
         "quick": Size(
             {"rounds": 10, "eval.every": 2, "clients": 20, "cohort": 5}, seeds=(0,), search=None, note="10 rounds"
         ),
-        "desk": Size(search={"rounds": 60}, seeds=range(5), note="as large as it is stated here"),
+        "desk": Size(seeds=range(5), note="as large as it is stated here"),
         "paper": Size(seeds=range(5), note="the paper names the task and prints no experiment"),
     },
     silent="All of it: the paper names the task without an objective or an experiment. The objective is Wang, Chang, "
-    "Cui and Pang's (IEEE TSP 2021). As k-means it stops in local optima, which differ by seed.",
+    "Cui and Pang's (IEEE TSP 2021). FedVRA-U has 16 points of its grid, methods with a penalty 12, others 4. As "
+    "k-means it stops in local optima, which differ by seed.",
     headline=Headline(COST.name, "digits", ("FedVRA-U", "FedAvg", "SCAFFOLD")),
 )
 
