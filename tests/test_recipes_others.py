@@ -38,8 +38,11 @@ def test_verdicts_of_local_tolerance() -> None:
 def test_verdicts_of_clustering() -> None:
     cost = {(others.COST.name, name): 1.7 for name in others.OTHERS} | {(others.COST.name, "FedVRA-U"): 1.6}
     purity = {(others.PURITY.name, name): 50.0 for name in others.OTHERS} | {(others.PURITY.name, "FedVRA-U"): 45.0}
-    found = planted(cost | purity, "digits")
-    assert [claim.judge(found).verdict for claim in others.CLUSTERING.claims] == ["holds", "does not hold"]
+    verdicts = [claim.judge(planted(cost | purity, "digits")).verdict for claim in others.CLUSTERING.claims]
+    assert verdicts == ["holds", "holds", "does not hold"]
+    for own, verdict in ((1.78, "holds"), (1.79, "does not hold"), (math.nan, "not tested at this size")):
+        finding = others.CLUSTERING.claims[0].judge(planted(cost | {(others.COST.name, "FedVRA-U"): own}, "digits"))
+        assert finding.verdict == verdict
 
 
 def test_a_cell_of_a_page_keeps_few_digits_of_what_is_tiny_or_blew_up() -> None:
