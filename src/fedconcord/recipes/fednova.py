@@ -341,9 +341,8 @@ TABLE1 = Recipe(
                 "FedNova, server momentum",
                 "FedNova, hybrid momentum",
             ),
-            search={"rounds": 2, "local.lr_drops": []},
             note="2nn in place of VGG-11 and 6 rounds in place of 100, 2 to 5 epochs alone, no variance "
-            "reduction; step sizes sought over 2 rounds, mu taken from the paper",
+            "reduction; mu taken from the paper",
         ),
         "paper": Size({"engine.device": "auto"}, search=None),
     },
