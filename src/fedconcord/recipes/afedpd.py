@@ -266,10 +266,8 @@ P3 = Recipe(
             by_cell={f"fixed{k}": _interval(k, 1500) for k in INTERVALS},
             cells=tuple(name for name in ALL_CELLS if name not in ("share50", "share80", "share100", "steps200")),
             entries=("FedAvg", "SCAFFOLD", "FedDyn", "A-FedPD"),
-            search={"rounds": 10},
             note="MNIST and 2nn, without clipping, in place of CIFAR-10 and LeNet, 30 rounds of 800 (1,500 steps at "
-            "fixed work), up to 20 % participation and 100 steps, without the methods with SAM, three seeds; the grid "
-            "with 10 rounds",
+            "fixed work), up to 20 % participation and 100 steps, without the methods with SAM, three seeds",
         ),
         "paper": Size(seeds=range(4)),
     },
