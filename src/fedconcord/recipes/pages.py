@@ -204,8 +204,9 @@ def chosen(recipe: Recipe, done: Done) -> str:
         return ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in keys.get((cell, entry), {}).items())
 
     titles = _titles(recipe)
-    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in entries)] for cell in done.chosen]
-    return markdown(("", *entries), rows)
+    sought = [entry for entry in entries if any(words(cell, entry) for cell in done.chosen)]
+    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in sought)] for cell in done.chosen]
+    return markdown(("", *sought), [row for row in rows if any(row[1:])])
 
 
 def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
