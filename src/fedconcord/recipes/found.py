@@ -32,14 +32,29 @@ PAPERS: Mapping[str, Paper] = {  # by the first word of a recipe's source
     "FedVRA": Paper(
         "Wang, Xu, Wang, Chang, Quek, Sun: *Beyond ADMM: A Unified Client-Variance-Reduced Adaptive Federated Learning "
         "Framework*, AAAI 2023.",
+        "Most of it holds. The MNIST table comes out nearly to the digit and in its order, FedVRA-U leads with "
+        "few labels in every case and seed, and on CIFAR-10 FedVRA is first to every accuracy that a small model "
+        "reaches. Not so: SCAFFOLD is above FedAvg and not below; SCAFFOLD and VRL-SGD, said to be nearly members "
+        "of the family, diverge under its Algorithm 1; the floor of a long server step is one fall. In "
+        "clustering, of which the paper prints nothing, the best member is FedDyn, and FedAvg is ahead of it.",
     ),
     "A-FedPD": Paper(
         "Sun and others: *A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs*, NeurIPS 2024 "
         "(its slides).",
+        "Dual drift is there: where few clients take part FedPD's accuracy swings by 12 to 18 points a round and "
+        "A-FedPD's by 0.4 to 1.6. But FedDyn, whose duals nobody moves for absent clients, is as stable. At a "
+        "twentieth of the table's rounds and with a perceptron A-FedPD leads the methods without SAM, and SAM "
+        "helps none of three.",
     ),
     "LoSAC": Paper(
         "Chen, Wang, Yao, Li and others: *LoSAC: An Efficient Local Stochastic Average Control Method for Federated "
         "Optimization*, ACM TKDD 2023.",
+        "LoSAC is fast, and the experiments say why: it counts its tables M times, as printed. On Synthetic(1, 1) it "
+        "takes the rounds of SCAFFOLD with tables that count once, and SCAFFOLD is as fast with a step of M eta; the "
+        "small error of LoSAC-Prox is that of lambda / M; the exact rank remains. Table 2 comes out in its order with "
+        "pixels from 0 to 1 and T = 2, in twice the rounds; longer steps or more of them fall back to chance. The "
+        "defence against gradient matching rests on an estimate with the wrong sign: with the right one all five "
+        "methods are attacked alike.",
     ),
 }
 
@@ -259,7 +274,8 @@ FOUND: Mapping[str, Found] = {
             "times, so that the step is taken on M times the loss and lambda is in effect lambda / M. With lambda / M "
             "the form whose tables count once ends with the same error, 0.074 against 0.073, and with lambda with "
             "0.324, which is FedAvg-Prox's 0.328. The exact rank is LoSAC's own: it has it in both forms, where "
-            "SCAFFOLD-Prox and FedADMM at longer steps have errors of 0.15 and 0.58 and ranks of 50 and more.",
+            "SCAFFOLD-Prox and FedADMM, at longer steps, end with errors of 0.15 and 0.58 and ranks of 51 and 53 in "
+            "place of 8.",
         ),
     ),
 }
