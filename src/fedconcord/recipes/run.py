@@ -207,8 +207,7 @@ def _search(
     methods = [text_of(entry, values, label) for label, (entry, values) in points.items()]
     runs = _runs(asked.out / cell.name / "search", settings, methods, [SEARCH_SEED], asked.jobs, watch)
     best = {entry.name: first_of(entry) for entry in entries}
-    order = [experiment.measures[experiment.seek], *experiment.measures]
-    scores = {run.head.label: tuple(_score(measure, run) for measure in order) for run in runs}
+    scores = {run.head.label: _scores(experiment, run) for run in runs}
     for entry in entries:
         own = [label for label, (one, _) in points.items() if one.name == entry.name]
         if own:
@@ -220,10 +219,14 @@ def _value(measure: Measure, run: Run) -> float:
     return math.nan if not len(run.round) else measure.of(run)
 
 
-def _score(measure: Measure, run: Run) -> float:
-    """The value, more is better; what diverged is worst."""
-    value = _value(measure, run)
-    return -math.inf if math.isnan(value) else value if measure.higher else -value
+def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
+    """What a search compares, more is better: a run that diverged is last, however fast it was before; then the measure
+    that is sought, and where it is a tie, as of a target that none reached, how the runs ended before other targets."""
+    sought = experiment.measures[experiment.seek]
+    order = [sought, *sorted(experiment.measures, key=lambda measure: measure.goal is not None)]
+    values = [(measure, _value(measure, run)) for measure in order]
+    better = [-math.inf if math.isnan(value) else value if measure.higher else -value for measure, value in values]
+    return (float(run.head.status != "diverged"), *better)
 
 
 def _runs(
