@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedconcord.basis.errors import UserError
@@ -19,7 +21,7 @@ from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord.recipes.found import FOUND, PAPERS
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
-from fedconcord.recipes.run import DONE, Asked, reproduce, settings_of
+from fedconcord.recipes.run import DONE, Asked, _scores, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
 from fedconcord.runs.folder import CHECKPOINT
 from fedconcord.runs.outcome import Finished, Progress
@@ -89,6 +91,32 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert done(tmp_path, cells=["iid"], seeds=[0]).cells() == ["iid"]
     with pytest.raises(UserError, match="other settings of this recipe"):
         done(tmp_path, recipe=SMALL._replace(sizes={"quick": Size({"rounds": 3}, seeds=(0, 1), search={"rounds": 2})}))
+
+
+def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> None:
+    lines = {  # accuracies of 0, 2 and 4 rounds
+        "diverged after the target": ("diverged", [0.1, 0.9, 0.1]),
+        "at the target": ("complete", [0.1, 0.7, 0.7]),
+        "sooner at it": ("complete", [0.7, 0.7, 0.7]),
+        "never, low": ("complete", [0.1, 0.6, 0.2]),
+        "never, high": ("complete", [0.1, 0.2, 0.6]),
+    }
+    asked = [measures.rounds_to(0.7), measures.rounds_to(0.5), measures.final()]
+    experiment = Comparison({}, [], [], asked)
+    scores = {
+        name: _scores(
+            experiment,
+            SimpleNamespace(  # type: ignore[arg-type]
+                head=SimpleNamespace(status=status),
+                round=np.array([0, 2, 4]),
+                metrics={"test_accuracy": np.array(seen)},
+            ),
+        )
+        for name, (status, seen) in lines.items()
+    }
+    assert sorted(scores, key=lambda name: scores[name]) == [
+        *("diverged after the target", "never, low", "never, high", "at the target", "sooner at it"),
+    ]
 
 
 def test_of_two_keys_that_exclude_each_other_the_later_layer_counts() -> None:
