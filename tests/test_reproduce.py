@@ -19,7 +19,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.jobs import Row
 from fedconcord.recipes import RECIPES, claims, dry, measures, pages
-from fedconcord.recipes.found import FOUND, PAPERS
+from fedconcord.recipes.found import FOUND, SUMMARIES
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
 from fedconcord.recipes.run import DONE, Asked, _scores, reproduce, settings_of
 from fedconcord.recipes.values import Finding, Values, read, values
@@ -273,16 +273,16 @@ def test_every_method_with_every_point_of_its_grid_resolves(name: str, size: Siz
 
 def test_what_was_found_is_of_recipes() -> None:
     assert set(FOUND) <= set(RECIPES)
-    assert set(PAPERS) == {recipe.source.partition(", ")[0] for recipe in RECIPES.values()}
+    assert set(SUMMARIES) == {recipe.source.partition(", ")[0] for recipe in RECIPES.values()}
 
 
 def test_the_index_has_a_table_a_paper() -> None:
     parts = pages.index([], RECIPES).split("\n## ")
-    assert [part.splitlines()[0] for part in parts[1:]] == [*PAPERS, "How"]
+    assert [part.splitlines()[0] for part in parts[1:]] == [*SUMMARIES, "How"]
     for part in parts[1:-1]:
         name = part.splitlines()[0]
         ids = [recipe.id for recipe in RECIPES.values() if recipe.source.startswith(f"{name}, ")]
-        assert PAPERS[name].cited in part
+        assert SUMMARIES[name].cited in part
         assert [line.split(" | ")[0] for line in part.splitlines() if line.endswith("|")][2:] == [f"| {i}" for i in ids]
 
 

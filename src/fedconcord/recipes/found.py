@@ -20,7 +20,7 @@ class Paper(NamedTuple):
     summary: str = ""  # what of it holds, in a paragraph
 
 
-PAPERS: Mapping[str, Paper] = {  # by the first word of a recipe's source
+SUMMARIES: Mapping[str, Paper] = {  # by the first word of a recipe's source
     "FedNova": Paper(
         "Wang, Liu, Liang, Joshi: *A Novel Framework for the Analysis and Design of Heterogeneous Federated Learning*, "
         "IEEE TSP 2021.",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedconcord.basis import files
 from fedconcord.recipes.claims import overall
-from fedconcord.recipes.found import PAPERS
+from fedconcord.recipes.found import SUMMARIES
 from fedconcord.recipes.recipe import Comparison, Measure, Recipe, names_of
 from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
@@ -220,7 +220,7 @@ def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
     summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
     parts = [INTRODUCTION, f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."]
     for paper, rows in papers.items():
-        cited, summary = PAPERS.get(paper, ("", ""))
+        cited, summary = SUMMARIES.get(paper, ("", ""))
         parts += [f"## {paper}", *filter(None, (cited, summary)), markdown(COLUMNS, rows)]
     return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
 

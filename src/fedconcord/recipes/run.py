@@ -223,7 +223,7 @@ def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
     """What a search compares, more is better: a run that diverged is last, however fast it was before; then the measure
     that is sought, and where it is a tie, as of a target that none reached, how the runs ended before other targets."""
     sought = experiment.measures[experiment.seek]
-    order = [sought, *sorted(experiment.measures, key=lambda measure: measure.goal is not None)]
+    order = sorted(experiment.measures, key=lambda measure: (measure is not sought, measure.goal is not None))
     values = [(measure, _value(measure, run)) for measure in order]
     better = [-math.inf if math.isnan(value) else value if measure.higher else -value for measure, value in values]
     return (float(run.head.status != "diverged"), *better)
