@@ -259,6 +259,17 @@ def test_gradients_that_vanish_are_no_nan(kind: str) -> None:
             assert float(done.pace) == pytest.approx(2.0)  # bound times first
 
 
+def test_a_batch_without_a_gradient_does_not_end_a_client() -> None:
+    """Delta-SGD learns no curvature from a step of length 0, whatever the next batch's gradient."""
+    p = quadratics(0, 3, torch.float64, CPU, dim=5)
+    held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
+    slopes = iter((0.0, 1.0, 1.0))
+    objective = replace(p.objective, gradient=lambda x, samples: next(slopes) * torch.ones_like(x))
+    duty = Duty(METHODS["fedavg"](), Solver(pace=delta()), Keyed(4, None))
+    done, _ = step.solve(objective, duty, Local(x), [held] * 3, None, held, 1.0)
+    assert float(done.x.max()) < 1.0
+
+
 def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
     """`Local.first`, `Done.pace` and `Done.curvature`, a number a client, kept in its row."""
     plain = METHODS["fedavg"]()

@@ -62,6 +62,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("algorithms/", (*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums")),
     ("local/pace", (PACE, "tests/test_pace.py -k not compiled")),
     ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
+    ("local/stacked", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
     ("local/samples", (*LOOP, "tests/test_streamed.py")),
     ("local/duty", (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py")),
