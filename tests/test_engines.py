@@ -394,6 +394,15 @@ def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
         assert float((tree_leaves(corrected.server)[field] - leaf).abs().max()) < 1e-12, field
 
 
+def test_svrg_of_a_client_alone_is_mimesvrg() -> None:
+    """Whose correction is the cohort's full gradient, here of one client."""
+    job = Job(small(), make("fedavg"), replace(SCHEDULE, cohort=1, work=fixed(3)), engine=Serial())
+    corrected = run(replace(job, solver=Solver(oracle=Oracle("svrg"))))
+    mime = run(replace(job, algorithm=make("mimesvrg")))
+    assert float((corrected.server.x - mime.server.x).abs().max()) < 1e-12
+    assert float((corrected.server.x - run(job).server.x).abs().max()) > 1e-4
+
+
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full gradient is summed in slices; a slice smaller than a client changes nothing."""
     job = Job(small(), METHODS["scaffold"](option=1), replace(SCHEDULE, batch_size=None), engine=Serial())

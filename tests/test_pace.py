@@ -270,6 +270,17 @@ def test_a_batch_without_a_gradient_does_not_end_a_client() -> None:
     assert float(done.x.max()) < 1.0
 
 
+def test_the_first_step_of_dog() -> None:
+    """A method's where it gives one, else one `first` (1 + ||x||) long, however steep the gradient."""
+    p = quadratics(0, 3, torch.float64, CPU, dim=5)
+    held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
+    objective = replace(p.objective, gradient=lambda x, samples: 100 * torch.ones_like(x))
+    duty = Duty(METHODS["fedavg"](), Solver(pace=dog(0.01)), Keyed(4, None))
+    for given, length in ((None, 0.01 * (1 + 5**0.5)), (torch.tensor(0.2, dtype=torch.float64), 0.2 * 100 * 5**0.5)):
+        done, _ = step.solve(objective, duty, Local(x, first=given), [held], None, held, 1.0)
+        assert float((done.x - x).norm()) == pytest.approx(length)
+
+
 def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
     """`Local.first`, `Done.pace` and `Done.curvature`, a number a client, kept in its row."""
     plain = METHODS["fedavg"]()
@@ -326,6 +337,10 @@ def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch)
 )
 def test_refused_in_a_sentence(solver: Solver, algorithm: Algorithm, said: str) -> None:
     assert said in (refuse(solver._replace(pace=delta()), algorithm) or "")
+
+
+def test_a_whole_direction_may_be_clipped() -> None:
+    assert refuse(Solver(clip_direction=1.0, clip_form="whole", pace=delta()), make("fedavg")) is None
 
 
 def test_clients_proximal_steps_are_refused() -> None:
