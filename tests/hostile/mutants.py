@@ -46,7 +46,10 @@ QUICK = (
     "tests/test_engines.py -k short_loop or combinations or one_block or full_batches or full_gradient_costs or "
     "purposes or regulariser_of or who_stops or svrg"
 )
-PACE = "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or without_a_gradient or whole or refused or shared or units"
+PACE = (
+    "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or without_a_gradient or whole or "
+    "refused or shared or units"
+)
 STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
 LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
 METHOD = (
