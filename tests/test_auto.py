@@ -113,6 +113,18 @@ def test_losses_in_other_units_have_the_same_iterates() -> None:
     assert torch.allclose(*answers, rtol=1e-9)
 
 
+def test_no_gradient_at_first_is_nothing_to_divide_by() -> None:
+    """Clients that are all at an optimum of their own at first: the method begins with the first gradient."""
+    of = problem()
+    flat = job(8, 20, 60, Steeper(of, 0.0))
+    state = start(flat)
+    for one in (flat, flat, job(8, 20, 60, of), job(8, 20, 60, of)):
+        before = state.server.answer
+        state = advance(one, state)
+        assert torch.equal(state.server.answer, before) == (one is flat)
+    assert state.server.answer.isfinite().all()
+
+
 @pytest.mark.slow
 def test_steps_that_are_too_long_are_shortened() -> None:
     """Gradients 30 times as large from round 3 on, so that steps are past 2 / L: it comes back to the optimum."""

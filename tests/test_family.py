@@ -134,6 +134,7 @@ def test_q_tilde_is_the_sum_of_the_steps_weights() -> None:
     """||b_i||_1 of Lemma 1, b_t = (1 - gamma eta)^(Q - 1 - t)."""
     assert q_tilde(0.1, 0.01, 20) == pytest.approx(sum((1 - 0.001) ** k for k in range(20)), rel=1e-12)
     assert q_tilde(0.1, 0.01, 20) == pytest.approx(19.8, abs=0.02)
+    assert q_tilde(0.01, 0.1, 20) == q_tilde(0.1, 0.01, 20)
     assert q_tilde(0.0, 0.01, 20) == 20.0
     assert q_tilde(1e-9, 1e-3, 20) == pytest.approx(20.0, rel=1e-3)
 

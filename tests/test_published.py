@@ -359,8 +359,8 @@ def test_newton_steps_up_a_hill_are_refused() -> None:
     for low, high in ((-0.1, 4.0), (-1e-5, 4.0), (-1e-5, 0.4), (-3.0, -1.0)):
         with pytest.raises(UserError, match="negative eigenvalue"):
             seen(low, high)
-    for low, high in ((0.0, 4.0), (-1e-6, 4.0), (-1e-8, 0.4)):
-        assert torch.equal(seen(low, high).diagonal(), torch.tensor([low, high], dtype=torch.float64))
+    for rounded in ((0.0, 4.0), (-1e-6, 4.0), (-1e-8, 0.4), (-1e-6, 0.0, 4.0)):
+        assert torch.equal(seen(*rounded).diagonal(), torch.tensor(rounded, dtype=torch.float64))
 
 
 def test_newton_steps_are_not_clipped() -> None:
