@@ -76,7 +76,10 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/flat", (ORACLES, "tests/test_engines.py -k batchnorm or kernels_are", "tests/test_models.py")),
     (
         "core/",
-        (PUBLISHED, "tests/test_check.py -k scaffold", QUICK, "tests/test_unequal.py -k late_reply or lost", STEPS),
+        (
+            *(PUBLISHED, "tests/test_check.py -k scaffold", QUICK, "tests/test_unequal.py -k late_reply or lost"),
+            *(STEPS, "tests/test_robust.py -k engines_agree"),
+        ),
     ),
 )
 WITHOUT = ("VariableReplacer", "VariableInserter")  # they need to be told names
