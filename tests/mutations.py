@@ -232,6 +232,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("local/stacked.py", "taken[active[reached]] = k + 1", "taken[active[reached]] = k - 1"),),
         (ENGINES, "-k", "who_stops"),
     ),
+    "svrg: no correction": Mutation(
+        (Edit("local/duty.py", 'if oracle.kind != "svrg":', "if oracle.kind:"),),
+        (ENGINES, "-k", "svrg_of"),
+    ),
     "newton: steps up a hill": Mutation(
         (Edit("local/duty.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
         ("tests/test_published.py", "-k", "hill"),
