@@ -394,6 +394,11 @@ def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
         assert float((tree_leaves(corrected.server)[field] - leaf).abs().max()) < 1e-12, field
 
 
+def test_sam_as_a_setting_is_fedsam() -> None:
+    job = Job(small(), make("fedavg"), SCHEDULE, Solver(oracle=Oracle("sam", 0.3)), Serial())
+    assert_same(run(job), run(Job(small(), METHODS["fedsam"](radius=0.3), SCHEDULE, engine=Serial())), 0.0)
+
+
 def test_svrg_of_a_client_alone_is_mimesvrg() -> None:
     """Whose correction is the cohort's full gradient, here of one client."""
     job = Job(small(), make("fedavg"), replace(SCHEDULE, cohort=1, work=fixed(3)), engine=Serial())
@@ -401,6 +406,16 @@ def test_svrg_of_a_client_alone_is_mimesvrg() -> None:
     mime = run(replace(job, algorithm=make("mimesvrg")))
     assert float((corrected.server.x - mime.server.x).abs().max()) < 1e-12
     assert float((corrected.server.x - run(job).server.x).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_full_gradients_are_those_of_full_batches(name: str) -> None:
+    """Whatever batches the steps would draw."""
+    job = Job(small(), make(name), replace(SCHEDULE, work=uniform(2, 6), unit="steps"), engine=Serial())
+    full = run(replace(job, solver=Solver(oracle=Oracle("full"))))
+    batches = run(replace(job, schedule=replace(job.schedule, batch_size=None)))
+    for field, leaf in tree_leaves(batches.server).items():
+        assert float((tree_leaves(full.server)[field] - leaf).abs().max()) < 1e-12, field
 
 
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -318,22 +318,30 @@ def test_the_whole_direction_clipped(engine: Engine, momentum: float) -> None:
     close(trajectory(this, engine), want)
 
 
+@pytest.mark.parametrize("solver", [Solver(0.8, 0.05, nesterov=True), Solver(0.8, 0.05, clip=0.3, step_decay=0.9)])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nesterov_is_torch_s(engine: Engine) -> None:
-    """torch.optim.SGD itself on every client, fresh each round."""
-    this = job(METHODS["fedavg"](), Solver(0.8, 0.05, nesterov=True))
-    x, want = origin(this), []
+def test_local_sgd_is_torch_s(engine: Engine, solver: Solver) -> None:
+    """torch.optim.SGD itself on every client, fresh each round; gradients clipped and step sizes decayed before."""
+    this = job(METHODS["fedavg"](), solver)
+    x, want, cut = origin(this), [], 0
     for plan, gradient in plans(this):
         models = []
         for i, steps in zip(plan.ids, plan.steps, strict=True):
             y = torch.tensor(x, requires_grad=True)
-            optimiser = torch.optim.SGD([y], lr=plan.lr, momentum=0.8, weight_decay=0.05, nesterov=True)
+            optimiser = torch.optim.SGD([y], plan.lr, solver.momentum, 0, solver.weight_decay, solver.nesterov)
+            shorter = torch.optim.lr_scheduler.ExponentialLR(optimiser, solver.step_decay)
             for k in range(steps):
-                y.grad = torch.as_tensor(gradient(y.detach().numpy(), int(i), k))
+                g = gradient(y.detach().numpy(), int(i), k)
+                if solver.clip is not None:
+                    cut += np.linalg.norm(g) > solver.clip
+                    g = clip(g, solver.clip)
+                y.grad = torch.as_tensor(g)
                 optimiser.step()
+                shorter.step()
             models.append(y.detach().numpy())
         x = np.mean(models, 0)
         want.append(x)
+    assert solver.clip is None or cut > 20
     close(trajectory(this, engine), want)
 
 
