@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from fedconcord.report.curves import POINTS
 from fedconcord.report.figures.style import WIDE, look, styled
 from fedconcord.report.format import superscript
 from fedconcord.report.load import Array
+
+LETTERS = 120  # of titles side by side in a row of panels
 
 
 class Track(NamedTuple):
@@ -53,7 +56,7 @@ def panels(out: Path, name: str, titles: Sequence[str], height: float = 3.1) -> 
         FigureCanvasAgg(fig)
         axes = list(np.atleast_1d(fig.subplots(1, len(titles))))
         for ax, title in zip(axes, titles, strict=True):
-            ax.set_title(title, fontsize=8.5, loc="left")
+            ax.set_title(textwrap.fill(title, LETTERS // len(titles)), fontsize=8.5, loc="left")
         yield axes
         handles: dict[str, Any] = {}
         for ax in axes:
