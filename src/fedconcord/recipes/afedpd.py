@@ -220,7 +220,7 @@ def _interval(steps: int, total: int) -> Settings:
 
 
 FIG2_CELLS = (
-    Cell(BASE, "10 %, 50 steps, 800 rounds"),
+    Cell(BASE, "base: 10 % take part, 50 local steps"),
     *(Cell(f"share{s}", f"{s} % take part", {"cohort": s}, BASE) for s in SHARES),
     *(Cell(f"steps{k}", f"{k} local steps", {"local.steps": k}, BASE) for k in INTERVALS),
     *(Cell(f"fixed{k}", f"{k} local steps, K T as in {BASE}", _interval(k, FIXED_WORK), BASE) for k in INTERVALS),
