@@ -48,8 +48,9 @@ SUMMARIES: Mapping[str, Paper] = {  # by the first word of a recipe's source
         "(its slides).",
         "Dual drift is there: where few clients take part FedPD's accuracy swings by 12 to 18 points a round and "
         "A-FedPD's by 0.4 to 1.6. But FedDyn, whose duals nobody moves for absent clients, is as stable. A-FedPD "
-        "is the fastest of those without SAM: with a perceptron it leads Table 2 at a twentieth of the rounds, and nine of "
-        "ten settings of Fig. 2. In the longest of them FedDyn passes it and it falls back. SAM helps none of three.",
+        "is the fastest of those without SAM: with a perceptron it leads Table 2 at a twentieth of the rounds, and "
+        "nine of ten settings of Fig. 2. In the longest of them FedDyn passes it and it falls back. SAM helps none "
+        "of three.",
     ),
     "LoSAC": Paper(
         "Chen, Wang, Yao, Li and others: *LoSAC: An Efficient Local Stochastic Average Control Method for Federated "
