@@ -17,13 +17,17 @@ class Paper(NamedTuple):
     """A paper in the index."""
 
     cited: str
-    summary: str = ""  # what of it holds, in a paragraph
+    summary: str  # what of it holds, in a paragraph
 
 
 SUMMARIES: Mapping[str, Paper] = {  # by the first word of a recipe's source
     "FedNova": Paper(
         "Wang, Liu, Liang, Joshi: *A Novel Framework for the Analysis and Design of Heterogeneous Federated Learning*, "
         "IEEE TSP 2021.",
+        "It holds. Where clients take unequal numbers of steps FedAvg and FedProx end at the optimum of a "
+        "surrogate, which the closed forms give to rounding, and FedNova near the true one, in every seed. On "
+        "CIFAR-10, with a perceptron and an eighth of the rounds, its rule gains 3 points with each local solver. "
+        "That momentum at the server adds to it cannot be seen in so few rounds.",
     ),
     "FedADMM": Paper(
         "Gong, Li, Freris: *FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System "
@@ -307,6 +311,16 @@ FOUND: Mapping[str, Found] = {
             "longest run, 150 rounds of 10 steps, it is at 97 % in round 80 and then falls by a point, while FedDyn "
             "passes it in round 95 and ends a point above; with 75 rounds they meet at the end. So 30 rounds in place "
             "of 800 show who is fast, not where they end. Both took the smallest penalty of their grids, 0.01.",
+        ),
+    ),
+    "fednova_table1": Found(
+        38,
+        (
+            "FedNova is ahead of the FedAvg rule with all three local solvers in every seed, by 2.6 to 3.4 points, "
+            "and local momentum adds 1 to 2 points under both rules. Momentum at the server does not: it is the "
+            "fastest to round 3 or 4, then overshoots and swings, and ends 3 to 4 points lower. A buffer of 0.9 needs "
+            "ten rounds to build up, so 12 rounds tell little of what it does in 100. With mu = 0.001 the proximal "
+            "term changes nothing, here as in the table.",
         ),
     ),
 }
