@@ -220,8 +220,8 @@ def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
     summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
     parts = [INTRODUCTION, f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."]
     for paper, rows in papers.items():
-        cited, summary = SUMMARIES[paper]
-        parts += [f"## {paper}", cited, summary, markdown(COLUMNS, rows)]
+        cited, summary = SUMMARIES.get(paper, ("", ""))
+        parts += [f"## {paper}", *filter(None, (cited, summary)), markdown(COLUMNS, rows)]
     return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
 
 
