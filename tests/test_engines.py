@@ -91,6 +91,13 @@ def assert_same(a: State, b: State, tolerance: float = 1e-12) -> None:
         assert float((left - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max())), name
 
 
+def assert_same_server(a: State, b: State) -> None:
+    """Whatever each of them cost."""
+    there = tree_leaves(a.server)
+    for field, leaf in tree_leaves(b.server).items():
+        assert float((there[field] - leaf).abs().max()) < 1e-12, field
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool) -> None:
     """On every engine: `start` and `finish` have it if `needs_full_gradient` is set, with a prelude or without."""
@@ -381,8 +388,7 @@ def test_a_table_of_one_block_changes_nothing(name: str) -> None:
     schedule = replace(SCHEDULE, work=uniform(2, 6), unit="steps", batch_size=None)
     job = Job(small(), make(name), schedule, engine=Serial())
     tabled = run(replace(job, algorithm=with_table(make(name), 1)))
-    for field, leaf in tree_leaves(run(job).server).items():
-        assert float((tree_leaves(tabled.server)[field] - leaf).abs().max()) < 1e-12, field
+    assert_same_server(tabled, run(job))
 
 
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
@@ -390,8 +396,7 @@ def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
     """g(x) - g(x^t) + grad f_i(x^t) is g(x) then, beside whatever constant and scale the method has."""
     job = Job(small(), make(name), replace(SCHEDULE, batch_size=None), engine=Serial())
     corrected = run(replace(job, solver=Solver(oracle=Oracle("svrg"))))
-    for field, leaf in tree_leaves(run(job).server).items():
-        assert float((tree_leaves(corrected.server)[field] - leaf).abs().max()) < 1e-12, field
+    assert_same_server(corrected, run(job))
 
 
 def test_sam_as_a_setting_is_fedsam() -> None:
@@ -414,8 +419,7 @@ def test_full_gradients_are_those_of_full_batches(name: str) -> None:
     job = Job(small(), make(name), replace(SCHEDULE, work=uniform(2, 6), unit="steps"), engine=Serial())
     full = run(replace(job, solver=Solver(oracle=Oracle("full"))))
     batches = run(replace(job, schedule=replace(job.schedule, batch_size=None)))
-    for field, leaf in tree_leaves(batches.server).items():
-        assert float((tree_leaves(full.server)[field] - leaf).abs().max()) < 1e-12, field
+    assert_same_server(full, batches)
 
 
 def test_full_batches_and_a_long_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,15 +243,20 @@ def test_losses_in_other_units_have_the_same_iterates() -> None:
     assert torch.allclose(*ends, rtol=1e-10)
 
 
+def along_ones(rule: Rule, slopes: list[float], first: Tensor | None = None) -> Done:
+    """A client's steps from ones [5], where the gradient of step k is slopes[k] times ones."""
+    p = quadratics(0, 3, torch.float64, CPU, dim=5)
+    held, x, slope = p.objective.samples(1), torch.ones(5, dtype=torch.float64), iter(slopes)
+    objective = replace(p.objective, gradient=lambda x, samples: next(slope) * torch.ones_like(x))
+    duty = Duty(METHODS["fedavg"](), Solver(pace=rule), Keyed(4, None))
+    return step.solve(objective, duty, Local(x, first=first), [held] * len(slopes), None, held, 1.0)[0]
+
+
 @pytest.mark.parametrize("kind", RULES)
 def test_gradients_that_vanish_are_no_nan(kind: str) -> None:
     """A client at its optimum, and one whose gradient is constant: nothing to divide by."""
-    p = quadratics(0, 3, torch.float64, CPU, dim=5)
-    held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
-    duty = Duty(METHODS["fedavg"](), Solver(pace=RULES[kind]), Keyed(4, None))
     for slope in (0.0, 1.0):
-        objective = replace(p.objective, gradient=lambda x, samples, slope=slope: slope * torch.ones_like(x))
-        done, _ = step.solve(objective, duty, Local(x), [held] * 200, None, held, 1.0)
+        done = along_ones(RULES[kind], [slope] * 200)
         assert done.x.isfinite().all()
         assert done.pace is not None
         assert done.pace.isfinite().all()
@@ -261,24 +266,14 @@ def test_gradients_that_vanish_are_no_nan(kind: str) -> None:
 
 def test_a_batch_without_a_gradient_does_not_end_a_client() -> None:
     """Delta-SGD learns no curvature from a step of length 0, whatever the next batch's gradient."""
-    p = quadratics(0, 3, torch.float64, CPU, dim=5)
-    held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
-    slopes = iter((0.0, 1.0, 1.0))
-    objective = replace(p.objective, gradient=lambda x, samples: next(slopes) * torch.ones_like(x))
-    duty = Duty(METHODS["fedavg"](), Solver(pace=delta()), Keyed(4, None))
-    done, _ = step.solve(objective, duty, Local(x), [held] * 3, None, held, 1.0)
-    assert float(done.x.max()) < 1.0
+    assert float(along_ones(delta(), [0.0, 1.0, 1.0]).x.max()) < 1.0
 
 
 def test_the_first_step_of_dog() -> None:
     """A method's where it gives one, else one `first` (1 + ||x||) long, however steep the gradient."""
-    p = quadratics(0, 3, torch.float64, CPU, dim=5)
-    held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
-    objective = replace(p.objective, gradient=lambda x, samples: 100 * torch.ones_like(x))
-    duty = Duty(METHODS["fedavg"](), Solver(pace=dog(0.01)), Keyed(4, None))
     for given, length in ((None, 0.01 * (1 + 5**0.5)), (torch.tensor(0.2, dtype=torch.float64), 0.2 * 100 * 5**0.5)):
-        done, _ = step.solve(objective, duty, Local(x, first=given), [held], None, held, 1.0)
-        assert float((done.x - x).norm()) == pytest.approx(length)
+        done = along_ones(dog(0.01), [100.0], given)
+        assert float((done.x - 1).norm()) == pytest.approx(length)
 
 
 def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
