@@ -40,9 +40,12 @@ def test_verdicts_of_clustering() -> None:
     purity = {(others.PURITY.name, name): 50.0 for name in others.OTHERS} | {(others.PURITY.name, "FedVRA-U"): 45.0}
     verdicts = [claim.judge(planted(cost | purity, "digits")).verdict for claim in others.CLUSTERING.claims]
     assert verdicts == ["holds", "holds", "does not hold"]
-    for own, verdict in ((1.78, "holds"), (1.79, "does not hold"), (math.nan, "not tested at this size")):
-        finding = others.CLUSTERING.claims[0].judge(planted(cost | {(others.COST.name, "FedVRA-U"): own}, "digits"))
-        assert finding.verdict == verdict
+    best, diverged = others.CLUSTERING.claims[0], dict.fromkeys(cost, math.nan)
+    for own, verdict in ((1.78, "holds"), (1.79, "does not hold"), (math.nan, "does not hold")):
+        assert best.judge(planted(cost | {(others.COST.name, "FedVRA-U"): own}, "digits")).verdict == verdict
+    assert best.judge(planted(diverged | {(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "holds"
+    assert best.judge(planted(diverged, "digits")).verdict == "does not hold"
+    assert best.judge(planted({(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "not tested at this size"
 
 
 def test_a_cell_of_a_page_keeps_few_digits_of_what_is_tiny_or_blew_up() -> None:

@@ -177,6 +177,20 @@ def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, bool | N
     return Claim(says, judge)
 
 
+def told(
+    found: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
+) -> tuple[str, bool | None]:
+    """What a test of the means of these runs, (cell, entry), says; None where one was not run. A mean with a seed that
+    diverged is NaN, with one that missed its target inf: nothing is true of them."""
+    seen = [list(found.seeds(measure, *run).values()) for run in runs]
+    return test(*(sum(each) / len(each) for each in seen)) if all(seen) else ("", None)
+
+
+def number(mean: float, form: str = ".4g") -> str:
+    """A mean of `told` as a claim's evidence shows it."""
+    return "diverged" if math.isnan(mean) else "never" if math.isinf(mean) else f"{mean:{form}}"
+
+
 def overall(findings: Sequence[Finding]) -> Finding:
     """The verdict on a recipe from those on its claims."""
     verdicts = [finding.verdict for finding in findings if finding.verdict != "not tested at this size"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fedconcord.recipes import measures
-from fedconcord.recipes.claims import ahead, holds_where, order
+from fedconcord.recipes.claims import ahead, holds_where, order, told
 from fedconcord.recipes.fedadmm_parts import (
     ACCURACY,
     BASE,
@@ -47,13 +47,11 @@ STEPS = {"eta 0.5": "0.5", "eta 1": "1", "eta 1.5": "1.5", "eta 1, 0.5 from 60":
 def alike(cell: str, entries: Sequence[str], points: float) -> Callable[[Values], Sequence[tuple[str, bool | None]]]:
     """Mean accuracies are within so many points of each other."""
 
-    def test(found: Values) -> Sequence[tuple[str, bool | None]]:
-        means = [found.interval(ACCURACY.name, cell, entry).mean for entry in entries]
-        known = [mean for mean in means if not math.isnan(mean)]
-        spread = f"{max(known) - min(known):.2f} points apart" if known else ""
-        return [(spread, max(known) - min(known) <= points if len(known) == len(entries) else None)]
+    def near(*means: float) -> tuple[str, bool]:
+        apart = max(means) - min(means) if all(map(math.isfinite, means)) else math.nan
+        return "one diverged" if math.isnan(apart) else f"{apart:.2f} points apart", apart <= points
 
-    return test
+    return lambda found: [told(found, ACCURACY.name, [(cell, entry) for entry in entries], near)]
 
 
 fig6 = Recipe(

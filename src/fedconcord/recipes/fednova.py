@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedconcord.recipes.claims import across, ahead, holds_where, order, within
+from fedconcord.recipes.claims import across, ahead, holds_where, number, order, told, within
 from fedconcord.recipes.measures import final, magnitude
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, Study
 from fedconcord.recipes.studies import fednova_fig4, fednova_lemma1
@@ -244,8 +244,10 @@ TABLE = {
 
 def same_vr(found: Values) -> list[tuple[str, bool | None]]:
     """Whether VR ends within a point under both rules."""
-    a, b = (found.interval(SCORE.name, "E2to5", f"{rule}, VR").mean for rule in ("FedAvg", "FedNova"))
-    return [(f"{a:.2f} and {b:.2f} %", abs(a - b) <= 1 if a == a and b == b else None)]
+    runs = [("E2to5", f"{rule}, VR") for rule in ("FedAvg", "FedNova")]
+    return [
+        told(found, SCORE.name, runs, lambda a, b: (f"{number(a, '.2f')} and {number(b, '.2f')} %", abs(a - b) <= 1))
+    ]
 
 
 TABLE1 = Recipe(

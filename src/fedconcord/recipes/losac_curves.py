@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedconcord.recipes.claims import across, ahead, between_cells, holds_where, loses_more
+from fedconcord.recipes.claims import across, ahead, between_cells, holds_where, loses_more, number, told
 from fedconcord.recipes.measures import final, swing
 from fedconcord.recipes.recipe import NOTHING, Cell, Claim, Comparison, Entry, Headline, Recipe, Settings, Size
 from fedconcord.recipes.values import Values
@@ -55,12 +55,13 @@ def same_claims(says: str, suffix: str) -> tuple[Claim, ...]:
     avg, cm, saga, scaffold, mime, losac = (f"{name}{suffix}" for name in SIX)
 
     def little(found: Values) -> list[tuple[str, bool | None]]:
-        lost: list[tuple[str, bool | None]] = []
-        for entry in (scaffold, mime, losac):
-            easy, hard = (found.interval(ACCURACY.name, cell, entry).mean for cell in ("c0", "c100"))
-            there = {"c0", "c100"} <= {row.cell for row in found.rows if row.entry == entry}
-            lost.append((f"{entry} loses {easy - hard:.1f} points", easy - hard < 3 if there else None))
-        return lost
+        return [
+            told(
+                *(found, ACCURACY.name, [("c0", entry), ("c100", entry)]),
+                lambda easy, hard, entry=entry: (f"{entry} loses {number(easy - hard, '.1f')} points", easy - hard < 3),
+            )
+            for entry in (scaffold, mime, losac)
+        ]
 
     return (
         loses_more(

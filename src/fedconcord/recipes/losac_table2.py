@@ -5,7 +5,7 @@ Step sizes are on mean losses, as in `losac_curves`.
 
 from __future__ import annotations
 
-from fedconcord.recipes.claims import across, ahead, holds_where, within
+from fedconcord.recipes.claims import across, ahead, holds_where, number, told, within
 from fedconcord.recipes.losac_curves import PLAIN, SILENT
 from fedconcord.recipes.measures import final, rounds_to
 from fedconcord.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Size
@@ -80,10 +80,13 @@ def printed(place: int) -> dict[tuple[str, str], float | str]:
 
 def comparable(found: Values) -> list[tuple[str, bool | None]]:
     """Rounds of LoSAC with M = 3 and T = 2 over those of SCAFFOLD with T = 6."""
-    losac = found.interval(TO_85.name, "mnist_T2", "LoSAC (M = 3)").mean
-    scaffold = found.interval(TO_85.name, "mnist_T6", "SCAFFOLD (M = 3)").mean
-    there = losac == losac and scaffold == scaffold
-    return [(f"{losac:.4g} rounds against {scaffold:.4g}", losac <= 1.35 * scaffold if there else None)]
+    runs = [("mnist_T2", "LoSAC (M = 3)"), ("mnist_T6", "SCAFFOLD (M = 3)")]
+    return [
+        told(
+            *(found, TO_85.name, runs),
+            lambda losac, scaffold: (f"{number(losac)} rounds against {number(scaffold)}", losac <= 1.35 * scaffold),
+        )
+    ]
 
 
 def fewer_rounds(says: str, data: str, losac: str = "LoSAC", scaffold: str = "SCAFFOLD") -> Claim:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedconcord.recipes.claims import across, ahead, holds_where
+from fedconcord.recipes.claims import across, ahead, holds_where, number, told
 from fedconcord.recipes.measures import final, gradients_to, rounds_to
 from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size
 from fedconcord.recipes.values import Values
@@ -32,11 +32,13 @@ EXACT = ("FedADMM", "FedDyn", "FedVRA")  # have the right fixed point
 
 def any_solver(found: Values) -> list[tuple[str, bool | None]]:
     """Whether rounds differ by at most a quarter between two solvers that go to eps."""
-    said: list[tuple[str, bool | None]] = []
-    for method in EXACT:
-        a, b = (found.interval(ROUNDS.name, "cancer", f"{method}, {how} to eps").mean for how in ("GD", "L-BFGS"))
-        said.append((f"{method} {a:.4g} and {b:.4g} rounds", abs(a - b) <= 0.25 * a if a == a and b == b else None))
-    return said
+    return [
+        told(
+            *(found, ROUNDS.name, [("cancer", f"{method}, {how} to eps") for how in ("GD", "L-BFGS")]),
+            lambda a, b, method=method: (f"{method} {number(a)} and {number(b)} rounds", abs(a - b) <= 0.25 * a),
+        )
+        for method in EXACT
+    ]
 
 
 LOCAL_TOLERANCE = Recipe(
@@ -114,10 +116,16 @@ VRA = {"local.lr": (1.0, 3.0), "gamma": (0.1, 0.01), "a": (5, 1), "d": (4, 1)}  
 
 def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
     """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
-    costs = {entry: found.interval(COST.name, "digits", entry).mean for entry in ("FedVRA-U", *OTHERS)}
-    best = min(costs, key=lambda entry: costs[entry])
-    says = f"FedVRA-U {costs['FedVRA-U']:.4g}; the lowest is {best}'s, {costs[best]:.4g}"
-    return [(says, costs["FedVRA-U"] <= 1.05 * costs[best] if all(map(math.isfinite, costs.values())) else None)]
+
+    def near(own: float, *others: float) -> tuple[str, bool]:
+        costs = zip((own, *others), entries, strict=True)
+        lowest, whose = min(
+            ((cost, entry) for cost, entry in costs if math.isfinite(cost)), default=(math.nan, "nobody")
+        )
+        return f"FedVRA-U {number(own)}; the lowest is {whose}'s, {number(lowest)}", own <= 1.05 * lowest
+
+    entries = ("FedVRA-U", *OTHERS)
+    return [told(found, COST.name, [("digits", entry) for entry in entries], near)]
 
 
 CLUSTERING = Recipe(
