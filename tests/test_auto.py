@@ -75,6 +75,11 @@ def test_it_is_the_method_written_out(duals: Literal["own", "common"]) -> None:
     assert (len(state.store.ids()) > 0) == (duals == "own")
 
 
+def test_its_constants_are_those_that_were_chosen() -> None:
+    """What docs/auto.md says of it was measured with these; others are another version of the method."""
+    assert (LENGTH, LONGEST, EPS, C, R, FRESH, KEPT) == (0.4, 2.0, 0.02, 0.07, 0.02, 0.2, 0.3)
+
+
 def gap(one: Job, of: Quadratic, rounds: int) -> float:
     state = start(one)
     for _ in range(rounds):

@@ -35,6 +35,7 @@ from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples, stacked
 from fedconcord.local.duty import Duty
+from fedconcord.local.pace import normed
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.problems.regularisers import l1
@@ -210,6 +211,11 @@ CASES = {
     "nesterov": Case(False, Solver(momentum=0.9, nesterov=True)),
     "tilt": Case(False, Solver(oracle=Oracle("sam", 0.1)), AT._replace(tilt=Tilt(vectors(5, D), vectors(D)))),
     "tolerance": Case(False, Solver(tolerance=1e-3)),
+    "rule": Case(True, Solver(pace=normed()), AT._replace(linear=vectors(D), prox=0.3, anchor=vectors(D))),
+    "rule and dual": Case(
+        False, Solver(pace=normed()), AT._replace(linear=vectors(D), dual_rate=0.2, anchor=vectors(D))
+    ),
+    "rule and momentum": Case(False, Solver(pace=normed(), momentum=0.9)),
     "table": Case(False, local=AT._replace(table=vectors(5, 2, D), linear=vectors(D), table_rate=0.5)),
     "prox by client": Case(False, local=AT._replace(prox=vectors(5, 1).abs(), anchor=vectors(D))),
     "scale by client": Case(False, local=AT._replace(scale=vectors(5, 1).abs())),
@@ -274,10 +280,11 @@ def test_the_short_loop_is_the_loop(name: str) -> None:
         Solver(oracle=Oracle("sam", 0.1)),
         Solver(oracle=Oracle("svrg"), momentum=0.5),
         Solver(tolerance=0.05),
+        Solver(tolerance=0.05, weight_decay=0.3),
         Solver(momentum=0.8, step_decay=0.9, nesterov=True),
         Solver(weight_decay=0.1, clip_direction=0.2, clip_form="released"),
     ],
-    ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance", "nesterov", "clip-direction"],
+    ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance", "tolerance-decay", "nesterov", "clip-direction"],
 )
 @pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
@@ -293,16 +300,16 @@ def test_newton_steps_on_a_network_are_refused(engine: Serial | Stacked) -> None
         run(job)
 
 
-@pytest.mark.parametrize("name", ["fedadmm", "fedprox", "feddyn"])
-def test_lbfgs_and_tolerance(name: str) -> None:
+@pytest.mark.parametrize(("name", "decay"), [("fedadmm", 0.0), ("fedprox", 0.0), ("feddyn", 0.0), ("feddyn", 0.1)])
+def test_lbfgs_and_tolerance(name: str, decay: float) -> None:
     """Local problems solved to a tolerance: both solvers meet it, agree, and stop early; engines agree."""
     convex = quadratics(0, 8, torch.float64, torch.device("cpu"))
     schedule = Schedule(seed=5, cohort=4, lr=0.3, work=fixed(400), unit="steps")
     found = {}
     for kind, solver in {
-        "descent": Solver(tolerance=1e-12),
-        "lbfgs": Solver(kind="lbfgs", tolerance=1e-12),
-        "all": Solver(),
+        "descent": Solver(tolerance=1e-12, weight_decay=decay),
+        "lbfgs": Solver(kind="lbfgs", tolerance=1e-12, weight_decay=decay),
+        "all": Solver(weight_decay=decay),
     }.items():
         job = Job(convex, make(name), schedule, solver, Serial())
         serial, stacked = run(job), run(replace(job, engine=Stacked(3)))

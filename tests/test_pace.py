@@ -344,6 +344,13 @@ def test_clients_proximal_steps_are_refused() -> None:
         start(job)
 
 
+def test_a_rule_alone_means_what_it_meant() -> None:
+    """Defaults are part of every result: delta's and DoG's are their papers', normed's those of `auto`."""
+    assert delta() == Rule("delta", 0.2, gamma=2.0, growth=0.1, bound=10.0)
+    assert dog() == Rule("dog", 0.01)
+    assert normed() == Rule("normed", 0.4, bound=2.0)
+
+
 def test_settings_name_a_rule() -> None:
     config = resolve_run(from_nested({"data": "quadratics", "local.lr": "dog(0.5)", "method": "fedavg"}, "test"))
     assert config.local.lr == "dog(first=0.5)"
