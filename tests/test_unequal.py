@@ -16,6 +16,7 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Orders, Plan, tree_bytes
+from fedconcord.core.round import behind
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation import availability, clock, dropout, sampling, work
 from fedconcord.federation.clock import Device
@@ -210,12 +211,13 @@ def test_a_late_reply_by_hand(engine: Serial | Stacked) -> None:
 
 
 def test_who_only_answers() -> None:
-    """Who has steps behind its reply, be it one."""
+    """Who has steps behind its reply, be it one; the server counts these."""
     waited = [0, 1, 2]
     assert [Orders(0, 0, 0, 0.1, 0, waited=steps).answers for steps in waited] == [False, True, True]
     zeros = np.zeros(3)
-    plan = Plan(0, np.arange(3), zeros.astype(int), zeros, zeros, zeros, 0.1, 0, waited=np.array(waited))
+    plan = Plan(0, np.arange(3), np.array([3, 0, 0]), zeros, zeros, zeros, 0.1, 0, waited=np.array(waited))
     assert plan.answers.tolist() == [False, True, True]
+    assert behind(plan).tolist() == [3, 1, 2]
     assert plan._replace(waited=None).answers.tolist() == [False] * 3
 
 

@@ -48,7 +48,7 @@ QUICK = (
 )
 PACE = (
     "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or without_a_gradient or whole or "
-    "refused or shared or units"
+    "refused or shared or units or meant"
 )
 STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
 LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
@@ -73,11 +73,24 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
     ("core/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
     ("core/unkeyed", ("tests/test_deploy_private.py -k system_generator",)),
-    ("core/flat", (ORACLES, "tests/test_engines.py -k batchnorm or kernels_are", "tests/test_models.py")),
+    (
+        "core/flat",
+        (
+            ORACLES,
+            "tests/test_engines.py -k batchnorm or kernels_are",
+            "tests/test_models.py",
+            "tests/test_losses.py -k sentences",
+        ),
+    ),
     (
         "core/",
         (
-            *(PUBLISHED, "tests/test_check.py -k scaffold", QUICK, "tests/test_unequal.py -k late_reply or lost"),
+            *(
+                PUBLISHED,
+                "tests/test_check.py -k scaffold",
+                QUICK,
+                "tests/test_unequal.py -k late_reply or lost or answers",
+            ),
             *(STEPS, "tests/test_robust.py -k engines_agree"),
         ),
     ),
