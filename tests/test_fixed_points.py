@@ -153,12 +153,13 @@ def test_fednova_has_no_such_bias() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_normaliser_is_the_response_to_unit_gradients(momentum: float, mu: float) -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_normaliser_is_the_response_to_unit_gradients(momentum: float, mu: float, scale: float) -> None:
     """||a_i||_1 from the solver against the closed forms of FedNova and a brute-force local loop."""
     from fedconcord.local.solver import normaliser
 
     eta, tau = 0.02, 13
-    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum))
+    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum, scale=scale)) / scale
     x = buffer = 0.0
     for _ in range(tau):
         buffer = momentum * buffer + 1.0

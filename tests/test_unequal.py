@@ -23,6 +23,7 @@ from fedconcord.federation.clock import Device
 from fedconcord.federation.participation import Rules, choose
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, advance, checkpoint, plan_of, start
+from fedconcord.local.duty import client_of
 from fedconcord.problems import quadratics
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.late import with_late_replies
@@ -218,6 +219,7 @@ def test_who_only_answers() -> None:
     plan = Plan(0, np.arange(3), np.array([3, 0, 0]), zeros, zeros, zeros, 0.1, 0, waited=np.array(waited))
     assert plan.answers.tolist() == [False, True, True]
     assert behind(plan).tolist() == [3, 1, 2]
+    assert float(client_of(small().objective, Orders(0, 0, 1, 0.1, 0, waited=2), False).steps) == 3
     assert plan._replace(waited=None).answers.tolist() == [False] * 3
 
 

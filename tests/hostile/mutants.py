@@ -51,6 +51,7 @@ PACE = (
     "refused or shared or units or meant"
 )
 STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
+UNEQUAL = "tests/test_unequal.py -k late_reply or lost or answers"
 LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
 METHOD = (
     *("tests/test_published.py -k {0}", "tests/test_identity.py", "tests/test_check.py -k {0}", ORACLES),
@@ -68,7 +69,10 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("local/stacked", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
     ("local/samples", (*LOOP, "tests/test_streamed.py")),
-    ("local/duty", (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py")),
+    (
+        "local/duty",
+        (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py", UNEQUAL),
+    ),
     ("local/", LOOP),
     ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
     ("core/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
@@ -89,7 +93,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
                 PUBLISHED,
                 "tests/test_check.py -k scaffold",
                 QUICK,
-                "tests/test_unequal.py -k late_reply or lost or answers",
+                UNEQUAL,
             ),
             *(STEPS, "tests/test_robust.py -k engines_agree"),
         ),
