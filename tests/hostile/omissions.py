@@ -85,17 +85,9 @@ def omissions() -> dict[str, Callable[[], None]]:
 def noticed(name: str) -> str | None:
     """The first test that fails without it."""
     code = f"import omissions, pytest, sys; omissions.omissions()[{name!r}](); sys.exit(pytest.main(sys.argv[1:]))"
+    tests = [f"tests/test_{part}.py" for part in TESTS]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *(f"tests/test_{part}.py" for part in TESTS),
-        ],
+        [sys.executable, "-c", code, "-xqp", "no:cacheprovider", *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"},
         capture_output=True,

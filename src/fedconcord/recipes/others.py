@@ -116,6 +116,7 @@ VRA = {"local.lr": (1.0, 3.0), "gamma": (0.1, 0.01), "a": (5, 1), "d": (4, 1)}  
 
 def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
     """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
+    entries = ("FedVRA-U", *OTHERS)
 
     def near(own: float, *others: float) -> tuple[str, bool]:
         costs = zip((own, *others), entries, strict=True)
@@ -124,7 +125,6 @@ def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
         )
         return f"FedVRA-U {number(own)}; the lowest is {whose}'s, {number(lowest)}", own <= 1.05 * lowest
 
-    entries = ("FedVRA-U", *OTHERS)
     return [told(found, COST.name, [("digits", entry) for entry in entries], near)]
 
 
