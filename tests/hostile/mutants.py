@@ -89,12 +89,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "core/",
         (
-            *(
-                PUBLISHED,
-                "tests/test_check.py -k scaffold",
-                QUICK,
-                UNEQUAL,
-            ),
+            *(PUBLISHED, "tests/test_check.py -k scaffold", QUICK, UNEQUAL),
             *(STEPS, "tests/test_robust.py -k engines_agree"),
         ),
     ),

@@ -5,7 +5,7 @@ tell. Each omission runs the fast tests that know the local steps and the rounds
 
     PYTHONPATH=src python tests/hostile/omissions.py [--list] [name ...]      # some minutes each
 
-Exit status 1 if one is noticed by nobody.
+Exit status 1 if one is noticed by nobody, 2 if what fails also fails without it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import os
-import re
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutations import CannotTellError, failure, run_tests, snapshot
+
+PARTS = (
     "published", "optimum", "pace", "baselines", "uploads", "unequal", "engines", "fixed_points", "check", "state",
     "robust", "oracles", "privacy",
 )  # fmt: skip
+TESTS = [f"tests/test_{part}.py" for part in PARTS]
+WITHOUT = """
+import sys
+sys.path.insert(0, "tests/hostile")
+import omissions, pytest
+omissions.omissions()[sys.argv.pop(1)]()
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 TRANSFORMS = {"with_table": "tables", "with_late_replies": "late", "with_server": "server", "with_uploads": "uploads"}
 
 
@@ -82,45 +91,44 @@ def omissions() -> dict[str, Callable[[], None]]:
     return parts | {name: lambda name=name: transforms(name) for name in TRANSFORMS}
 
 
-def noticed(name: str) -> str | None:
-    """The first test that fails without it."""
-    code = f"import omissions, pytest, sys; omissions.omissions()[{name!r}](); sys.exit(pytest.main(sys.argv[1:]))"
-    tests = [f"tests/test_{part}.py" for part in TESTS]
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-xqp", "no:cacheprovider", *tests],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if found is None:
-        sys.exit(f"error: {name}: no test ran: {(done.stdout + done.stderr)[-500:]}")
-    return found.group(1)
+def noticed(name: str, clean: Path) -> str | None:
+    """The first test of a checkout that fails without it, or None.
+
+    Raises:
+        CannotTellError: that test fails with it too.
+    """
+    found = failure(clean, ["-c", WITHOUT, name, *run_tests(*TESTS)[2:]])
+    if found is not None and failure(clean, run_tests(found)) is not None:
+        raise CannotTellError(f"{found} fails with it too")
+    return found
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    words.add_argument("--list", action="store_true", help="the names")
-    words.add_argument("names", nargs="*", help="which; default: all")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help="what to leave out; all if none is given")
+    parser.add_argument("--list", action="store_true", help="only show their names")
+    args = parser.parse_args()
     known = list(omissions())
-    unknown = [name for name in given.names if name not in known]
+    unknown = set(args.name) - set(known)
     if unknown:
-        print(f"error: no omission {unknown[0]}; there are {', '.join(known)}", file=sys.stderr)
-        return 2
-    if given.list:
-        print("\n".join(known))
+        parser.error(f"unknown omission {', '.join(map(repr, sorted(unknown)))}; see --list")
+    if args.list:
+        print(*known, sep="\n")
         return 0
-    missed = 0
-    for name in given.names or known:
-        test = noticed(name)
-        missed += test is None
-        print(f"{name}: {test or 'NOBODY NOTICED'}", flush=True)
-    return int(missed > 0)
+    missed = unclear = 0
+    with tempfile.TemporaryDirectory() as folder:
+        clean = Path(folder) / "clean"
+        snapshot(clean)
+        for name in args.name or known:
+            try:
+                found = noticed(name, clean)
+            except CannotTellError as error:
+                unclear += 1
+                print(f"{name:20s} CANNOT TELL: {error}", flush=True)
+                continue
+            missed += found is None
+            print(f"{name:20s} {'NOBODY NOTICED' if found is None else f'noticed by {found}'}", flush=True)
+    return 2 if unclear else 1 if missed else 0
 
 
 if __name__ == "__main__":
