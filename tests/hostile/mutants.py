@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -247,6 +247,13 @@ def main() -> int:
     parser.add_argument("--below", nargs="+", default=ROOMS, help="folders of src/fedconcord to draw from")
     parser.add_argument("--skip", nargs="*", default=["local/compiled"], help="folders to leave out")
     given = parser.parse_args()
+    if importlib.util.find_spec("cosmic_ray") is None:
+        parser.error("cosmic-ray is not installed; pip install cosmic-ray in an environment of your own")
+    if not given.to.parent.is_dir():
+        parser.error(f"--to {given.to}: there is no folder {given.to.parent}; make it")
+    absent = [name for name in given.below if not (SOURCE / name).exists()]
+    if absent:
+        parser.error(f"--below: src/fedconcord has no {absent[0]}; give a folder of it, as {', '.join(ROOMS)}")
     return run(drawn(given.n, given.seed, given.below, given.skip), given.to, given.seconds)
 
 
