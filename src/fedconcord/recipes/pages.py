@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedconcord.basis import files
 from fedconcord.recipes.claims import overall
 from fedconcord.recipes.found import SUMMARIES
-from fedconcord.recipes.recipe import Comparison, Measure, Recipe, names_of
+from fedconcord.recipes.recipe import Comparison, Measure, Recipe, grid_of, names_of
 from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
 from fedconcord.report.load import show
@@ -201,12 +201,22 @@ def chosen(recipe: Recipe, done: Done) -> str:
     entries = list(dict.fromkeys(entry for _, entry in keys))
 
     def words(cell: str, entry: str) -> str:
-        return ", ".join(f"{k.removeprefix('local.')} {show(v)}" for k, v in keys.get((cell, entry), {}).items())
+        taken = keys.get((cell, entry), {}).items()
+        return ", ".join(
+            f"{k.removeprefix('local.')} {show(v)}{_end(grid_of(recipe, cell, entry).get(k, ()), v)}" for k, v in taken
+        )
 
     titles = _titles(recipe)
     sought = [entry for entry in entries if any(words(cell, entry) for cell in done.chosen)]
     rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in sought)] for cell in done.chosen]
     return markdown(("", *sought), [row for row in rows if any(row[1:])])
+
+
+def _end(tried: Sequence[float], taken: float) -> str:
+    """Where the best is an end of what was tried, so that a longer grid might have a better one."""
+    if len(tried) < 2 or taken not in (min(tried), max(tried)):
+        return ""
+    return " (highest tried)" if taken == max(tried) else " (lowest tried)"
 
 
 def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
