@@ -35,6 +35,7 @@ from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples, stacked
 from fedconcord.local.duty import Duty
+from fedconcord.local.lbfgs import minimise
 from fedconcord.local.pace import normed
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Supervised, quadratics
@@ -221,6 +222,10 @@ CASES = {
     "scale by client": Case(False, local=AT._replace(scale=vectors(5, 1).abs())),
     "metric": Case(False, local=AT._replace(metric=torch.eye(D, dtype=torch.float64).expand(5, D, D))),
 }
+CASES |= {
+    f"{name}, a rule": replace(CASES[name], solver=CASES[name].solver._replace(pace=normed(), step_decay=1.0))
+    for name in ("plain", "a row each", "linear", "prox", "snapshot", "decay", "sam", "full", "all samples")
+}
 
 
 class Blocked(NamedTuple):
@@ -318,6 +323,19 @@ def test_lbfgs_and_tolerance(name: str, decay: float) -> None:
     assert float((found["lbfgs"].server.x - found["descent"].server.x).norm()) < 1e-4
     assert float((found["all"].server.x - found["descent"].server.x).norm()) < 1e-4
     assert found["lbfgs"].gradient_steps < 0.5 * found["descent"].gradient_steps
+
+
+@pytest.mark.parametrize("tolerance", [None, 1e-3])
+def test_lbfgs_counts_every_gradient(tolerance: float | None) -> None:
+    objective, asked = small("dense").objective, list[int]()
+
+    def loss(x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        asked.append(1)
+        return objective.loss(x, samples)
+
+    solver = Solver(kind="lbfgs", tolerance=tolerance)
+    _, taken, evaluations = minimise(replace(objective, loss=loss), solver, AT, torch.arange(12), 5)
+    assert evaluations == len(asked) > taken > 1
 
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])

@@ -8,8 +8,9 @@ import torch
 from sklearn.linear_model import Lasso
 
 from fedconcord.algorithms import METHODS
+from fedconcord.algorithms.fedvra import Sums
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Problem
+from fedconcord.core import Algorithm, Population, Problem
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, uniform
@@ -17,6 +18,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
 from fedconcord.problems.regularisers import box, l1, nuclear
 from fedconcord.testing.bench import run
+from fedconcord.transforms.probe import COHORT
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -199,3 +201,16 @@ def test_fedvra_projects_at_the_server() -> None:
         assert float(state.server.x.abs().max()) <= 0.1
         touched = touched or bool((state.server.x.abs() == 0.1).any())
     assert touched
+
+
+def test_fedvra_leaves_a_penalty_to_the_clients() -> None:
+    """P_X is a projection: a regulariser that is finite everywhere does not move the server's model."""
+    method = METHODS["fedvra"](gamma=0.3, a=1.0, d=4.0)
+    x = torch.tensor([0.2, -0.7, 1.5])
+    server, total = method.init(x, Population(1, torch.ones(1))), Sums(0.1 * x, 0.05 * x)
+    free, penalised, boxed = (
+        method.update(server, total, COHORT._replace(regulariser=those)).x for those in (None, l1(0.5), box(-1.0, 1.0))
+    )
+    assert torch.equal(penalised, free)
+    assert torch.equal(boxed, free.clamp(-1.0, 1.0))
+    assert not torch.equal(boxed, free)

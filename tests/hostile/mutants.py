@@ -61,9 +61,16 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("algorithms/plugins", ("tests/test_plugins.py",)),
     ("algorithms/__init__", ("tests/test_plugins.py", "tests/test_catalogue.py")),
     ("algorithms/auto", ("tests/test_auto.py", *METHOD)),
+    ("algorithms/fedvra", (*METHOD, "tests/test_family.py", "tests/test_nonsmooth.py -k fedvra")),
     ("algorithms/family", ("tests/test_family.py", ORACLES, "tests/test_check.py -k fedvra or fedavg")),
     ("algorithms/alone", ("tests/test_baselines.py", *METHOD)),
-    ("algorithms/", (*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums")),
+    (
+        "algorithms/",
+        (
+            *(*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums"),
+            "tests/test_engines.py -k combinations",
+        ),
+    ),
     ("local/pace", (PACE, "tests/test_pace.py -k not compiled")),
     ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
     ("local/stacked", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
