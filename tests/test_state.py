@@ -246,6 +246,35 @@ def test_taking_over_that_fails_leaves_what_there_was(tmp_path: Path) -> None:
         DiskStore(TEMPLATE, tmp_path / "rows.bin").restore(saved)
 
 
+def test_taking_over_that_fails_beside_rows_of_its_own_leaves_both(tmp_path: Path) -> None:
+    """Rows of another number of processes do not fit into the store's own file, or are damaged."""
+    draw, mine, ours = np.random.default_rng(0), tmp_path / "rows.bin", tmp_path / "rows-0-of-2.bin"
+    first, tables = rows(draw, 40), []
+    for path, ids in ((mine, np.arange(20)), (ours, np.arange(20, 40))):
+        store = DiskStore(TEMPLATE, path)
+        store.scatter(ids, Row(*(leaf[ids] for leaf in first)))
+        tables.append(store.export())
+    both = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (mine.stat().st_size, before[1]))
+        with pytest.raises(UserError, match=r"rows cannot be kept in .*rows.bin .*; free space"):
+            DiskStore(TEMPLATE, mine).restore(both)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert set(tmp_path.iterdir()) == {mine, ours}
+    whole = ours.read_bytes()
+    ours.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for path, saved in ((mine, both), (tmp_path / "rows-0-of-3.bin", tables[1])):
+        with pytest.raises(UserError, match=r"rows-0-of-2\.bin"):
+            DiskStore(TEMPLATE, path).restore(saved)
+        assert set(tmp_path.iterdir()) == {mine, ours}
+    ours.write_bytes(whole)
+    again = DiskStore(TEMPLATE, mine)
+    again.restore(both)
+    assert_rows(again, {i: Row(*(leaf[i] for leaf in first)) for i in range(40)})
+
+
 def cached(path: Path) -> float:
     """The part of a file's pages behind the first that is in the system's cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:

@@ -5,7 +5,7 @@ loops, decorators, exceptions), one changed place each; an operator becomes one 
 of a TypeError alone. Left out are annotations, names of types, sentences of errors and asserts. A mutant runs in a fork
 that has torch in memory, and is killed by the first test that fails, by time, or if it cannot be imported.
 
-    pip install cosmic-ray          # in an environment of your own: no part of the project needs it
+    pip install --constraint constraints.txt -e '.[dev]' cosmic-ray    # in an environment of your own
     PYTHONPATH=src python tests/hostile/mutants.py --n 120 --seed 1 --to found.jsonl
 
 goes on with what found.jsonl holds already, and runs the tests that killed on the unchanged source at the end. Exit
