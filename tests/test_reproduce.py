@@ -3,10 +3,12 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ from fedconcord.runs.outcome import Finished, Progress
 from fedconcord.runs.plan import Planned
 from recipe_jobs import SIZES, configs
 
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "papers"
 LR = {"local.lr": [0.1, 0.3]}
 SMALL = Recipe(
     "small",
@@ -76,7 +79,7 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert found.entries("iid") == ["FedAvg", "SCAFFOLD"]
     assert set(found.seeds("accuracy, %", "skewed", "SCAFFOLD")) == {0, 1}
     saved = read(tmp_path / DONE)
-    assert saved.values == found
+    assert set(saved.values.rows) == set(found.rows)
     assert saved.searched == 4
     assert set(saved.chosen) == {"iid"}  # the other cell takes its values
     config = json.loads((tmp_path / "skewed/final/SCAFFOLD/seed-0/run.json").read_text())["config"]
@@ -214,11 +217,12 @@ def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) 
     folder = tmp_path / "small" / "desk"
     done(folder, "desk")
     (one,) = pages.done_below(tmp_path, {"small": SMALL})
-    text = pages.page(one, ["small.png"])
+    text = pages.page(one, ["small.png"], "values/small.json")
+    assert "by seed: [values/small.json](values/small.json)" in text
     assert "(12)" in text
     assert "command" in text
     assert "Fewer steps." in text
-    index = pages.write_pages([one], {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
+    index = pages.write_pages(tmp_path, {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
     assert "not run" in index.read_text()
     first, second = pages.headline(SMALL, one.done.values).partition("IID. ")[2].split("; ")
     assert first.startswith("FedAvg: ")
@@ -229,7 +233,54 @@ def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) 
     stand_in = SMALL._replace(sizes={"desk": SMALL.sizes["desk"]._replace(stand_in="digits")})
     (one,) = pages.done_below(tmp_path, {"small": stand_in})
     assert one.verdict.verdict == "not tested at this size"
-    assert "with stand-in data" in pages.page(one, [])
+    assert "with stand-in data" in pages.page(one, [], DONE)
+
+
+def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
+    out, to = tmp_path / "out", tmp_path / "pages"
+    done(out / "small" / "desk", "desk")
+    for number in ("", "-2"):
+        (out / "small" / "desk" / f"small{number}.png").write_bytes(b"drawn")
+    recipes = {"small": SMALL, "other": SMALL._replace(name="other")}
+    index = pages.write_pages(out, recipes, to)
+    first = index.read_text()
+    assert "1 of 2 were run" in first
+    assert "](small-2.png)" in (to / "small.md").read_text()
+    row = next(line for line in first.splitlines() if "](small.md) | " in line)
+
+    reworded = SMALL._replace(claim="SCAFFOLD is faster than FedAvg", name="small")
+    shutil.rmtree(out)
+    pages.write_pages(out, {**recipes, "small": reworded}, to)  # judged anew from the values that stand beside the page
+    assert index.read_text() == first.replace(SMALL.claim, reworded.claim, 1)
+    assert reworded.claim in (to / "small.md").read_text()
+    assert "](small-2.png)" in (to / "small.md").read_text()
+
+    done(out / "small" / "quick")
+    pages.write_pages(out, recipes, to)
+    assert "at desk size" in (to / "small.md").read_text()
+    done(out / "small" / "desk", "desk")
+    pages.write_pages(out, recipes, to)
+    assert not (to / "small-2.png").exists()
+
+    (to / "values" / "small.json").unlink()  # as of a page that was written before values were kept
+    shutil.rmtree(out)
+    done(out / "other" / "desk", "desk", recipes["other"])
+    pages.write_pages(out, recipes, to)
+    assert row in index.read_text()
+    assert "2 of 2 were run" in index.read_text()
+    with pytest.raises(UserError, match="neither"):
+        pages.write_pages(tmp_path / "empty", recipes, tmp_path / "nowhere")
+
+
+def test_a_best_value_at_an_end_of_its_grid_is_marked(tmp_path: Path) -> None:
+    experiment = SMALL.experiment._replace(entries=[Entry("A", "fedavg", {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]})])
+    recipe = SMALL._replace(experiment=experiment)
+    done(tmp_path / "small" / "desk", "desk")
+    (one,) = pages.done_below(tmp_path, {"small": SMALL})
+    said = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
+    for taken, words in said.items():
+        text = pages.chosen(recipe, one.done._replace(chosen={"iid": {"A": {"local.lr": taken, "mu": 1.0}}}))
+        assert text.splitlines()[2] == f"| IID | {words}, mu 1 |"
 
 
 # -- the real ones -----------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _one(
 ) -> None:
     from fedconcord.recipes import figures, pages
     from fedconcord.recipes.recipe import Comparison
-    from fedconcord.recipes.run import Asked, reproduce
+    from fedconcord.recipes.run import DONE, Asked, reproduce
 
     chosen = None if seeds is None else seed_list(seeds)
     some = None if cells is None else [cell.strip() for cell in cells.split(",")]
@@ -120,7 +120,7 @@ def _one(
         raise interrupted(asked.out, f"{again}{there}") from None
     if isinstance(recipe.experiment, Comparison):
         figures.draw(recipe, asked.out)
-    judged = pages.judge(recipe, done, asked.out)
+    judged = pages.judge(recipe, done, asked.out / DONE)
     page = pages.write_one(judged)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
@@ -148,12 +148,12 @@ def _show_jobs(asked: Asked) -> None:
 def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> None:
     from fedconcord.recipes import pages
 
-    found = pages.done_below(folder, recipes) if folder.exists() else []
+    if to is not None:
+        say(f"pages: {pages.write_pages(folder, recipes, Path(to))}")
+        return
+    found = pages.done_below(folder, recipes)
     if not found:
         raise UserError(f"{folder} holds no recipe that was done; run one first, or give its --out")
-    if to is not None:
-        say(f"pages: {pages.write_pages(found, recipes, Path(to))}")
-        return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("", "recipe", "size", "verdict", "claims"):
         table.add_column(column, overflow="fold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.basis import files
+from fedconcord.basis.errors import UserError
 from fedconcord.recipes.claims import overall
 from fedconcord.recipes.found import SUMMARIES
-from fedconcord.recipes.recipe import Comparison, Measure, Recipe, grid_of, names_of
+from fedconcord.recipes.recipe import NOTHING, Comparison, Measure, Recipe, grid_of, names_of
 from fedconcord.recipes.run import DONE
 from fedconcord.recipes.values import Done, Finding, Values, read
 from fedconcord.report.load import show
 
+INDEX, VALUES = "README.md", "values"  # of a folder of pages: its first one, and the folder of done.json's, NAME.json
 WIDEST = 8  # entries side by side; more stand below each other
 INTRODUCTION = """\
 # What of five papers holds when it is measured again
@@ -37,7 +40,7 @@ class Judged(NamedTuple):
 
     recipe: Recipe
     done: Done
-    folder: Path
+    path: Path  # of its values
     findings: Sequence[Finding]  # one a claim
 
     @property
@@ -47,25 +50,30 @@ class Judged(NamedTuple):
         return overall(self.findings)
 
 
-def judge(recipe: Recipe, done: Done, folder: Path) -> Judged:
+def judge(recipe: Recipe, done: Done, path: Path) -> Judged:
     """Judge every claim of a recipe on its values, if this size tests it."""
     untested = Finding("not tested at this size")
     findings = [claim.judge(done.values) if done.size in claim.sizes else untested for claim in recipe.claims]
-    return Judged(recipe, done, folder, findings)
+    return Judged(recipe, done, path, findings)
 
 
 def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
     """Every recipe that was done below a folder, OUT/NAME/SIZE/done.json or OUT/done.json; of several sizes of one
     the largest."""
+    return _largest(sorted(out.rglob(DONE)), recipes)
+
+
+def _largest(paths: Iterable[Path], recipes: Mapping[str, Recipe]) -> list[Judged]:
+    """What these files hold, in the order of the recipes; of one recipe the largest size, of one size the last."""
     found: dict[str, Judged] = {}
     sizes = ("quick", "desk", "paper")
-    for path in sorted(out.rglob(DONE)):
+    for path in paths:
         done = read(path)
         if done.recipe not in recipes:
             continue
         before = found.get(done.recipe)
-        if before is None or sizes.index(before.done.size) < sizes.index(done.size):
-            found[done.recipe] = judge(recipes[done.recipe], done, path.parent)
+        if before is None or sizes.index(before.done.size) <= sizes.index(done.size):
+            found[done.recipe] = judge(recipes[done.recipe], done, path)
     return [found[name] for name in recipes if name in found]
 
 
@@ -74,25 +82,55 @@ def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
 
 def write_one(one: Judged) -> Path:
     """The page of a recipe beside its figures, in its own folder."""
-    path = one.folder / "README.md"
-    files.write_text(path, page(one, [figure.name for figure in sorted(one.folder.glob("*.png"))]))
+    folder = one.path.parent
+    path = folder / "README.md"
+    files.write_text(path, page(one, [figure.name for figure in sorted(folder.glob("*.png"))], DONE))
     return path
 
 
-def write_pages(judged: Sequence[Judged], recipes: Mapping[str, Recipe], folder: Path) -> Path:
-    """A page a recipe with its figures, and the index; returns the index."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:
+    """A page a recipe with its figures and values, and the index; returns the index.
+
+    What was published there and is not below `out`, or only at a smaller size, is judged anew and stays; a page whose
+    values are not there keeps its row of the index.
+
+    Raises:
+        UserError: neither holds a recipe that was done.
+    """
+    published = [folder / VALUES / f"{name}.json" for name in recipes]
+    judged = _largest([*filter(Path.exists, published), *sorted(out.rglob(DONE))], recipes)
+    if not judged:
+        raise UserError(f"neither {out} nor {folder} holds a recipe that was done; run one first, or give its --out")
+    rows = _standing(folder / INDEX)
+    (folder / VALUES).mkdir(parents=True, exist_ok=True)
     for one in judged:
-        figures = sorted(one.folder.glob("*.png"))
-        for path in figures:
-            shutil.copyfile(path, folder / path.name)
-        files.write_text(folder / f"{one.recipe.name}.md", page(one, [path.name for path in figures]))
-    files.write_text(folder / "README.md", index(judged, recipes))
-    return folder / "README.md"
+        name = one.recipe.name
+        if one.path not in published:
+            for path in _figures(folder, name):
+                path.unlink()
+            for path in _figures(one.path.parent, name):
+                shutil.copyfile(path, folder / path.name)
+            one.done.write(folder / VALUES / f"{name}.json")
+        figures = [path.name for path in _figures(folder, name)]
+        files.write_text(folder / f"{name}.md", page(one, figures, f"{VALUES}/{name}.json"))
+    files.write_text(folder / INDEX, index(judged, recipes, rows))
+    return folder / INDEX
 
 
-def page(one: Judged, figures: Sequence[str]) -> str:
-    """The page of a recipe as Markdown."""
+def _figures(folder: Path, name: str) -> list[Path]:
+    """A recipe's figures: NAME.png and NAME-2.png."""
+    return sorted([*folder.glob(f"{name}.png"), *folder.glob(f"{name}-*.png")])
+
+
+def _standing(path: Path) -> dict[str, str]:
+    """The rows of an index by their recipes."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = {line: re.search(r"\]\((\w+)\.md\) \| ", line) for line in lines if line.startswith("| ")}
+    return {found[1]: line for line, found in rows.items() if found}
+
+
+def page(one: Judged, figures: Sequence[str], found: str) -> str:
+    """The page of a recipe as Markdown; `found` is the file of its values beside it."""
     recipe, done = one.recipe, one.done
     size = recipe.sizes[done.size]  # type: ignore[index]
     title = f"{recipe.source}{', with stand-in data' if size.stand_in else ''}"
@@ -108,7 +146,7 @@ def page(one: Judged, figures: Sequence[str]) -> str:
     parts += [f"![{recipe.source}]({name})" for name in figures]
     if recipe.silent:
         parts += ["## Not in the paper", recipe.silent]
-    parts += ["## How", f"    {done.command}", how(done)]
+    parts += ["## How", f"    {done.command}", f"{how(done)} Every value by seed: [{found}]({found})."]
     return "\n\n".join(parts) + "\n"
 
 
@@ -219,24 +257,30 @@ def _end(tried: Sequence[float], taken: float) -> str:
     return " (highest tried)" if taken == max(tried) else " (lowest tried)"
 
 
-def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe]) -> str:
-    """What of the papers holds when measured again: a table a paper, a row a recipe."""
-    by_name = {one.recipe.name: one for one in judged}
-    counts = Counter(one.verdict.verdict for one in judged)
-    papers: dict[str, list[tuple[str, ...]]] = {}
+def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe], standing: Mapping[str, str] = NOTHING) -> str:
+    """What of the papers holds when measured again: a table a paper, a row a recipe.
+
+    Args:
+        standing: rows of an earlier index, by recipe, for those that are not judged here.
+    """
+    rows = {name: standing.get(name) or _line(_row(recipe, None)) for name, recipe in recipes.items()}
+    rows |= {one.recipe.name: _line(_row(one.recipe, one)) for one in judged}
+    counts = Counter(row.split(" | ")[3].strip("*") for row in rows.values())
+    counts.pop("not run", None)
+    papers: dict[str, list[str]] = {}
     for recipe in recipes.values():
-        paper, _, place = recipe.source.partition(", ")
-        papers.setdefault(paper, []).append(_row(recipe, place, by_name.get(recipe.name)))
+        papers.setdefault(recipe.source.partition(", ")[0], []).append(rows[recipe.name])
     summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
-    parts = [INTRODUCTION, f"{len(judged)} of {len(recipes)} were run; {summed}." if judged else "None was run yet."]
-    for paper, rows in papers.items():
+    parts = [INTRODUCTION, f"{counts.total()} of {len(recipes)} were run; {summed}." if counts else "None was run yet."]
+    for paper, lines in papers.items():
         cited, summary = SUMMARIES.get(paper, ("", ""))
-        parts += [f"## {paper}", *filter(None, (cited, summary)), markdown(COLUMNS, rows)]
+        parts += [f"## {paper}", *filter(None, (cited, summary)), "\n".join([markdown(COLUMNS, ()), *lines])]
     return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
 
 
-def _row(recipe: Recipe, place: str, one: Judged | None) -> tuple[str, ...]:
+def _row(recipe: Recipe, one: Judged | None) -> tuple[str, ...]:
     """A recipe in the index."""
+    place = recipe.source.partition(", ")[2]
     if one is None:
         return (recipe.id, place, recipe.claim, "not run", "", "", "", "")
     done, verdict = one.done, f"**{one.verdict.verdict}**"
@@ -270,5 +314,8 @@ def _titled(recipe: Recipe, why: str) -> str:
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(map(_line, [head, ["---"] * len(head), *rows]))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -77,9 +77,12 @@ class Done(NamedTuple):
     version: str
 
     def write(self, path: Path) -> None:
-        """As JSON, in one step."""
-        rows = [[*row[:4], _text(row.value)] for row in self.values.rows]
-        sums.write(path, files.as_json({**self._asdict(), "values": rows}))
+        """As JSON, in one step; its values by measure, cell, entry and seed."""
+        nested: dict[str, dict[str, dict[str, dict[str, float | str]]]] = {}
+        for row in self.values.rows:
+            entries = nested.setdefault(row.measure, {}).setdefault(row.cell, {})
+            entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
+        sums.write(path, files.as_json({**self._asdict(), "values": nested}))
 
 
 def read(path: Path) -> Done:
@@ -90,9 +93,15 @@ def read(path: Path) -> Done:
     """
     try:
         raw = json.loads(sums.text(path))
-        rows = raw.pop("values")
-        return Done(**raw, values=values((*row[:4], float(row[4])) for row in rows))
-    except (OSError, ValueError, TypeError, KeyError) as broken:
+        rows = (
+            (measure, cell, entry, int(seed), float(value))
+            for measure, cells in raw.pop("values").items()
+            for cell, entries in cells.items()
+            for entry, seeds in entries.items()
+            for seed, value in seeds.items()
+        )
+        return Done(**raw, values=values(rows))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); run the recipe again: what is done is not repeated") from None
 
 
