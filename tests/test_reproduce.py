@@ -337,6 +337,41 @@ def test_the_index_has_a_table_a_paper() -> None:
         assert [line.split(" | ")[0] for line in part.splitlines() if line.endswith("|")][2:] == [f"| {i}" for i in ids]
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_page_says_what_its_recipe_says(name: str) -> None:
+    recipe, page, index = RECIPES[name], (PAGES / f"{name}.md").read_text(), (PAGES / "README.md").read_text()
+    size = recipe.sizes["desk"]
+    assert page.startswith(f"# {recipe.source}{', with stand-in data' if size.stand_in else ''}\n")
+    for said in (f"The paper: {recipe.claim}.", size.note, *recipe.findings, recipe.silent):
+        assert said[1:] in page
+    assert f"\n    fedconcord reproduce {name} --desk\n" in page
+    table = page.partition("## Claims\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    rows = [row.replace("\\|", "/").strip("| ").split(" | ") for row in table]
+    assert [row[0] for row in rows] == [claim.says.replace("|", "/") for claim in recipe.claims]
+    verdict = claims.overall([Finding(row[1]) for row in rows]).verdict  # type: ignore[arg-type]
+    assert f"\n**{verdict.capitalize()}**, at desk size." in page
+    (row,) = [line for line in index.splitlines() if f"]({name}.md) |" in line]
+    assert row.startswith(f"| {recipe.id} | [{recipe.source.partition(', ')[2]}]({name}.md) | ")
+    assert f" | {recipe.claim} | **{verdict}** | ".replace("||", "\\|\\|") in row
+
+
+def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
+    there = shutil.copytree(PAGES, tmp_path / "papers")
+    pages.write_pages(tmp_path / "no runs", RECIPES, there)
+    for path in PAGES.glob("*.md"):
+        assert (there / path.name).read_text() == path.read_text()
+
+
+def test_the_published_index_says_what_the_papers_summaries_say() -> None:
+    index = (PAGES / "README.md").read_text()
+    for cited, summary in SUMMARIES.values():
+        assert cited in index
+        assert summary in index
+    counts = Counter(row.split(" | ")[3] for row in index.splitlines() if "](" in row and row.startswith("| "))
+    said = ", ".join(f"{verdict.strip('*')}: {n}" for verdict, n in counts.items())
+    assert f"{len(RECIPES)} of {len(RECIPES)} were run; {said}." in index
+
+
 @pytest.mark.parametrize("size", ["desk", "paper"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_dry_run_of_every_recipe(name: str, size: str, tmp_path: Path) -> None:
