@@ -65,6 +65,7 @@ def test_job_g_says_where_the_commands_time_went(tmp_path: Path) -> None:
     assert min(one["seconds"][part] for part in ("start", "train", "evaluate", "end")) > 0
 
 
+@pytest.mark.slow
 def test_scale_has_a_row_for_every_method() -> None:
     command = [sys.executable, str(BENCHMARKS / "scale.py"), "--clients", "200,2000", "--models", "logreg"]
     command += ["--methods", "scaffold", "--rounds", "2", "--warmup", "1"]

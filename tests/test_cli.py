@@ -254,6 +254,7 @@ def test_compare_from_python(tmp_path: Path) -> None:
     assert found.runs[1].folder == tmp_path / "c" / "scaffold-local.lr=0.05" / "seed-0"
 
 
+@pytest.mark.slow  # test_signals and test_hostile end workers in the fast tier
 @pytest.mark.skipif(not PROC, reason="finds processes in /proc")
 @pytest.mark.usefixtures("quick_report")
 def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ sys.exit(cli.call(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow  # longer than a timeout
 def test_the_others_wait_while_rank_0_judges_the_answer(tmp_path: Path) -> None:
     """For longer than engine.timeout: the time is that of the real silence. Then both know how the run ended."""
     out = tmp_path / "run"
