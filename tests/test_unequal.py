@@ -15,7 +15,7 @@ import torch
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Orders, Plan, tree_bytes
+from fedconcord.core import Orders, Plan, roster_of, tree_bytes
 from fedconcord.core.round import behind
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation import availability, clock, dropout, sampling, work
@@ -107,6 +107,16 @@ def test_uniform_among_those_available_has_unknown_probabilities() -> None:
     rules = Rules(KNOWN["uniform"], availability.coins(0.2, 0.9))
     assert not rules.known()
     assert all(np.isnan(choose(rules, 0, t, 2, SIZES, np.zeros_like).inclusion).all() for t in range(5))
+
+
+def test_a_schedule_takes_whom_its_rules_name(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("round,client\n0,1\n0,3\n2,4\n")
+    there = Schedule(0, 3, 0.1, availability=availability.trace(str(tmp_path / "trace.csv")))
+    roster, method = roster_of(np.arange(6), np.array([1.0, 2, 3, 4, 10])), make("fedavg")
+    assert [there.plan(t, method, roster).ids.tolist() for t in range(3)] == [[1, 3], [], [4]]
+    one = Schedule(0, 1, 0.1, sampler=sampling.by_size())
+    drawn = np.bincount([int(i) for t in range(3000) for i in one.plan(t, method, roster).ids], minlength=5)
+    assert np.abs(drawn / 3000 - np.array([1, 2, 3, 4, 10]) / 20).max() < 0.03
 
 
 def test_a_markov_chain_is_stationary_sticky_and_the_same_after_a_resume() -> None:
