@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +78,7 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert found.entries("iid") == ["FedAvg", "SCAFFOLD"]
     assert set(found.seeds("accuracy, %", "skewed", "SCAFFOLD")) == {0, 1}
     saved = read(tmp_path / DONE)
-    assert set(saved.values.rows) == set(found.rows)
+    assert saved.values == found
     assert saved.searched == 4
     assert set(saved.chosen) == {"iid"}  # the other cell takes its values
     config = json.loads((tmp_path / "skewed/final/SCAFFOLD/seed-0/run.json").read_text())["config"]
@@ -248,7 +247,7 @@ def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
     assert "](small-2.png)" in (to / "small.md").read_text()
     row = next(line for line in first.splitlines() if "](small.md) | " in line)
 
-    reworded = SMALL._replace(claim="SCAFFOLD is faster than FedAvg", name="small")
+    reworded = SMALL._replace(claim="SCAFFOLD is faster than FedAvg")
     shutil.rmtree(out)
     pages.write_pages(out, {**recipes, "small": reworded}, to)  # judged anew from the values that stand beside the page
     assert index.read_text() == first.replace(SMALL.claim, reworded.claim, 1)
@@ -360,16 +359,6 @@ def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
     pages.write_pages(tmp_path / "no runs", RECIPES, there)
     for path in PAGES.glob("*.md"):
         assert (there / path.name).read_text() == path.read_text()
-
-
-def test_the_published_index_says_what_the_papers_summaries_say() -> None:
-    index = (PAGES / "README.md").read_text()
-    for cited, summary in SUMMARIES.values():
-        assert cited in index
-        assert summary in index
-    counts = Counter(row.split(" | ")[3] for row in index.splitlines() if "](" in row and row.startswith("| "))
-    said = ", ".join(f"{verdict.strip('*')}: {n}" for verdict, n in counts.items())
-    assert f"{len(RECIPES)} of {len(RECIPES)} were run; {said}." in index
 
 
 @pytest.mark.parametrize("size", ["desk", "paper"])

@@ -77,10 +77,10 @@ class Done(NamedTuple):
     version: str
 
     def write(self, path: Path) -> None:
-        """As JSON, in one step; its values by measure, cell, entry and seed."""
+        """As JSON, in one step; its values by cell, measure, entry and seed."""
         nested: dict[str, dict[str, dict[str, dict[str, float | str]]]] = {}
         for row in self.values.rows:
-            entries = nested.setdefault(row.measure, {}).setdefault(row.cell, {})
+            entries = nested.setdefault(row.cell, {}).setdefault(row.measure, {})
             entries.setdefault(row.entry, {})[str(row.seed)] = _text(row.value)
         sums.write(path, files.as_json({**self._asdict(), "values": nested}))
 
@@ -95,8 +95,8 @@ def read(path: Path) -> Done:
         raw = json.loads(sums.text(path))
         rows = (
             (measure, cell, entry, int(seed), float(value))
-            for measure, cells in raw.pop("values").items()
-            for cell, entries in cells.items()
+            for cell, measures in raw.pop("values").items()
+            for measure, entries in measures.items()
             for entry, seeds in entries.items()
             for seed, value in seeds.items()
         )
