@@ -1,4 +1,5 @@
-# Two targets do all the set-up: `make demo` and `make test`. Both build the environment in .venv once.
+# Two targets do all the set-up: `make demo` and `make test`. Both build the environment in .venv: the demo needs the package
+# alone, and whatever tests, lints or documents adds its tools when it first needs them.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,21 +8,28 @@ QUICK ?=
 # LOCK=requirements.lock: those archives and no others (Python 3.11, Linux x86_64, torch for the CPU), as .ci/run wants it.
 LOCK ?=
 
-.PHONY: demo test lint docs slow flower wheel lock audit clean
+.PHONY: demo test lint docs slow flower processors wheel lock audit clean
 
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
-pinned = $(INSTALL) --constraint constraints.txt torch && $(INSTALL) --constraint constraints.txt --editable '.[dev,docs]'
+# Python compiles what it imports: all of torch beforehand would take half a minute.
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check
+pinned = $(INSTALL) --constraint constraints.txt
 locked = $(INSTALL) --no-deps --only-binary :all: --require-hashes --requirement $(LOCK) \
   && $(INSTALL) --no-deps --no-build-isolation --editable . && $(BIN)/pip check
 lost = echo "ATTENTION: $(LOCK) cannot be installed here; going on with constraints.txt, whose archives nobody verifies" >&2
+tools = $(pinned) --editable '.[dev,docs]'
 
-$(VENV)/ready: pyproject.toml constraints.txt requirements.lock
+# The package; with a lock, which is of all archives at once, the tools too.
+$(VENV)/package: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	@$(if $(LOCK),{ $(locked); } || { $(lost); $(pinned); },$(pinned))
+	@$(if $(LOCK),{ $(locked); } || { $(lost); $(pinned) torch && $(tools); },$(pinned) torch && $(pinned) --editable .)
+	touch $@
+
+$(VENV)/ready: $(VENV)/package
+	$(if $(LOCK),,$(tools))
 	touch $@
 
 # Eight methods, each tuned, on scikit-learn's digits, 60 unequal clients; ends with the report's path.
-demo: $(VENV)/ready
+demo: $(VENV)/package
 	rm -rf $(DEMO)
 	$(BIN)/fedconcord tune --config examples/demo.toml --jobs 2 --out $(DEMO) \
 	  $(if $(QUICK),--budget 2 --rounds 8 --final-seeds 2$(,)3,--budget 16 --final-seeds 2$(,)3$(,)4$(,)5$(,)6)
@@ -29,8 +37,9 @@ demo: $(VENV)/ready
 
 # The suite on two cores; JOBS=0 runs it in one process, as a debugger wants it.
 JOBS ?= 2
+pytest = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 test: $(VENV)/ready lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(pytest)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -43,11 +52,22 @@ docs: $(VENV)/ready
 	@echo build/site/index.html
 
 slow: $(VENV)/ready
-	$(BIN)/python -m pytest -m 'slow and not flower' -n $(JOBS) --dist worksteal $(SLOW)
+	$(pytest) -m 'slow and not flower' $(SLOW)
 
-# A real SuperLink with real SuperNodes, one trial at a time.
+# Both tiers with the kernels that other processors get: an old Xeon's or EPYC's without AVX-512, and torch's plainest.
+# One of the two, and one tier: make processors PROCESSORS=avx2 TIERS="'not slow and not flower'".
+avx2 = OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=generic
+plain = OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic
+PROCESSORS ?= avx2 plain
+TIERS ?= 'not slow and not flower' 'slow and not flower'
+processors: $(VENV)/ready
+	set -e; $(foreach p,$(PROCESSORS),for tier in $(TIERS); do echo "$p: $$tier"; $($p) $(pytest) -m "$$tier" $(SLOW); done;)
+
+# A real SuperLink with real SuperNodes, one trial at a time; what they logged stays where a test failed.
+FLOWER ?= --basetemp build/flower
 flower: $(VENV)/ready
-	$(BIN)/python -m pytest -m flower
+	mkdir -p build
+	$(BIN)/python -m pytest -m flower -o tmp_path_retention_policy=failed $(FLOWER)
 
 wheel: $(VENV)/ready
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

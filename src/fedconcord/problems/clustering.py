@@ -24,7 +24,8 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import rng
 from fedconcord.data.dataset import Dataset
-from fedconcord.problems.two_block import Stated, simplex
+from fedconcord.problems.regularisers import to_simplex
+from fedconcord.problems.two_block import Stated
 
 
 def clustering(
@@ -89,7 +90,7 @@ def clustering(
         clients,
         start,
         torch.full((max(map(len, parts)), k), 1.0 / k, dtype=dtype, device=device),
-        project=simplex,
+        project=to_simplex,
         y_steps=y_steps,
         y_lr=y_lr,
         y_scale="sample",

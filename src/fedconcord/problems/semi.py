@@ -29,8 +29,9 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
+from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.supervised import Supervised, probe
-from fedconcord.problems.two_block import Held, Inputs, simplex
+from fedconcord.problems.two_block import Held, Inputs
 
 SLICE = 2048  # samples that go through the model at once, for their pseudo-labels
 CLAMP = 1e-8  # of a pseudo-label before its logarithm, which is not bounded at the simplex's edge
@@ -166,7 +167,7 @@ class SemiSupervised:
             lr = self.y_lr / torch.as_tensor(np.repeat(held, held), device=self.device).to(self.dtype)[:, None]
         for _ in range(self.y_steps):
             g = self.alpha_r * (nu.clamp(min=self.clamp).log() + constant) - self.alpha_p * log_h
-            nu = simplex(nu - lr * g)
+            nu = to_simplex(nu - lr * g)
         out = private.clone()
         out[where] = nu
         return out

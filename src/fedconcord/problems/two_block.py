@@ -27,18 +27,6 @@ Inputs = tuple[Tensor, ...]
 """What a loss needs of samples: tensors [B, ...]."""
 
 
-def simplex(y: Tensor) -> Tensor:
-    """The closest point to y [..., C] with entries >= 0 that sum to 1, along the last dimension.
-
-    Sort, keep the largest k with u_k - (u_1 + .. + u_k - 1) / k > 0, subtract that threshold (Held et al. 1974).
-    """
-    u = y.sort(dim=-1, descending=True).values
-    rank = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
-    excess = (u.cumsum(-1) - 1) / rank
-    k = (u > excess).sum(-1, keepdim=True).clamp(min=1)
-    return (y - excess.gather(-1, k - 1)).clamp(min=0)
-
-
 class Sampled(Problem, Protocol):
     """A problem whose per-sample losses f_ij(x, y_i) are known as one function."""
 
