@@ -87,6 +87,7 @@ class Objective:
     private: Private | None = None
     regulariser: Regulariser | None = None  # psi
     precision: str = "full"  # of gradients, where it is not dtype's: `problems.precision`
+    frozen: str | None = None  # what the model holds beside x, told from others by its digest
 
     def samples(self, place: int) -> Tensor:
         """All samples [n] of a client."""
@@ -190,6 +191,7 @@ def objective_of(
     sample_size: int = 0,
     private: Private | None = None,
     precision: str = "full",
+    frozen: str | None = None,
 ) -> Objective:
     """The objective that such a class computes; for the fields see `Objective`."""
     return Objective(
@@ -208,4 +210,5 @@ def objective_of(
         private=private,
         regulariser=regulariser,
         precision=precision,
+        frozen=frozen,
     )

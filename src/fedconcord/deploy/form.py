@@ -186,6 +186,7 @@ def facts(job: Job, config: Config) -> dict[str, str]:
         "the local steps": str(job.solver),
         "the batches": str(job.schedule.draws),
         "the secure sums": "none" if config.secure.clip is None else str(config.secure),
+        **({} if inner.layout.digest is None else {"the frozen part of the model": inner.layout.digest}),
         "the outputs": f"{inner.target}: {', '.join(inner.data.output_names or [str(inner.classes)])}",
     }
 

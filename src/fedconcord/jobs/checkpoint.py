@@ -135,6 +135,7 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
         "samples": zlib.crc32(roster.samples.tobytes()),  # of each client
         "weights": zlib.crc32(roster.sizes.tobytes()),
         "regulariser": None if objective.regulariser is None else objective.regulariser.name,
+        "frozen": objective.frozen,
     }
     return {
         **dict(_plain("method", job.algorithm.identity)),

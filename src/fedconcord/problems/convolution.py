@@ -39,14 +39,14 @@ def kernel(
     model: nn.Module, layout: Layout, delta: Delta = cross_entropy, numbers: torch.dtype | None = None
 ) -> Kernel | None:
     """The gradient of a Sequential of Conv2d, MaxPool2d, ReLU, Flatten, Softmax and a last Linear, a Softmax behind it
-    or not; None for other models.
+    or not, nothing of it frozen; None for other models.
 
     Args:
         numbers: of the forward and backward passes; the model's if none. The loss stays in the model's.
     """
     chain = _chain(model)
     learnt = [type(module) for module in model.children() if type(module) is not nn.Softmax]
-    if chain is None or not _flattened(model) or learnt[-1] is not nn.Linear:
+    if chain is None or layout.constants or not _flattened(model) or learnt[-1] is not nn.Linear:
         return None
     begins = [sum(layer.parameters for layer in chain[:k]) for k in range(len(chain))]
     lowest = next(k for k, layer in enumerate(chain) if layer.parameters)  # no slope is needed below

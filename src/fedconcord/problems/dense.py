@@ -59,8 +59,8 @@ def widths(model: nn.Module) -> tuple[int, ...] | None:
 
 
 def kernel(model: nn.Module, layout: Layout, delta: Delta = cross_entropy) -> Kernel | None:
-    """The gradient of a network that has `widths`; None for other models."""
-    if widths(model) is None:
+    """The gradient of a network that has `widths` and nothing frozen; None for other models."""
+    if widths(model) is None or layout.constants:
         return None
 
     def accumulate(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import workers
 from fedconcord.core.flat import Layout
 from fedconcord.problems import convolution
@@ -59,7 +60,7 @@ class Forward:
 
     def outputs(self, x: Tensor, sets: Sequence[tuple[int, Gather]]) -> list[Tensor]:
         """Outputs [n, C] of the model x [d] on each set of n samples, all sets in one pass."""
-        views = self.layout.views(x)
+        views = self.layout.values(x)
         if self.images:
             views = {k: _last(v) for k, v in views.items()}
         pieces = [(gather, a, min(a + self.batch, n)) for n, gather in sets for a in range(0, max(n, 1), self.batch)]
@@ -104,6 +105,34 @@ def _ours(module: nn.Module) -> bool:
 def _last(values: Tensor) -> Tensor:
     """The same values [n, channels, height, width] with the channels side by side in memory; others as they are."""
     return values.contiguous(memory_format=convolution.LAST) if values.ndim == 4 else values
+
+
+def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
+    """A model's outputs [B, outputs] on a few samples [B, *shape].
+
+    Raises:
+        UserError: it cannot take them, answers with another shape, or with numbers that no training changes.
+    """
+    wanted = (len(few), outputs)
+    try:
+        with torch.enable_grad():
+            found: Tensor = model(few)
+    except Exception as error:  # whatever the layers of somebody else's model raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        kind = str(few.dtype).removeprefix("torch.")
+        raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != wanted:
+        raise UserError(
+            f"the model answers {len(few)} samples with {shape}, and the data need {wanted}: one row a sample, "
+            f"{outputs} numbers each"
+        )
+    if not found.requires_grad:
+        raise UserError(
+            "the model's outputs depend on none of the parameters that are trained (requires_grad); let its last layer "
+            "have some, and take them out of torch.no_grad"
+        )
+    return found.detach()
 
 
 @torch.no_grad()

@@ -107,6 +107,7 @@ class SemiSupervised:
             lambda place: self.alone(place).objective,
             private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
             regulariser=self.regulariser,
+            frozen=self.base.layout.digest,
         )
 
     @cached_property

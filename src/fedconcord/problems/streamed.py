@@ -73,6 +73,7 @@ class Streamed:
             accumulate=self.accumulate,
             sample_size=math.prod(self.judged.x.shape[1:]),
             precision=self.judged.numbers,
+            frozen=self.judged.layout.digest,
         )
 
     @cached_property

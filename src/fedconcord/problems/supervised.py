@@ -18,7 +18,7 @@ from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.problems import convolution, dense, precision
 from fedconcord.problems.alone import alone
-from fedconcord.problems.evaluation import Forward, Gather
+from fedconcord.problems.evaluation import Forward, Gather, check_outputs
 from fedconcord.problems.losses import (
     DEFAULT_LOSS,
     LOSSES,
@@ -81,8 +81,7 @@ class Supervised:
         self.build, self.classes, self.target, self.unit = build, data.classes, data.target, data.unit
         self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
         self.metrics = tuple(metrics) or metrics_of((), data.target)
-        with torch.random.fork_rng(devices=[]):
-            self.model = build().to(dtype=dtype, device=self.device)
+        self.model = self._built(0).to(dtype=dtype, device=self.device)  # whose constants no run's seed changes
         self.layout = Layout(self.model)
         self.dim = self.layout.dim
         self.sizes = np.array([len(part) for part in parts], np.float64)
@@ -144,23 +143,9 @@ class Supervised:
             raise UserError(f"client {owner[first]} has the label {given:g}, {wanted}")
 
     def _check_outputs(self) -> None:
-        """Refuse a model that cannot take the samples, or that answers with another shape than the targets need."""
+        """Refuse a model or a loss that does not fit the samples and their targets."""
         few = self.x[:2]
-        wanted = (len(few), self.classes)
-        try:
-            with torch.no_grad():
-                given = self.model(few)
-        except Exception as error:  # whatever the layers of somebody else's model raise
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            kind = str(self.x.dtype).removeprefix("torch.")
-            raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
-        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        if shape != wanted:
-            raise UserError(
-                f"the model answers {len(few)} samples with {shape}, and the data need {wanted}: one row a sample, "
-                f"{self.classes} numbers each"
-            )
-        each = self.loss_of.per_sample(given, self.y[:2])
+        each = self.loss_of.per_sample(check_outputs(self.model, few, self.classes), self.y[:2])
         if each.shape != (len(few),):
             raise UserError(
                 f"loss {self.loss_of.name} gives shape {tuple(each.shape)} for {len(few)} samples, and one number a "
@@ -185,11 +170,14 @@ class Supervised:
             sample_size=math.prod(self.x.shape[1:]),
             regulariser=self.regulariser,
             precision=self.numbers,
+            frozen=self.layout.digest,
         )
 
     def _network(self) -> Network | None:
         widths, form, x = dense.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
+            return None
+        if self.layout.constants:
             return None
         if x.table is None and x.raw.dtype not in (torch.float32, x.dtype):
             return None
@@ -226,15 +214,17 @@ class Supervised:
         return made
 
     def init(self, seed: int) -> Tensor:
+        return self.layout.flatten(self._built(seed)).to(dtype=self.dtype, device=self.device)
+
+    def _built(self, seed: int) -> nn.Module:
         # torch's layers initialise from the global generator only: fork it, so that nothing else notices
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.torch_seed(seed, rng.Purpose.INIT))
-            fresh = self.build()
-        return self.layout.flatten(fresh).to(dtype=self.dtype, device=self.device)
+            return self.build()
 
     def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Outputs [B, classes] of the model with parameters x [d] on inputs [B, *shape]."""
-        out: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
+        out: Tensor = functional_call(self.model, self.layout.values(x), (inputs,))
         return out
 
     def _training_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -316,7 +306,7 @@ class Supervised:
         return self.x[samples], self.y[samples]
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
-        return self.layout.views(x)
+        return self.layout.state(x)
 
     def label_counts(self) -> np.ndarray | None:
         if self.target != "class":

@@ -132,9 +132,11 @@ def _method(value: Any) -> Held:
 def _model(value: Any) -> Held:
     if not isinstance(value, nn.Module):
         return _function("model", value, "a torch.nn.Module, or a function (shape, classes) -> nn.Module")
-    digest, count = digest_of(value), sum(parameter.numel() for parameter in value.parameters())
+    digest, count = digest_of(value), sum(p.numel() for p in value.parameters())
     kept = copy.deepcopy(value)  # as it was when it was given
-    about = f"{_one_line(value)} with {count} parameters, which start as they were given; sha256 {digest}"
+    frozen = sum(p.numel() for p in value.parameters() if not p.requires_grad)
+    rest = f", {frozen} of them frozen" * (frozen > 0)
+    about = f"{_one_line(value)} with {count} parameters, which start as they were given{rest}; sha256 {digest}"
     return objects.hold(type(value).__name__, digest, partial(_copied, kept), about)
 
 
@@ -244,7 +246,7 @@ def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> 
         each(*value)
     elif isinstance(value, nn.Module):
         say("module", type(value).__qualname__, repr(value))
-        each(type(value).forward, dict(value.state_dict()))
+        each(type(value).forward, dict(value.state_dict()), *_frozen(value))
     elif hasattr(value, "__code__"):
         say("function", value.__qualname__)
         cells = [_contents(cell) for cell in value.__closure__ or ()]
@@ -264,6 +266,12 @@ def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> 
         say("other", type(value).__module__, type(value).__qualname__)
         held = vars(value) if hasattr(value, "__dict__") else {}
         each({name: part for name, part in held.items() if isinstance(part, int | float | str | np.ndarray)})
+
+
+def _frozen(module: nn.Module) -> list[list[str]]:
+    """Names of its parameters that are not trained and, where there are some, of its layers in evaluation mode."""
+    names = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    return [names, [name for name, layer in module.named_modules() if not layer.training]] if names else []
 
 
 def _contents(cell: Any) -> Any:

@@ -71,11 +71,11 @@ def infer_labels(problem: Supervised, x: Tensor, gradient: Tensor, inputs: Tenso
             f"labels are inferred from gradients of cross-entropy, and this job's loss is {problem.loss_of.name}; "
             "audit it with known labels"
         )
-    last = list(problem.layout.views(gradient).values())[-1]
-    if last.shape != (problem.classes,):
+    last = problem.layout.views(gradient).get([*dict(problem.model.named_parameters())][-1])
+    if last is None or last.shape != (problem.classes,):
         raise UserError(
             f"labels are inferred from the last layer's bias, and this model's last parameter is not one of "
-            f"{problem.classes} entries; audit it with known labels"
+            f"{problem.classes} entries that is trained; audit it with known labels"
         )
     with torch.no_grad():
         share = problem.logits(x, inputs).double().softmax(1).mean(0) - last.double()
