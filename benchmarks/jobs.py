@@ -107,7 +107,7 @@ def saved(job: Job, state: State, args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
         begun = time.perf_counter()
-        checkpoint.write(path, state, job)
+        checkpoint.save(job, state, path)
         return {"checkpoint_seconds": time.perf_counter() - begun, "checkpoint_bytes": path.stat().st_size}
 
 

@@ -253,15 +253,15 @@ def test_schedules_that_it_does_not_cover_are_refused_with_the_reason() -> None:
 def test_a_job_resumes_bit_for_bit_and_another_rule_is_another_job(tmp_path: Path) -> None:
     path, this = tmp_path / "checkpoint.safetensors", job(private(), sampler=sampling.poisson())
     want = run(this, 6)
-    checkpoint.write(path, run(this, 3), this)
-    state = checkpoint.read(path, this)
+    checkpoint.save(this, run(this, 3), path)
+    state = checkpoint.load(this, path)
     for _ in range(3):
         state = advance(this, state)
     assert far(state.server, want.server) == 0.0
     constant = with_privacy(METHODS["scaffold"](), CLIP, 0.3, "central", S)
     for other in (constant, private(quantile=0.6), private(rate=0.1), private(bits=3.0), private(noise=0.4)):
         with pytest.raises(UserError, match="belongs to another job"):
-            checkpoint.read(path, replace(this, algorithm=other))
+            checkpoint.load(replace(this, algorithm=other), path)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------

@@ -53,17 +53,17 @@ def test_every_flipped_byte_of_a_checkpoint(kind: str, tmp_path: Path) -> None:
     state = start(this)
     for _ in range(3):
         state = advance(this, state)
-    checkpoint.write(path, state, this)
+    checkpoint.save(this, state, path)
     for _ in flips(path, 600):
         with pytest.raises(UserError, match=r"cannot read the checkpoint .* delete it to start this run again"):
-            checkpoint.read(path, this)
+            checkpoint.load(this, path)
     for length in (0, 7, 60, path.stat().st_size - 1):
         whole = path.read_bytes()
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match="cannot read the checkpoint"):
-            checkpoint.read(path, this)
+            checkpoint.load(this, path)
         path.write_bytes(whole)
-    again = advance(this, checkpoint.read(path, this))
+    again = advance(this, checkpoint.load(this, path))
     assert torch.equal(again.server.x, advance(this, state).server.x)
 
 
@@ -73,7 +73,7 @@ def test_every_flipped_byte_of_rows_on_disk(tmp_path: Path) -> None:
     state = start(this)
     for _ in range(5):
         state = advance(this, state)
-    checkpoint.write(tmp_path / "c", state, this)
+    checkpoint.save(this, state, tmp_path / "c")
     table = load_file(tmp_path / "c")
     taken, row = set(table["rows.slots"].tolist()), this.storage.row_bytes(state.store.template)
     size = (tmp_path / "rows.bin").stat().st_size
@@ -84,10 +84,10 @@ def test_every_flipped_byte_of_rows_on_disk(tmp_path: Path) -> None:
     count = 0
     for _ in flips(tmp_path / "rows.bin", size, used):
         with pytest.raises(UserError, match=r"damaged|another or a later checkpoint"):
-            checkpoint.read(tmp_path / "c", this).store.gather(np.arange(6))
+            checkpoint.load(this, tmp_path / "c").store.gather(np.arange(6))
         count += 1
     assert count == 24 + row * len(taken)
-    checkpoint.read(tmp_path / "c", this).store.gather(np.arange(6))
+    checkpoint.load(this, tmp_path / "c").store.gather(np.arange(6))
 
 
 def test_a_damaged_row_ends_a_resumed_run_with_a_sentence(tmp_path: Path) -> None:
@@ -101,15 +101,15 @@ def test_a_damaged_row_ends_a_resumed_run_with_a_sentence(tmp_path: Path) -> Non
 
 def test_a_checkpoint_of_an_older_version(tmp_path: Path) -> None:
     this = job(make("fedavg"))
-    checkpoint.write(tmp_path / "c", start(this), this)
+    checkpoint.save(this, start(this), tmp_path / "c")
     found, about = tensors.read(tmp_path / "c")
     counters = json.loads(about["state"])
     save_file(found, tmp_path / "c", {"state": json.dumps(counters | {"format": 1})})
     with pytest.raises(UserError, match="no checksum, so it is damaged or of an older version"):
-        checkpoint.read(tmp_path / "c", this)
+        checkpoint.load(this, tmp_path / "c")
     tensors.write(tmp_path / "c", found, about | {"state": json.dumps(counters | {"format": 1})})
     with pytest.raises(UserError, match=r"not a checkpoint of this version \(format 1, not 2\)"):
-        checkpoint.read(tmp_path / "c", this)
+        checkpoint.load(this, tmp_path / "c")
 
 
 BASE = job(make("fedadmm"))
@@ -133,22 +133,22 @@ OTHERS = {
 def test_another_job_is_named(said: str, tmp_path: Path) -> None:
     """Both ways round: what one wrote, the other refuses."""
     other = OTHERS[said]
-    checkpoint.write(tmp_path / "a", start(BASE), BASE)
-    checkpoint.write(tmp_path / "b", start(other), other)
+    checkpoint.save(BASE, start(BASE), tmp_path / "a")
+    checkpoint.save(other, start(other), tmp_path / "b")
     name = said.split()[0]
     with pytest.raises(UserError, match=f"belongs to another job, whose {name}.*where this one's is"):
-        checkpoint.read(tmp_path / "a", other)
+        checkpoint.load(other, tmp_path / "a")
     wanted = said if "where" in said else f"{said} where this one's is"
     source, reader = ("a", other) if said.startswith('method is "fedadmm') else ("b", BASE)
     with pytest.raises(UserError, match=wanted):
-        checkpoint.read(tmp_path / source, reader)
-    assert checkpoint.read(tmp_path / "a", BASE).round == 0
+        checkpoint.load(reader, tmp_path / source)
+    assert checkpoint.load(BASE, tmp_path / "a").round == 0
 
 
 def test_the_same_numbers_in_other_types_are_the_same_job(tmp_path: Path) -> None:
     one, two = (replace(BASE, schedule=Schedule(4, 3, lr, batch_size=1)) for lr in (1, 1.0))
-    checkpoint.write(tmp_path / "c", start(one), one)
-    assert checkpoint.read(tmp_path / "c", two).round == 0
+    checkpoint.save(one, start(one), tmp_path / "c")
+    assert checkpoint.load(two, tmp_path / "c").round == 0
 
 
 def test_every_flipped_byte_of_a_model(tmp_path: Path) -> None:

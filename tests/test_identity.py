@@ -133,8 +133,8 @@ def test_policies_say_which_they_are_and_a_checkpoint_refuses_others(tmp_path: P
     for policy in (schedule.work, schedule.dropout, schedule.devices, schedule.sampler, markov(0.1, 0.3)):
         assert policy.identity.name != ""  # type: ignore[union-attr]
     job = Job(problem, METHODS["fedavg"](), schedule)
-    checkpoint.write(tmp_path / "c", start(job), job)
-    assert checkpoint.read(tmp_path / "c", replace(job, schedule=replace(schedule))).round == 0
+    checkpoint.save(job, start(job), tmp_path / "c")
+    assert checkpoint.load(replace(job, schedule=replace(schedule)), tmp_path / "c").round == 0
     others = {
         "work": uniform(1, 4),
         "dropout": dropout.fixed(0.2),
@@ -144,4 +144,4 @@ def test_policies_say_which_they_are_and_a_checkpoint_refuses_others(tmp_path: P
     }
     for name, other in others.items():
         with pytest.raises(UserError, match=f"schedule.{name}"):
-            checkpoint.read(tmp_path / "c", replace(job, schedule=replace(schedule, **{name: other})))
+            checkpoint.load(replace(job, schedule=replace(schedule, **{name: other})), tmp_path / "c")

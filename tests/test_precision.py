@@ -142,9 +142,9 @@ def test_a_gpu_rounds_products_where_it_is_asked_to_alone() -> None:
 
 def test_a_checkpoint_of_another_precision(tmp_path: Path) -> None:
     job = Job(problem("kernel"), make("scaffold"), SCHEDULE)
-    checkpoint.write(tmp_path / "c", start(job), job)
+    checkpoint.save(job, start(job), tmp_path / "c")
     with pytest.raises(UserError, match=r'problem\.precision is "bf16" where this one.s is "full"'):
-        checkpoint.read(tmp_path / "c", replace(job, problem=problem("kernel", "full")))
+        checkpoint.load(replace(job, problem=problem("kernel", "full")), tmp_path / "c")
 
 
 def test_results_say_it(tmp_path: Path) -> None:

@@ -375,8 +375,8 @@ def test_a_private_job_is_another_job_and_resumes_bit_for_bit(tmp_path: Path) ->
     plain, path = METHODS["scaffold"](), tmp_path / "checkpoint.safetensors"
     this = job(with_privacy(plain, 0.1, 1.0, "central", S), sampler=sampling.poisson())
     want = run(this, 6)
-    checkpoint.write(path, run(this, 3), this)
-    state = checkpoint.read(path, this)
+    checkpoint.save(this, run(this, 3), path)
+    state = checkpoint.load(this, path)
     for _ in range(3):
         state = advance(this, state)
     assert all(torch.equal(a, b) for a, b in zip(state.server, want.server, strict=True))
@@ -384,7 +384,7 @@ def test_a_private_job_is_another_job_and_resumes_bit_for_bit(tmp_path: Path) ->
     others = [plain, *(with_privacy(plain, *given, S) for given in ((0.2, 1.0, "central"), (0.1, 2.0, "central")))]  # type: ignore[arg-type]
     for other in (*others, with_privacy(plain, 0.1, 1.0, "local", S)):
         with pytest.raises(UserError, match="belongs to another job"):
-            checkpoint.read(path, replace(this, algorithm=other))
+            checkpoint.load(replace(this, algorithm=other), path)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def test_a_state_that_forgets_the_rows_is_noticed(tmp_path: Path) -> None:
     execute(job("scaffold"), whole, rounds=10, info={})
     execute(job("scaffold"), parts, rounds=5, info={})
     this = job("scaffold")
-    state = checkpoint.read(parts / "checkpoint.safetensors", this)
-    checkpoint.write(parts / "checkpoint.safetensors", state._replace(store=MemoryStore(state.store.template)), this)
+    state = checkpoint.load(this, parts / "checkpoint.safetensors")
+    checkpoint.save(this, state._replace(store=MemoryStore(state.store.template)), parts / "checkpoint.safetensors")
     execute(this, parts, rounds=10, info={}, resume=True)
     assert (whole / "metrics.csv").read_bytes() != (parts / "metrics.csv").read_bytes()
 
@@ -184,7 +184,7 @@ def test_no_run_says_that_it_has_ended_before_all_is_there(tmp_path: Path, monke
         raise OSError("no space left")
 
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "write", fail)
+        full.setattr(checkpoint, "save", fail)
         with pytest.raises(OSError, match="no space"):
             execute(job("fedavg"), tmp_path, rounds=3, info={})
     assert read_description(tmp_path)["status"] == "running"

@@ -337,13 +337,13 @@ def test_resumed_runs_are_the_same_bits(engine: Engine, tmp_path: Path) -> None:
     algorithm = with_aggregate(make("fedavg"), robust.centred_clip(0.2, 1, 0.5))
     this = job(with_hostile(algorithm, hostile.nan(0.3), 3, N), engine)
     whole, half = run(this, 6), run(this, 3)
-    checkpoint.write(tmp_path / "c.safetensors", half, this)
-    resumed = run(this, 3, checkpoint.read(tmp_path / "c.safetensors", this))
+    checkpoint.save(this, half, tmp_path / "c.safetensors")
+    resumed = run(this, 3, checkpoint.load(this, tmp_path / "c.safetensors"))
     assert_same(resumed, whole)
     assert resumed.refused == whole.refused != half.refused
     other = replace(this, algorithm=with_hostile(algorithm, hostile.nan(0.2), 3, N))
     with pytest.raises(UserError, match=r"whose method\.attack\.share is 0\.3 where this one's is 0\.2"):
-        checkpoint.read(tmp_path / "c.safetensors", other)
+        checkpoint.load(other, tmp_path / "c.safetensors")
 
 
 # -- how far attackers get -----------------------------------------------------------------------------------------

@@ -142,6 +142,6 @@ def test_rows_after_a_prologue_are_made_when_they_are_needed() -> None:
 
 def test_a_prologue_asks_nobody_twice_when_a_run_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = Job(shared(50), make("losac", init="gradient"), Schedule(1, 5, 0.1, batch_size=1), engine=Stacked(None))
-    checkpoint.write(tmp_path / "c", advance(job, start(job)), job)
+    checkpoint.save(job, advance(job, start(job)), tmp_path / "c")
     monkeypatch.setattr(base, "block_gradients", lambda *args: pytest.fail("asked again"))
-    checkpoint.read(tmp_path / "c", job)
+    checkpoint.load(job, tmp_path / "c")

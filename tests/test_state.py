@@ -410,7 +410,7 @@ def test_resume_with_rows_on_disk(name: str, options: dict[str, str], tmp_path: 
         assert (whole / file).read_bytes() == (parts / file).read_bytes() == (memory / file).read_bytes(), file
     everyone = np.arange(12)
     a, b, c = (
-        checkpoint.read(folder / "checkpoint.safetensors", placed(job(name, kept, **options), folder))
+        checkpoint.load(placed(job(name, kept, **options), folder), folder / "checkpoint.safetensors")
         for folder, kept in ((whole, disk), (parts, disk), (memory, Storage()))
     )
     for name_, leaf in tree_leaves(a.store.gather(everyone)).items():
@@ -455,7 +455,7 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
         child.kill()
         child.stdout.close()
         assert child.wait() == -signal.SIGKILL
-        saved = checkpoint.read(parts / "checkpoint.safetensors", placed(killed_job(), parts))
+        saved = checkpoint.load(placed(killed_job(), parts), parts / "checkpoint.safetensors")
         assert 0 < saved.round < 1000
     assert execute(killed_job(), parts, rounds=1000, info={}, eval_every=50, resume=True) == "complete"
     for file in ("metrics.csv", "model.safetensors"):

@@ -198,8 +198,8 @@ def test_stacked_equals_serial(name: str, build: Callable[[], Problem], batch: i
 def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     job = Job(small(), make(name), SCHEDULE, engine=Stacked(2))
     whole = run(job, 6)
-    checkpoint.write(tmp_path / "state", run(job, 3), job)
-    resumed = run(job, 6, checkpoint.read(tmp_path / "state", job))
+    checkpoint.save(job, run(job, 3), tmp_path / "state")
+    resumed = run(job, 6, checkpoint.load(job, tmp_path / "state"))
     assert_same(resumed, whole, 0.0)
     assert evaluate(job, resumed) == evaluate(job, whole)
 

@@ -290,9 +290,9 @@ def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path)
     whole = run(this, 6)
     assert bool(torch.isfinite(whole.server.x).all())
     assert_same(run(replace(this, engine=Serial()), 6), whole)
-    checkpoint.write(tmp_path / "c", run(this, 3), this)
+    checkpoint.save(this, run(this, 3), tmp_path / "c")
     fresh = replace(this, schedule=replace(this.schedule))  # remembers no round
-    state = checkpoint.read(tmp_path / "c", fresh)
+    state = checkpoint.load(fresh, tmp_path / "c")
     for _ in range(3):
         state = advance(fresh, state)
     assert torch.equal(state.server.x, whole.server.x)

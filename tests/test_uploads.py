@@ -208,8 +208,8 @@ def test_vectors_of_a_message_and_clients_share_no_draw() -> None:
 def test_resume_is_bit_for_bit(name: str, how: str, tmp_path: Path) -> None:
     this = job(with_uploads(make(name), ALL[how]))
     state = run(this, 4)
-    checkpoint.write(tmp_path / "state.safetensors", state, this)
-    again = checkpoint.read(tmp_path / "state.safetensors", this)
+    checkpoint.save(this, state, tmp_path / "state.safetensors")
+    again = checkpoint.load(this, tmp_path / "state.safetensors")
     for _ in range(4):
         state, again = advance(this, state), advance(this, again)
     same(again, state, 0.0)

@@ -189,8 +189,8 @@ def test_whatever_a_job_is_made_of_the_wire_computes_the_same(variant: str) -> N
 def test_a_run_over_a_bad_wire_goes_on_from_a_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
     this = rough(name)
     whole, first = run(this, 12), run(this, 7)
-    checkpoint.write(tmp_path / "c", first, this)
-    second = checkpoint.read(tmp_path / "c", this)
+    checkpoint.save(this, first, tmp_path / "c")
+    second = checkpoint.load(this, tmp_path / "c")
     for _ in range(5):
         second = advance(this, second)
     assert all(map(torch.equal, tree_leaves(second.server).values(), tree_leaves(whole.server).values()))
@@ -206,9 +206,9 @@ def test_a_method_that_needs_everyone_stops_when_one_is_silent() -> None:
 
 def test_a_checkpoint_of_another_engine_is_one_sentence(tmp_path: Path) -> None:
     this = job("scaffold")
-    checkpoint.write(tmp_path / "c", run(this, 2), this)
+    checkpoint.save(this, run(this, 2), tmp_path / "c")
     with pytest.raises(UserError, match="another engine than wire"):
-        checkpoint.read(tmp_path / "c", replace(this, engine=Wire()))
+        checkpoint.load(replace(this, engine=Wire()), tmp_path / "c")
 
 
 FRAME = Frame("orders", "m", 3, 4, {"a": [1]}, {"down/x": torch.arange(6.0).reshape(2, 3), "none/": torch.empty(0)})

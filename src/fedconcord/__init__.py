@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedconcord.federation.schedule import Schedule
     from fedconcord.federation.work import WORK
     from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
+    from fedconcord.jobs.checkpoint import load, save
     from fedconcord.local.gradients import ORACLES
     from fedconcord.local.pace import RULES
     from fedconcord.local.solver import Solver
@@ -117,8 +118,10 @@ __all__ = [
     "diagnose",
     "evaluate",
     "export",
+    "load",
     "predict",
     "run",
+    "save",
     "start",
     "train",
     "tune",
@@ -152,6 +155,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.local.solver": "Solver",
     "fedconcord.tuning": "Tuned",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
+    "fedconcord.jobs.checkpoint": "load save",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}

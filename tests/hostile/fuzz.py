@@ -370,7 +370,7 @@ JOB = Job(
 
 def _saved() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.write(Path(folder) / "c", advance(JOB, start(JOB)), JOB)
+        checkpoint.save(JOB, advance(JOB, start(JOB)), Path(folder) / "c")
         return tensors.read(Path(folder) / "c")
 
 
@@ -398,7 +398,7 @@ def checkpoints(scratch: Path, part: str, name: str, key: str, value: Any, leaf:
         about[part] = json.dumps({**inside, key: value} if part == "state" else value)
     path = scratch / "checkpoint.safetensors"
     tensors.write(path, leaves, about)
-    answered(lambda: advance(JOB, checkpoint.read(path, JOB)), {path.name, "the checkpoint"})
+    answered(lambda: advance(JOB, checkpoint.load(JOB, path)), {path.name, "the checkpoint"})
 
 
 KINDS: Mapping[str, Callable[[Path], None]] = {

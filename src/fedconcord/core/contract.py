@@ -188,46 +188,85 @@ class Protection(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from."""
+    """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from.
 
-    init: Callable[[Tensor, Population], Tree]  # (x^0 [d], population) -> the server's state
-    start: Callable[[Tree, Tree, Client], Local]  # (down, row, client) -> its local problem
-    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]  # (down, row, done, client) -> (message, new row)
-    contribute: Callable[[Tree, Sender, Cohort], Tree]  # (message, sender, cohort) -> what is summed; tensors only
-    update: Callable[[Tree, Tree, Cohort], Tree]  # (server, total, cohort) -> server
-    broadcast: Callable[[Tree], Tree] = lambda server: server.x  # the model x [d], or what has it as a field `x`
-    init_client: Callable[[Tensor], Tree] = lambda x: ()  # a client's state before its first round, from x^0
-    settle: Settle | None = None  # a message after the server's step
-    models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}  # first one is the answer
-    own: Callable[[Tree], Tensor] | None = None  # row -> the client's own model [d], where that is the answer
-    weights: Weights = "uniform"  # how the server weighs the cohort
-    regularise: Literal["local", "server"] = "local"  # who takes proximal steps; the server's are in `update`
-    oracle: Oracle | None = None  # overrides the local solver's
-    pace: Rule | None = None  # overrides the local solver's; the round's lr is then a factor on its step sizes, 1
-    steps: int | None = None  # overrides the local work (FedSGD: 1)
-    hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
-    blocks: int | None = None  # M: a client's samples are cut in M blocks and a local step draws one
-    prelude: Prelude | None = None  # a message before the local steps
-    prologue: Prologue | None = None  # all clients once before round 0
+    Attributes:
+        init: (x^0 [d], population) -> the server's state.
+        start: (down, row, client) -> its local problem.
+        finish: (down, row, done, client) -> (message, new row).
+        contribute: (message, sender, cohort) -> what is summed; tensors only.
+        update: (server, total, cohort) -> server.
+        broadcast: server -> what the cohort is sent: the model x [d], or what has it as a field `x`.
+        init_client: x^0 [d] -> a client's state before its first round.
+        settle: a message after the server's step.
+        models: server -> the models that it offers, by name; the first one is the answer.
+        own: row -> the client's own model [d], where that is the answer.
+        weights: how the server weighs the cohort; see `federation.weights`.
+        regularise: who takes proximal steps; the server's are in `update`.
+        oracle: which gradient a local step uses, in place of the local solver's.
+        pace: the rule of step sizes, in place of the local solver's; the round's lr is then a factor on them, 1.
+        steps: local steps, in place of the local work (FedSGD: 1).
+        hessian_at: (down, row) -> [d]: client.hessian is taken there.
+        blocks: M, in which a client's samples are cut; a local step draws one.
+        prelude: a message before the local steps.
+        prologue: all clients once before round 0.
+        combine: (server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are [S, 1].
+        communicates: cohort -> whether messages go either way this round; None: always.
+        invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
+        needs_everyone: takes all clients in every round.
+        needs_inclusion: reads sender.inclusion, so only samplings with known probabilities will do.
+        needs_p: reads client.p: its weight in the objective is told to the client.
+        needs_x0: `init_client` uses the values of x^0, which a client that joins late is sent.
+        needs_full_gradient: start and finish get grad f_i(x^t) in client.gradient.
+        needs_normaliser: reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
+        needs_lr: uses lr beside done.normaliser, so steps must have its size and not a rule's.
+        per_step: divides by done.steps, so only local steps of one size will do, not L-BFGS's iterations.
+        stepwise: its local step is its own: momentum and L-BFGS would change the method.
+        served: has a server optimiser.
+        keeps_late: late replies are kept for the round they come in.
+        protection: what differential privacy does to messages; None: nothing.
+        unheard: (server, cohort) -> the server after a round without replies; None: as it was.
+        refuse: (population, cohort size S) -> why it cannot run, or None.
+        identity: which method with which parameters; see `basis.identity`.
+    """
+
+    init: Callable[[Tensor, Population], Tree]
+    start: Callable[[Tree, Tree, Client], Local]
+    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]
+    contribute: Callable[[Tree, Sender, Cohort], Tree]
+    update: Callable[[Tree, Tree, Cohort], Tree]
+    broadcast: Callable[[Tree], Tree] = lambda server: server.x
+    init_client: Callable[[Tensor], Tree] = lambda x: ()
+    settle: Settle | None = None
+    models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}
+    own: Callable[[Tree], Tensor] | None = None
+    weights: Weights = "uniform"
+    regularise: Literal["local", "server"] = "local"
+    oracle: Oracle | None = None
+    pace: Rule | None = None
+    steps: int | None = None
+    hessian_at: Callable[[Tree, Tree], Tensor] | None = None
+    blocks: int | None = None
+    prelude: Prelude | None = None
+    prologue: Prologue | None = None
     combine: Callable[[Tree, Tree, Sender, Cohort], Tree] | None = None
-    """(server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are [S, 1]."""
-    communicates: Callable[[Cohort], bool] | None = None  # False: no message goes either way this round
-    invariant: str | None = None  # what holds only while contributions are summed: a sum over clients' rows, in words
-    needs_everyone: bool = False  # all clients in every round
-    needs_inclusion: bool = False  # sender.inclusion, so only samplings with known probabilities will do
-    needs_p: bool = False  # client.p: its weight in the objective is told to the client
-    needs_x0: bool = False  # `init_client` uses the values of x^0, which a client that joins late is sent
-    needs_full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
-    needs_normaliser: bool = False  # done.normaliser (NaN otherwise), so only local solvers that have one will do
-    needs_lr: bool = False  # uses lr beside done.normaliser, so steps must have its size and not a rule's
-    per_step: bool = False  # divides by done.steps, so only local steps of one size will do, not L-BFGS's iterations
-    stepwise: bool = False  # its local step is its own: momentum and L-BFGS would change the method
-    served: bool = False  # has a server optimiser
-    keeps_late: bool = False  # late replies are kept for the round they come in
-    protection: Protection | None = None  # messages are clipped, and noise is added
-    unheard: Callable[[Tree, Cohort], Tree] | None = None  # the server after a round without replies; None: as it was
-    refuse: Callable[[Population, int], str | None] = lambda population, cohort: None  # why it cannot run, or None
-    identity: Identity = UNNAMED  # which method with which parameters; see `identity`
+    communicates: Callable[[Cohort], bool] | None = None
+    invariant: str | None = None
+    needs_everyone: bool = False
+    needs_inclusion: bool = False
+    needs_p: bool = False
+    needs_x0: bool = False
+    needs_full_gradient: bool = False
+    needs_normaliser: bool = False
+    needs_lr: bool = False
+    per_step: bool = False
+    stepwise: bool = False
+    served: bool = False
+    keeps_late: bool = False
+    protection: Protection | None = None
+    unheard: Callable[[Tree, Cohort], Tree] | None = None
+    refuse: Callable[[Population, int], str | None] = lambda population, cohort: None
+    identity: Identity = UNNAMED
 
 
 def model_of(down: Tree) -> Tensor:

@@ -77,7 +77,7 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     job = as_before(Begun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])), folder)
     state = None
     if at == (done,) and done > 0 and (folder / CHECKPOINT).exists() and _plannable(job) and job.storage.kind != "disk":
-        state = checkpoint.read(folder / CHECKPOINT, job, fresh)
+        state = checkpoint.load(job, folder / CHECKPOINT, fresh)
         state = state if state.round == done else None
     return Subject(job, config, at, folder, saved, state)
 

@@ -24,11 +24,15 @@ from fedconcord.jobs import Job, State, blank
 FORMAT = 2
 
 
-def write(path: Path, state: State, job: Job) -> None:
-    """Write the state atomically; of several processes all call this, and rank 0 writes the rows of all."""
+def save(job: Job, state: State, path: str | Path) -> None:
+    """Write a state with its clients' rows to a file, in one piece or not at all, and what it is the state of.
+
+    Rows that the job keeps on disk stay in their own file, which then belongs to this one. Of several processes all
+    call this, and rank 0 writes the rows of all.
+    """
     team = job.engine.team
     rows = team.collect(state.store.export())
-    team.tell(lambda: _write(path, state, job, rows))
+    team.tell(lambda: _write(Path(path), state, job, rows))
     state.store.commit()  # only now: until the file is in its place, the one before it is the run
 
 
@@ -45,23 +49,29 @@ def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor])
         "refused": list(state.refused.items()),
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
+    path.parent.mkdir(parents=True, exist_ok=True)
     tensors.write(path, held, about)
     return ""
 
 
-def read(path: Path, job: Job, fresh: State | None = None) -> State:
-    """The state that was written, for the same job.
+def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
+    """The state that `save` wrote, for the same job: rounds go on from it to the same bits, whatever happened since.
 
     Args:
         fresh: a blank state of the job, whose store takes the rows; made where it is not given.
 
     Raises:
-        UserError: the file is damaged, of another version, or belongs to another job.
+        UserError: the file is not there or damaged, of another version, or belongs to another job.
     """
+    path = Path(path)
     try:
         found, about = tensors.read(path)
         counters = dict(json.loads(about.get("state", "{}")))
         made = dict(json.loads(about.get("job", "{}")))
+    except FileNotFoundError as absent:
+        raise UserError(
+            f"there is no checkpoint {path}; write one with fedconcord.save, or give another path"
+        ) from absent
     except (tensors.DamagedError, OSError, ValueError, TypeError, RecursionError) as broken:
         raise UserError(f"cannot read the checkpoint {path} ({broken}); delete it to start this run again") from broken
     if counters.get("format") != FORMAT:

@@ -85,7 +85,10 @@ class Job:
 
 
 class State(NamedTuple):
-    """Everything that a run carries from round to round."""
+    """Everything that a run carries from round to round. `save` writes it to a file, `load` reads it again.
+
+    The store is one and the same in all states of a run: `advance` changes rows in place.
+    """
 
     round: int  # rounds done
     server: Tree  # the server's state

@@ -89,7 +89,12 @@ def _plan(job: Job, state: State, asks: Callable[[np.ndarray], np.ndarray]) -> P
 
 
 def advance(job: Job, state: State) -> State:
-    """One round. Where nobody takes part the server keeps its state, unless the method says otherwise (`unheard`)."""
+    """One round: the state after it. Where nobody takes part the server keeps its own, unless the method says otherwise
+    (`unheard`).
+
+    The server's part of the state is new; the rows of those who take part are changed in place, in the store that both
+    states have. So go on from what is returned alone; to come back to a state, `save` it before and `load` it then.
+    """
     plan = plan_of(job, state)
     done = Outcome(state.server, 0, 0, 0)
     if len(plan.ids) or plan.aside.lost or job.algorithm.unheard is not None:

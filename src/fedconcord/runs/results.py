@@ -175,7 +175,7 @@ def _taken_up(start: Begun, folder: Path, course: Course, wanted: Wanted) -> tup
     path, job = folder / CHECKPOINT, start.job
     if not (course.resume and path.exists()):
         return start.state, None
-    state = checkpoint.read(path, job, start.state)
+    state = checkpoint.load(job, path, start.state)
     engine = job.engine
     if isinstance(engine, Stacked) and read_description(folder).get("kernel", "torch") != engine.kernel:
         return blank(job), None  # a run of so many rounds is computed by other code: the shorter one was short

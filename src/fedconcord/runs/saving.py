@@ -78,7 +78,7 @@ class Saving:
         if self.lead:
             for one in self.observers:
                 one.save(state)
-        checkpoint.write(self.folder / CHECKPOINT, state, self.job)
+        checkpoint.save(self.job, state, self.folder / CHECKPOINT)
         self.saved = self.written = time.monotonic()
 
     def _description(self, status: str, state: State) -> dict[str, Any]:

@@ -161,9 +161,9 @@ def resume(bench: Bench) -> None:
         path = Path(folder) / "checkpoint.safetensors"
         whole, first = bench.job(Stacked(2)), bench.job(Stacked(2))
         want = run(whole, 10)
-        checkpoint.write(path, run(first, 5), first)
+        checkpoint.save(first, run(first, 5), path)
         second = bench.job(Stacked(2))
-        got = run(second, 5, checkpoint.read(path, second))
+        got = run(second, 5, checkpoint.load(second, path))
     difference = (
         first_difference(want.server, got.server, "server")
         or first_difference(all_rows(whole, want), all_rows(second, got), "row")
