@@ -13,6 +13,8 @@ from PIL import Image
 
 import fedconcord
 from fedconcord.basis.errors import UserError
+from fedconcord.report import load_runs
+from fedconcord.report.summary import summarise
 
 
 def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:
@@ -68,6 +70,23 @@ def test_classes_of_a_table(files: Path) -> None:
     assert np.mean([row["label"] == y for row, y in zip(rows, truth, strict=True)]) == pytest.approx(accuracy)
     assert accuracy > 0.8
     assert "accuracy_personalised" in table(folder / "clients.csv")[0]
+
+
+def test_the_report_ranks_the_model_that_predict_has(files: Path) -> None:
+    settings = {"input.label": ["sick"], "input.ignore": ["score"], "input.test": str(files / "test.csv")}
+    for method in ("fedavg", "afedpd"):
+        fedconcord.run(
+            method, data=str(files / "train.csv"), model="logreg", clients=6, cohort=2, rounds=3, lr=0.5,
+            partition="dirichlet(0.3)", settings=settings, out=files / "both" / method,
+        )  # fmt: skip
+    s = summarise(load_runs([files / "both"]))
+    ranked, beside = (next(row for row in rows if row.name == "afedpd") for rows in (s.rows, s.second))
+    assert (ranked.model, beside.model) == ("mean", "server")
+    said = table(fedconcord.predict(files / "both" / "afedpd", files / "test.csv", files / "out.csv"))
+    truth = [one[2] for one in patients(100, 1)]
+    right = np.mean([one["label"] == y for one, y in zip(said, truth, strict=True)])
+    assert right == pytest.approx(ranked.last.mean)
+    assert right != pytest.approx(beside.last.mean)
 
 
 def test_numbers_of_a_table_in_their_own_unit(files: Path) -> None:

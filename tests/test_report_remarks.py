@@ -61,7 +61,7 @@ def test_no_bound_that_is_printed_lies_beyond_the_seeds(tmp_path: Path) -> None:
     )
 
 
-# -- models of one kind --------------------------------------------------------------------------------------------
+# -- the model that is delivered ------------------------------------------------------------------------------------
 
 
 def two_models(answer: str, server: float, mean: float) -> tuple[dict[str, list[float]], dict[str, Any]]:
@@ -70,7 +70,7 @@ def two_models(answer: str, server: float, mean: float) -> tuple[dict[str, list[
     return flat(ends[answer]) | {f"{other}:{c}": v for c, v in flat(ends[other]).items()}, {"models": [answer, other]}
 
 
-def test_methods_are_ranked_by_the_kind_of_model_that_all_have(tmp_path: Path) -> None:
+def test_a_method_is_ranked_by_the_model_that_it_answers_with(tmp_path: Path) -> None:
     for seed in (0, 1):
         more = 0.001 * seed
         write_run(tmp_path / f"a{seed}", "fedavg", seed, flat(0.90 + more))
@@ -79,29 +79,22 @@ def test_methods_are_ranked_by_the_kind_of_model_that_all_have(tmp_path: Path) -
         series, head = two_models("server", 0.80 + more, 0.99 + more)
         write_run(tmp_path / f"d{seed}", "feddyn", seed, series, head=head)
     s = summarise(load_runs([tmp_path]))
-    assert [(r.name, r.model) for r in s.rows] == [(n, "server") for n in ("fedavg", "afedpd(rho=0.1)", "feddyn")]
-    assert s.rows[1].final.mean == pytest.approx(0.8505)
-    assert s.rows[1].loss is not None
-    assert s.rows[1].loss.mean == pytest.approx(1 - 0.8505)
-    assert s.verdict.top == "fedavg"
+    assert [(r.name, r.model) for r in s.rows] == [
+        ("afedpd(rho=0.1)", "mean"), ("fedavg", "server"), ("feddyn", "server"),
+    ]  # fmt: skip
+    assert s.rows[0].final.mean == pytest.approx(0.9505)
+    assert s.rows[0].loss is not None
+    assert s.rows[0].loss.mean == pytest.approx(1 - 0.9505)
+    assert s.verdict.top == "afedpd(rho=0.1)"
     assert {(r.name, r.model): round(r.final.mean, 4) for r in s.second} == {
-        ("afedpd(rho=0.1)", "mean"): 0.9505, ("feddyn", "mean"): 0.9905,
+        ("afedpd(rho=0.1)", "server"): 0.8505, ("feddyn", "mean"): 0.9905,
     }  # fmt: skip
     t = table(s, s.rows)
-    at = t.header.index("of its own answer, %")
-    assert [row[at] for row in t.rows] == ["–", "mean: 95.05 [95.00, 95.10]", "–"]
-    assert "another one is the answer of afedpd with its mean (95.05 %)." in said(s)
-    assert ",complete,0.85" in to_csv(s)
-    assert [line.rsplit(",", 1)[1] for line in to_csv(s).splitlines()[1:4]] == ["server", "mean", "server"]
-
-
-def test_methods_that_all_answer_with_a_mean_are_ranked_by_it(tmp_path: Path) -> None:
-    series, head = two_models("mean", 0.85, 0.95)
-    write_run(tmp_path / "p", "afedpd", 0, series, head=head)
-    s = summarise(load_runs([tmp_path]))
-    assert [(r.model, r.final.mean) for r in s.rows] == [("mean", pytest.approx(0.95))]
-    assert "of its own answer, %" not in table(s, s.rows).header
-    assert "ranked by" not in said(s)
+    at = t.header.index("of its server's iterate, %")
+    assert [row[at] for row in t.rows] == ["85.05 [85.00, 85.10]", "–", "–"]
+    assert "afedpd answers with its mean, which ranks it; its server's iterate ends at 85.05 %." in said(s)
+    assert ",complete,0.95" in to_csv(s)
+    assert [line.rsplit(",", 1)[1] for line in to_csv(s).splitlines()[1:4]] == ["mean", "server", "server"]
 
 
 def test_a_model_that_was_not_evaluated_ranks_nothing(tmp_path: Path) -> None:
@@ -109,14 +102,6 @@ def test_a_model_that_was_not_evaluated_ranks_nothing(tmp_path: Path) -> None:
     write_run(tmp_path / "p", "afedpd", 0, flat(0.8), head={"models": ["mean", "server"]})
     s = summarise(load_runs([tmp_path]))
     assert {r.name: r.model for r in s.rows} == {"fedavg": "server", "afedpd": "mean"}
-
-
-def test_models_that_no_two_methods_share_are_ranked_as_they_answer_and_that_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "a", 0, flat(0.9), head={"models": ["left"]})
-    write_run(tmp_path / "b", "b", 0, flat(0.8), head={"models": ["right"]})
-    s = summarise(load_runs([tmp_path]))
-    assert [r.model for r in s.rows] == ["left", "right"]
-    assert any("no kind of model that all methods have" in w for w in s.warnings)
 
 
 # -- below FedAvg, and falls ---------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Run:
     folder: Path
     name: str  # the method as the report calls it: its label and, where runs differ in more, that too
     head: Head
-    models: tuple[str, ...]  # the first has the plain columns: that which the run answers with, until `models.alike`
+    models: tuple[str, ...]  # the first has the plain columns: that which the run answers with
     round: Array  # [T] strictly increasing
     metrics: dict[str, Array]  # evaluation column -> [T]; may hold NaN and inf
     bytes: Array  # [T] up and down together, cumulative

@@ -17,7 +17,6 @@ from fedconcord.report.figures import by_axis, ranked
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Run, data_names, short_names
-from fedconcord.report.models import alike
 from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
 from fedconcord.report.stats import ALPHA
 from fedconcord.report.summary import Summary, summarise
@@ -33,15 +32,13 @@ ASSUMED = (
 
 
 def summaries(sets: Mapping[str, Sequence[Run]]) -> dict[str, Summary]:
-    """Data set by its short name -> what the report says of it; the kind of model is one for all data sets.
+    """Data set by its short name -> what the report says of it.
 
     Raises:
         UserError: no method is in all data sets.
     """
-    every = [run for runs in sets.values() for run in runs]
-    same = [*alike([r for r in every if r.head.baseline is None]), *(r for r in every if r.head.baseline is not None)]
     names = data_names(list(sets))
-    found = {names[data]: summarise([run for run in same if run.head.data == data]) for data in sets}
+    found = {names[data]: summarise(runs) for data, runs in sets.items()}
     if not ranks(found).methods:
         each = "; ".join(f"{name}: {', '.join(m.name for m in s.methods)}" for name, s in found.items())
         raise UserError(f"no method is in all data sets ({each}); report on them one by one, or give methods one label")

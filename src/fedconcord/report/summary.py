@@ -14,7 +14,6 @@ import numpy as np
 from fedconcord.basis.errors import UserError
 from fedconcord.report.load import JOB_FIELDS, Array, Run, is_chosen
 from fedconcord.report.metric import FLOOR, KNOWN, LOSSES, Metric, ranking
-from fedconcord.report.models import alike
 from fedconcord.report.stats import Interval, first_at, interval, tail_mean
 from fedconcord.report.verdict import Verdict, verdict
 
@@ -51,10 +50,14 @@ class Row(NamedTuple):
 class Method:
     name: str
     short: str  # the name without its parameters where that is still unique: for sentences
-    answer: str  # the model that it answers with; its runs are ranked by `Run.models[0]`
     index: int
     runs: tuple[Run, ...]  # with at least one evaluated round
     finished: tuple[Run, ...]  # of them, those that the tables average
+
+    @property
+    def answer(self) -> str:
+        """The model that it answers with: the first that it offers, which files of models hold and which ranks it."""
+        return self.runs[0].models[0]
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Summary:
     horizon: int  # final values are taken up to this round
     target: float
     target_asked: bool
-    rows: tuple[Row, ...]  # the models that rank the methods, best first
+    rows: tuple[Row, ...]  # the models that the methods answer with, best first
     second: tuple[Row, ...]  # the other models
     verdict: Verdict
     warnings: tuple[str, ...]  # sentences
@@ -105,7 +108,7 @@ def _reach(run: Run, column: str, target: float, higher: bool) -> Reach:
 
 def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: int, target: float) -> Row:
     runs = m.finished or tuple(r for r in m.runs if not r.diverged)
-    prefix = "" if model == m.runs[0].models[0] else f"{model}:"
+    prefix = "" if model == m.answer else f"{model}:"
     states = [("diverged", sum(r.diverged for r in m.runs))]
     states += [(s, sum(r.head.status == s and not r.diverged for r in m.runs)) for s in ("running", "interrupted")]
     column = prefix + metric.column
@@ -183,11 +186,6 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
             f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
             "the last that all of them reached."
         )
-    if len({r.models[0] for m in methods for r in m.runs}) > 1:
-        said.append(
-            "There is no kind of model that all methods have: each is ranked by the one that it answers with, "
-            "and a mean of models is smoother than an iterate."
-        )
     if mixed:
         said.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
     everyone = {r.head.seed for m in methods for r in m.runs}
@@ -216,7 +214,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     beside = [r for r in runs if r.head.baseline is not None]
     runs = [r for r in runs if r.head.baseline is None] or list(runs)
     beside = [] if beside == runs else beside
-    usable = alike([r for r in runs if r.round.size])
+    usable = [r for r in runs if r.round.size]
     if not usable:
         raise UserError(f"none of the {len(runs)} runs has an evaluated round yet; wait for the first or give others")
     shared = [m for m in ranking(usable) if all(m.column in r.metrics for r in usable)]
@@ -243,7 +241,6 @@ def summarise(runs: Sequence[Run]) -> Summary:
         Method(
             name=name,
             short=bare[name] if bare[name] and unique[bare[name]] == 1 else name,
-            answer=heads[name].models[0],
             index=i,
             runs=tuple(r for r in usable if r.name == name),
             finished=tuple(r for r in counted if r.name == name),
@@ -252,7 +249,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     )
 
     def rows(target: float) -> list[Row]:
-        lines = [_row(m, m.runs[0].models[0], primary, loss, horizon, target) for m in methods]
+        lines = [_row(m, m.answer, primary, loss, horizon, target) for m in methods]
         sign = -1.0 if primary.higher else 1.0
 
         def worst(r: Row) -> tuple[bool, float]:

@@ -130,9 +130,9 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
         "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last{percent}",
         f"rounds to {goal}", f"{byte} to {goal}", f"{step} gradient steps to {goal}".strip(),
     ]  # fmt: skip
-    answers = {} if models else own_answers(s)
-    if answers:
-        header.insert(3, f"of its own answer{percent}")
+    beside = {} if models else iterates(s)
+    if beside:
+        header.insert(3, f"of its server's iterate{percent}")
     if s.loss:
         header.append(f"final {s.loss.title}")
     if not models:
@@ -145,9 +145,8 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
             reach_cell(r.reach, "round"), reach_cell(r.reach, "bytes", byte_scale),
             reach_cell(r.reach, "gradient_steps", step_scale),
         ]  # fmt: skip
-        if answers:
-            own = answers.get(r.name)
-            line.insert(3, f"{own.model}: {metric_cell(m, own.final)}" if own else NONE)
+        if beside:
+            line.insert(3, metric_cell(m, beside[r.name].final) if r.name in beside else NONE)
         if s.loss:
             line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
         if not models:
@@ -157,9 +156,9 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     return Table(tuple(header), tuple(cells), tuple(r.name in front and not models for r in rows), caption(s))
 
 
-def own_answers(s: Summary) -> dict[str, Row]:
-    """Method -> the row of the model that it answers with, where that is not the one that ranks it."""
-    return {r.name: r for r in s.second if s.method(r.name).answer == r.model}
+def iterates(s: Summary) -> dict[str, Row]:
+    """Method -> the row of the server's iterate, where that is not the model that it answers with."""
+    return {r.name: r for r in s.second if r.model == "server"}
 
 
 def caption(s: Summary) -> str:
@@ -175,8 +174,8 @@ def caption(s: Summary) -> str:
     ]  # fmt: skip
     if any(r.round is None for row in s.rows for r in row.reach):
         parts.append(">R: not reached in R rounds; where some seeds reached it no mean is formed.")
-    if own_answers(s):
-        parts.append(f"All are ranked by their {s.rows[0].model} model, which every method has.")
+    if iterates(s):
+        parts.append("A method is ranked by the model that it answers with, which files of models hold.")
     parts.append("Bytes: up and down, all clients. Seconds: median round, training only.")
     if s.verdict.front:
         parts.append("Bold: the best and every method that the data do not separate from it.")

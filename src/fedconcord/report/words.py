@@ -12,7 +12,7 @@ from fedconcord.report.metric import Metric
 from fedconcord.report.remarks import Below, below, falls, noise_words
 from fedconcord.report.stats import ALPHA, FEW
 from fedconcord.report.summary import Summary
-from fedconcord.report.tables import own_answers
+from fedconcord.report.tables import iterates
 from fedconcord.report.verdict import Comparison
 
 esc = html.escape
@@ -127,14 +127,12 @@ def _fall_words(s: Summary) -> list[str]:
 
 
 def _answer_words(s: Summary) -> list[str]:
-    own = own_answers(s)
-    if not own:
-        return []
-    names = {name: esc(s.method(name).short) for name in own}
-    parts = [f"{names[n]} with its {esc(r.model)} ({value(s.primary, r.final.mean)})" for n, r in own.items()]
-    kind = esc(s.rows[0].model)
-    ranked = f"All are ranked by their {kind} models, which every method has"
-    return [f"{ranked}; another one is the answer of {listing(parts)}."]
+    parts = [
+        f"{esc(s.method(name).short)} answers with its {esc(s.method(name).answer)}, which ranks it; its server's "
+        f"iterate ends at {value(s.primary, row.final.mean)}"
+        for name, row in iterates(s).items()
+    ]
+    return [f"{listing(parts)}."] if parts else []
 
 
 def _privacy_words(s: Summary) -> list[str]:

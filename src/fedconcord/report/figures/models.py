@@ -24,16 +24,12 @@ def by_model(s: Summary) -> list[Drawing]:
         Drawing(
             "models",
             f"{s.primary.title.capitalize()} against rounds of every model that these methods offer: {names}.",
-            "Solid: the model that ranks the method; dashed: the other it offers"
+            "Solid: the model that the method answers with, which ranks it; dashed: the other it offers"
             + ("; means over seeds." if any(len(m.runs) > 1 for m in s.methods) else "."),
             len({r.name for r in s.second}) > 1,
             lambda legend: _models(s),
         )
     ]
-
-
-def _title(model: str, answer: str) -> str:
-    return f"{model} (its answer)" if model == answer else model
 
 
 def _models(s: Summary) -> Figure:
@@ -51,14 +47,11 @@ def _models(s: Summary) -> Figure:
     for ax, name in zip(axes, names, strict=False):
         m = s.method(name)
         c = look(m.index).colour
-        first, *others = m.runs[0].models
         k = curve(m.runs, s.primary.column, "round", floor)
-        ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=_title(first, m.answer))
-        for j, model in enumerate(others):
+        ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{m.answer} (its answer)")
+        for j, model in enumerate(m.runs[0].models[1:]):
             k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
-            ax.plot(
-                k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=_title(model, m.answer)
-            )
+            ax.plot(k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
         y_axis(ax, s.primary, log)
         ax.set_ylabel("")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
