@@ -89,8 +89,15 @@ def test_results_are_those_that_were_recorded(case: str, tmp_path: Path) -> None
         assert found["partition"] == recorded["partition"]
         assert found["counts"] == recorded["counts"], engine
         assert found["metrics"].keys() == recorded["metrics"].keys()
+        # processors without AVX2 round a model's start, which torch draws in float32, in another last bit
+        same = all(
+            found["metrics"][name][0] == pytest.approx(v[0], rel=1e-11) for name, v in recorded["metrics"].items()
+        )
         for name, values in recorded["metrics"].items():
-            assert found["metrics"][name] == pytest.approx(values, rel=1e-11, abs=1e-12), (engine, name)
+            assert found["metrics"][name] == pytest.approx(values, rel=1e-11 if same else 1e-8, abs=1e-12), (
+                engine,
+                name,
+            )
 
 
 def test_the_record_holds_what_is_run() -> None:
