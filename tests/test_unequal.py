@@ -17,7 +17,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Orders, Plan, roster_of, tree_bytes
 from fedconcord.core.round import behind
-from fedconcord.engines import Serial, Stacked
+from fedconcord.engines import Serial, Stacked, Wire
 from fedconcord.federation import availability, clock, dropout, sampling, work
 from fedconcord.federation.clock import Device
 from fedconcord.federation.participation import Rules, choose
@@ -240,6 +240,64 @@ def test_a_late_reply_discarded_by_hand() -> None:
     assert state.bytes_up == 2 * 2 * 2 * 8
     assert state.bytes_down == 2 * 3 * 2 * 8
     assert state.gradient_steps == 4  # client 2 does 0.4 of a step
+
+
+def test_the_deadline_ends_the_work_of_lost_clients_too() -> None:
+    """Ten steps of 0.1 s each, a deadline after 0.45 s: nobody does more than four of them, lost or not."""
+
+    def devices(seed: int, round: int, client: int) -> Device:
+        return Device(0.1, 1e300, 1e300, 0.0)
+
+    schedule = Schedule(
+        *(0, 40, 0.1, work.fixed(10), "steps"), devices=devices, deadline=0.45, dropout=dropout.fixed(0.5)
+    )
+    problem = quadratics(0, 40, torch.float64, torch.device("cpu"), dim=2, blocks=1)
+    done = planned(Job(problem, METHODS["fedavg"](), schedule), 0)
+    assert len(done.aside.lost) == 40
+    assert done.aside.gradient_steps <= 4 * 40
+    alone = planned(Job(problem, METHODS["fedavg"](), replace(schedule, dropout=None)), 0)
+    assert alone.aside.gradient_steps == 4 * 40
+
+
+def test_the_clock_and_bytes_have_x0_and_what_follows_the_servers_step() -> None:
+    """By hand: 8 bytes a number, 1,000 bytes a second, latency 0.1 s, d = 2, no work that takes time."""
+
+    def devices(seed: int, round: int, client: int) -> Device:
+        return Device(1e-300, 1000.0, 1000.0, 0.1)
+
+    problem = quadratics(0, 6, torch.float64, torch.device("cpu"), dim=2, blocks=1)
+    schedule = Schedule(0, 2, 0.1, devices=devices, sampler=sampling.SAMPLERS["cyclic"]())
+    for name in ("fedadmm_inexact", "afedpd", "scaffold"):  # x^0 to those that join; a message after the step; neither
+        this = Job(problem, METHODS[name](), schedule, engine=Serial())
+        cost, x0 = this.cost, 16 if this.algorithm.needs_x0 else 0
+        state = start(this)
+        for t in range(5):  # every client for the first time in rounds 0 to 2
+            after = advance(this, state)
+            joins = x0 if 0 < t < 3 else 0
+            settle = 0.1 + cost.settled / 1000 if cost.settled else 0.0
+            wait = 2 * 0.1 * cost.exchanges + (cost.down + cost.up + joins) / 1000 + settle
+            assert after.simulated_seconds - state.simulated_seconds == pytest.approx(wait, rel=1e-12), (name, t)
+            assert after.bytes_down - state.bytes_down == 2 * (cost.down + cost.settled + joins), (name, t)
+            state = after
+        again = replace(this, schedule=replace(schedule))  # as after a resume: nothing of the rounds before is known
+        assert plan_of(again, state._replace(round=2)).seconds == plan_of(this, state._replace(round=2)).seconds
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(1), Stacked(None), Wire()])
+def test_x0_of_lost_clients_is_counted(engine: Serial | Stacked | Wire) -> None:
+    """It was sent to them, and is sent again when they come back: they kept nothing."""
+    problem = quadratics(0, 6, torch.float64, torch.device("cpu"), dim=2, blocks=1)
+    schedule = Schedule(3, 3, 0.05, dropout=dropout.fixed(0.5))
+    this = Job(problem, METHODS["fedadmm_inexact"](), schedule, engine=engine)
+    state, known, sent = start(this), set[int](), 0
+    for t in range(6):
+        plan = plan_of(this, state)
+        reached = {*plan.ids.tolist(), *plan.aside.lost}
+        sent += len(reached) * this.cost.down + (16 * len(reached - known) if t else 0)
+        sent += len(plan.ids) * this.cost.settled
+        known |= set(plan.ids.tolist())
+        state = advance(this, state)
+        assert state.bytes_down == sent, t
 
 
 def test_times_are_sums_of_messages_and_work() -> None:

@@ -83,20 +83,27 @@ def refused(chosen: Plan, plan: Plan) -> tuple[int, ...]:
     return tuple(np.setdiff1d(chosen.ids, plan.ids).tolist())
 
 
-def joining(algorithm: Algorithm, store: Store, plan: Plan, ids: np.ndarray, talks: bool) -> int:
-    """How many of these clients take part for the first time and must be sent x^0, which round 0 broadcasts anyway."""
+def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: bool) -> int:
+    """How many clients of this process, those that are lost among them, begin and must be sent x^0, which round 0
+    broadcasts anyway."""
+    everyone = np.append(plan.ids, np.array(plan.aside.lost if talks else (), np.int64))
+    ids = everyone[team.owns(everyone)]
     sent = not algorithm.needs_x0 or (plan.round == 0 and talks)
     return 0 if sent else int((~store.known(ids)).sum())
 
 
-def nobody(problem: Problem, duty: Duty, server: Tree, plan: Plan) -> Outcome:
+def nobody(problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan, team: Team = ALONE) -> Outcome:
     """A round in which nobody takes part, or all were lost."""
     communicates, unheard = duty.algorithm.communicates, duty.algorithm.unheard
     cohort = cohort_of(space_of(problem), plan)
     talks = communicates is None or communicates(cohort)
     sent = tree_bytes(duty.algorithm.broadcast(server)) if talks else 0
     after = server if unheard is None else unheard(server, cohort)
-    return Outcome(after, len(plan.aside.lost) * sent, 0, 0)
+    down = len(plan.aside.lost) * sent
+    if duty.algorithm.needs_x0:
+        _, (first,) = team.total(server.x.new_zeros(1), (joining(duty.algorithm, store, plan, team, talks),))
+        down += first * tree_bytes(server.x)
+    return Outcome(after, down, 0, 0)
 
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:

@@ -61,14 +61,14 @@ class Serial:
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
         if len(plan.ids) == 0:
-            return base.nobody(problem, duty, server, plan)
+            return base.nobody(problem, duty, server, store, plan)
         algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
         talks = algorithm.communicates is None or algorithm.communicates(cohort_of(space, plan))
         orders = {int(i): orders_of(plan, k, algorithm) for k, i in enumerate(plan.ids)}
         rows = {i: _first(store.gather(np.array([i]))) for i in orders}
         reached = int((~plan.answers).sum()) + len(plan.aside.lost)
         down = broadcast = algorithm.broadcast(server)
-        bytes_down = base.joining(algorithm, store, plan, plan.ids, talks) * tree_bytes(server.x)
+        bytes_down = base.joining(algorithm, store, plan, ALONE, talks) * tree_bytes(server.x)
         bytes_down += reached * tree_bytes(down) if talks else 0
         bytes_up = evaluations = 0
         asked: dict[int, Tensor] = {}

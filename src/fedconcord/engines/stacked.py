@@ -111,7 +111,7 @@ class Stacked:
     def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
         """One round, as `core.contract` states it."""
         if len(plan.ids) == 0:
-            return base.nobody(problem, duty, server, plan)
+            return base.nobody(problem, duty, server, store, plan, self.team)
         algorithm, space = duty.algorithm, space_of(problem)
         talks = algorithm.communicates is None or algorithm.communicates(cohort_of(space, plan))
         now = self.resolve(problem, duty, plan)
@@ -119,7 +119,7 @@ class Stacked:
         down = broadcast = algorithm.broadcast(server)
         bytes_down = reached * tree_bytes(down) if talks else 0
         sound, mine = plan, now._mine(store, plan)
-        joining = 0 if mine.idle else base.joining(algorithm, store, plan, plan.ids[mine.positions], talks)
+        joining = base.joining(algorithm, store, plan, self.team, talks)
         asked = Asked()
         if algorithm.prelude is not None:
             sound, asked = now._prelude(problem, duty, server, store, plan)

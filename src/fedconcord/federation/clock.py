@@ -1,10 +1,11 @@
 """Simulated time: how long a client takes for a round, by a model of its device and its link.
 
-    down:    latency + bytes of the model / its bandwidth down
+    down:    latency + bytes of the model, and of x^0 for a client that joins, / its bandwidth down
     compute: mini-batch gradients * its seconds a gradient * how busy it is in this round
     up:      latency + bytes of the reply / its bandwidth up
 
-A round lasts until the last reply is in, or to the deadline; the server's own work takes no time. Sizes of messages and
+A round lasts until the last reply is in, or to the deadline, and then until what the server sends after its step has
+arrived everywhere; the server's own work takes no time. Sizes of messages and
 counts of gradients do not depend on values, so times are a pure function of (seed, round, client). A client that may
 stop early (a tolerance, L-BFGS) is taken to use all its steps.
 """
@@ -45,6 +46,8 @@ class Cost(NamedTuple):
     per_step: int = 1  # mini-batch gradients a local step
     full_per_step: int = 0  # full gradients a local step
     full: int = 0  # full gradients besides
+    x0: int = 0  # bytes of x^0 to a client that joins after round 0
+    settled: int = 0  # bytes to it after the server's step
 
     def gradients(self, steps: np.ndarray, full_cost: np.ndarray) -> np.ndarray:
         """Mini-batch gradients [S] of clients with these local steps, whose full gradients cost so many."""
@@ -67,11 +70,24 @@ class Times(NamedTuple):
         return np.asarray(self.down + self.compute + self.up)
 
 
-def times(devices: list[Device], cost: Cost, gradients: np.ndarray, talks: bool = True) -> Times:
-    """Of clients with these devices that evaluate so many gradients; `talks` False: no message goes either way."""
+def times(
+    devices: list[Device], cost: Cost, gradients: np.ndarray, talks: bool = True, joins: np.ndarray | None = None
+) -> Times:
+    """Of clients with these devices that evaluate so many gradients.
+
+    Args:
+        talks: False: no message goes either way but x^0.
+        joins: [S] bool, who is sent x^0; None: nobody.
+    """
     step, up, down, latency = np.asarray(devices, np.float64).reshape(-1, 4).T
     wait = cost.exchanges * latency
-    return Times(talks * (wait + cost.down / down), gradients * step, talks * (wait + cost.up / up))
+    first = np.zeros(len(down)) if joins is None else joins * (cost.x0 / down + (not talks) * latency)
+    return Times(talks * (wait + cost.down / down) + first, gradients * step, talks * (wait + cost.up / up))
+
+
+def settling(devices: list[Device], cost: Cost) -> float:
+    """Seconds until the message after the server's step has reached all of these."""
+    return max((one.latency + cost.settled / one.down for one in devices), default=0.0) if cost.settled else 0.0
 
 
 Step = Annotated[float, Field(gt=0, description="seconds of one mini-batch gradient, of a typical client")]

@@ -110,6 +110,7 @@ def turnout(
     cost: Cost,
     pending: tuple[Reply, ...],
     talks: bool = True,
+    joins: np.ndarray | None = None,
 ) -> Turnout:
     """What becomes of a cohort.
 
@@ -117,6 +118,7 @@ def turnout(
         drawn: the cohort [S], with its local steps [S] and the mini-batches [S] in a full gradient of each.
         pending: late replies on their way when the round begins.
         talks: whether messages go in this round; without, nobody is late.
+        joins: [S] bool, who is sent x^0; None: nobody.
     """
     ids, times, expected, inclusion, asked = drawn
     share = np.ones(len(ids))  # of its work that a client does
@@ -129,12 +131,12 @@ def turnout(
     ends = np.zeros(len(ids))
     limit = np.inf if rules.deadline is None else rules.deadline
     if rules.devices is not None:
-        took = clock.times([rules.devices(seed, round, int(i)) for i in ids], cost, gradients, talks)
+        took = clock.times([rules.devices(seed, round, int(i)) for i in ids], cost, gradients, talks, joins)
         ends = np.where(lost, took.down + share * took.compute, took.total)
         late = ~lost & (ends > limit)
         if rules.late == "discard":
             by_then = np.clip((limit - took.down) / np.maximum(took.compute, np.finfo(float).tiny), 0, 1)
-            share = np.where(late, by_then, share)
+            share = np.minimum(share, by_then)  # of those that are lost as well: the deadline ends their work too
             lost, late = lost | late, np.zeros(len(ids), bool)
     now = [reply for reply in pending if reply.round == round]
     kept = [reply for reply in pending if reply.round > round]
@@ -147,6 +149,10 @@ def turnout(
     stay, come = ~lost, len(now)
     unknown = np.full(come, np.nan)
     who = np.append(ids[stay], np.array([reply.client for reply in now], np.int64))
+    settle = 0.0
+    if rules.devices is not None and talks:
+        heard = np.append(ids[stay & ~late], who[len(who) - come :])
+        settle = clock.settling([rules.devices(seed, round, int(i)) for i in heard], cost)
     order = np.argsort(who, kind="stable")
     return Turnout(
         ids=who[order],
@@ -157,7 +163,7 @@ def turnout(
         waited=np.append(np.zeros(len(who) - come, np.int64), np.array([r.steps for r in now], np.int64))[order],
         late=np.append(late[stay], np.zeros(come, bool))[order],
         aside=Aside(asked, tuple(ids[lost].tolist()), int((share * gradients)[lost].astype(np.int64).sum())),
-        seconds=float(max(waits)) if waits else rules.deadline or 0.0,
+        seconds=(float(max(waits)) if waits else rules.deadline or 0.0) + settle,
         pending=tuple(kept),
     )
 
@@ -167,6 +173,7 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
     given = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
+    replayed = keep or (rules.devices is not None and algorithm.needs_x0)
     if algorithm.protection is not None and (rules.sampler.by_loss or rules.sampler.repeats):
         how = "goes by losses, which clients send unprotected" if rules.sampler.by_loss else "may draw a client twice"
         return (
@@ -176,10 +183,11 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
         return "a deadline needs the times of clients; set devices, for example lognormal(0.5)"
     if rules.deadline is None and rules.late == "keep":
         return "late keep needs a deadline, in simulated seconds"
-    if keep and rules.sampler.by_loss:
+    if replayed and rules.sampler.by_loss:
+        what, instead = ("with late replies", "late discard") if keep else ("to which x^0 is sent", "no devices")
         return (
-            "clients are chosen by their loss, and a round with late replies must be known without the model of the "
-            "rounds before; use another sampling, or late discard"
+            f"clients are chosen by their loss, and a round {what} must be known without the model of the rounds "
+            f"before; use another sampling, or {instead}"
         )
     if keep != algorithm.keeps_late:
         return "late replies that are kept need the method wrapped by `with_late_replies`, and no other rule does"

@@ -92,16 +92,20 @@ class Schedule:
         )
 
     def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
-        """Who takes part in a round; with late replies it depends on the rounds before, of which the last is kept."""
-        if self.deadline is None or self.late == "discard":
-            return self._next(round, algorithm, roster, view, ())
+        """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends
+        on the rounds before, of which the last is kept."""
+        joining = self.devices is not None and algorithm.needs_x0
+        if not joining and (self.deadline is None or self.late == "discard"):
+            return self._next(round, algorithm, roster, view, (), frozenset())
         seen = self._memo.get("last")
         if seen is None or seen.round >= round or not seen.is_of(algorithm, roster):
-            seen = _Seen(-1, (), algorithm, roster.samples)
+            seen = _Seen(-1, (), algorithm, roster.samples, frozenset())
         for t in range(seen.round + 1, round):
-            seen = seen._replace(round=t, pending=self._next(t, algorithm, roster, view, seen.pending).pending)
+            then = self._next(t, algorithm, roster, view, seen.pending, seen.joined)
+            joined = seen.joined.union(then.ids.tolist()) if joining else seen.joined
+            seen = seen._replace(round=t, pending=then.pending, joined=joined)
         self._memo["last"] = seen
-        return self._next(round, algorithm, roster, view, seen.pending)
+        return self._next(round, algorithm, roster, view, seen.pending, seen.joined)
 
     def _next(
         self,
@@ -110,6 +114,7 @@ class Schedule:
         roster: Roster,
         view: View | None,
         pending: tuple[Reply, ...],
+        joined: frozenset[int],
     ) -> Turnout:
         needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
         if view is None and needs:
@@ -130,7 +135,10 @@ class Schedule:
             talks = algorithm.communicates(
                 Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
             )
-        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks)
+        joins = np.array([i not in joined for i in drawn.ids.tolist()], bool)
+        if not algorithm.needs_x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
+            joins[:] = False
+        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks, joins)
 
     def _lr(self, round: int) -> float:
         return self.lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first)
@@ -158,6 +166,7 @@ class _Seen(NamedTuple):
     pending: tuple[Reply, ...]
     algorithm: Algorithm
     samples: np.ndarray  # of the roster
+    joined: frozenset[int]  # clients that have x^0, for a method that needs it
 
     def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
         return self.algorithm is algorithm and self.samples is roster.samples

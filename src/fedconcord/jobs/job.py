@@ -21,6 +21,7 @@ from fedconcord.core import (
     Roster,
     Tree,
     TwoBlockRow,
+    tree_bytes,
 )
 from fedconcord.engines import Engine, Stacked
 from fedconcord.federation import weights
@@ -81,6 +82,8 @@ class Job:
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
             full=int(self.duty.uses_full_gradient or self.algorithm.prelude is not None),
+            x0=tree_bytes(found.x) if self.algorithm.needs_x0 else 0,
+            settled=tree_bytes(found.settled),
         )
 
 

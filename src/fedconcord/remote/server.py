@@ -122,7 +122,7 @@ class RemoteServer:
         ready = Asking(plan, {i: self._orders(plan.round, order, broadcast, x0) for i, order in orders.items()})
         if algorithm.prelude is not None and orders:
             ready = self._prelude(plan, orders, broadcast, x0)
-        lost = {i: self._gone(plan.round, i, broadcast, ready.answer) for i in plan.aside.lost}
+        lost = {i: self._gone(plan.round, i, broadcast, ready.answer, x0) for i in plan.aside.lost}
         part = Part(
             *(REPLY, algorithm.contribute),
             lambda shares, select, of: total_of(algorithm, server, shares, select, self.space, of),
@@ -239,18 +239,22 @@ class RemoteServer:
         fields: dict[str, Any] = {"orders": order._asdict(), "counted": None if counted is None else list(counted)}
         if ledger.silent.get(i):
             fields["silent"] = ledger.silent[i]
-        tensors = {} if order.answers else codec.pack("down", broadcast)
-        if self.algorithm.needs_x0 and i not in ledger.joined and round > 0:
-            tensors |= codec.pack("x0", x0)
+        tensors = ({} if order.answers else codec.pack("down", broadcast)) | self._first(round, i, x0)
         if i in ledger.owed:
             tensors |= codec.pack("settle", ledger.settles[ledger.owed[i]])
         return fields, tensors
 
-    def _gone(self, round: int, client: int, broadcast: Tree, answer: Tree) -> Frame:
+    def _first(self, round: int, client: int, x0: Tensor) -> dict[str, Tensor]:
+        """x^0 for a client that joins after round 0, whose broadcast it is."""
+        needs = self.algorithm.needs_x0 and client not in self.ledger.joined and round > 0
+        return codec.pack("x0", x0) if needs else {}
+
+    def _gone(self, round: int, client: int, broadcast: Tree, answer: Tree, x0: Tensor) -> Frame:
         """What a client gets that is lost in mid-round."""
         counted = self.ledger.counted.get(client)
         fields = {"orders": None, "counted": None if counted is None else list(counted)}
-        return self.frame("lost", round, client, fields, codec.pack("down", broadcast) | codec.pack("answer", answer))
+        tensors = codec.pack("down", broadcast) | codec.pack("answer", answer) | self._first(round, client, x0)
+        return self.frame("lost", round, client, fields, tensors)
 
     def _join(self, plan: Plan, x0: Tensor) -> None:
         """x^0 to clients that begin in a round without messages."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.core import Tree, cohort_of, space_of, tree_leaves, tree_map, tree_unflatten
 from fedconcord.engines.base import joining
+from fedconcord.engines.team import ALONE
 from fedconcord.jobs import advance, start
 from fedconcord.testing.bench import Bench, observed, plan_of
 from fedconcord.testing.compare import fail, first_difference, kind, leaves
@@ -50,7 +51,7 @@ def messages(bench: Bench) -> None:
         before, now = state, {}
         plan = plan_of(job, state.round)
         talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort_of(space_of(job.problem), plan))
-        x0 = joining(job.algorithm, state.store, plan, plan.ids, talks) * state.server.x.nbytes
+        x0 = joining(job.algorithm, state.store, plan, ALONE, talks) * state.server.x.nbytes
         sent |= {"up": 0, "down": x0}
         state = advance(watched, state)
         want = tuple(sent[way] + talks * now.get(way, 0) for way in ("up", "down"))
