@@ -43,6 +43,18 @@ def config(methods: str, **more: Any) -> Config:
     return resolve_compare(from_nested({**DIGITS, "methods": methods, **more}, "test"))
 
 
+@pytest.mark.parametrize("kernel", ["torch", "compiled", "auto"])
+def test_trials_compute_their_steps_as_the_job_says(kernel: str, tmp_path: Path) -> None:
+    """Of a job whose own choice would be the other: small, or of many rounds."""
+    rounds = 5000 if kernel == "torch" else 8
+    job = DIGITS | {"methods": "fedavg", "model": "2nn", "rounds": rounds, "out": str(tmp_path / "t")}
+    source = from_nested(job | {"engine.kernel": kernel}, "test")
+    tuned = tuning.plan_tuning(tuning.Asked(), source)
+    (space,) = tuned.spaces
+    trial = tuned.run(space, space.start, 1, 0, 8).config
+    assert trial.engine.kernel == ("torch" if kernel == "auto" else kernel)
+
+
 # -- what is looked for --------------------------------------------------------------------------------------------
 
 FIXED = {  # real parameters that state no range, and why

@@ -126,7 +126,9 @@ def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
     assert trial.eval.every is not None
     assert asked.budget is not None
     rungs = {s.method: rungs_of(s.trials(asked.budget), config.rounds, trial.eval.every) for s in spaces}
-    tuning = Tuning(folder, config, asked, trial, objective, spaces, rungs, {s.method: "auto" for s in spaces})
+    tuning = Tuning(
+        folder, config, asked, trial, objective, spaces, rungs, {s.method: trial.engine.kernel for s in spaces}
+    )
     return tuning._replace(kernels={space.method: _kernel(tuning, space) for space in spaces})
 
 
