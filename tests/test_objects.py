@@ -328,7 +328,8 @@ def test_the_example_of_the_page_by_path_and_as_an_object(
     exec(method + use.replace("rounds=20", "rounds=2"), names)
     one, two = (next(Path(out).glob("*fedmemory*/seed-0")) for out in ("memory", "memory-too"))
     assert_same(one, two)
-    assert re.fullmatch(r"fedmemory_[0-9a-f]{8}", said(two)["label"])
+    assert said(two)["label"] == "fedmemory(mu=0.5)"
+    assert two.parent.name == "fedmemory-mu=0.5"
     sys.modules.pop("fedmemory")
 
 

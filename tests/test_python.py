@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
+import json
 import pydoc
 import re
-from dataclasses import fields
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fedconcord
-from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, load, save, start
+from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, cli, load, save, start
+from fedconcord.basis.identity import UNNAMED
 from fedconcord.core import tree_leaves
 
 
@@ -64,3 +71,112 @@ def test_help_says_what_every_field_of_a_method_means() -> None:
     for field in fields(Algorithm):
         assert re.search(rf"^ \|\s+{field.name}: .*\w", text, re.MULTILINE), field.name
     assert fedconcord.Algorithm is Algorithm
+
+
+# -- methods and samplings of one's own ----------------------------------------------------------------------------
+
+OWN = """
+import numpy as np
+from fedconcord import Drawn, Sampler
+
+def alternate(of: int = 2) -> Sampler:
+    def draw(seed, round, cohort, sizes, losses):
+        ids = np.arange(round % of, len(sizes), of)
+        return Drawn(ids, np.ones(len(ids)), np.full(len(ids), 1 / of), np.full(len(ids), 1 / of))
+    return Sampler(draw)
+
+def twice():
+    def draw(seed, round, cohort, sizes, losses):
+        return Drawn(np.array([1, 1]), np.ones(2), np.ones(2), np.ones(2))
+    return Sampler(draw)
+
+def nothing():
+    return 3
+"""
+SMALL: dict[str, Any] = {"data": "quadratics", "clients": 6, "cohort": 3, "rounds": 2}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "ownsampling.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("ownsampling", None)
+
+
+@pytest.mark.usefixtures("own", "quick_report")
+def test_a_sampling_of_ones_own_by_path_as_a_function_and_as_itself(tmp_path: Path) -> None:
+    sys.path.append(str(tmp_path))
+    module = importlib.import_module("ownsampling")
+    made = module.alternate(of=3)
+    for out, sampling in (("path", "ownsampling:alternate(of=3)"), ("function", lambda: made), ("itself", made)):
+        assert fedconcord.run("fedavg", **SMALL, sampling=sampling, out=out).status == "complete"
+    first = Path("path/metrics.csv").read_bytes()
+    assert first == Path("function/metrics.csv").read_bytes() == Path("itself/metrics.csv").read_bytes()
+    dim = json.loads(Path("path/run.json").read_text())["dim"]
+    assert csv_of("path")[-1]["bytes_up"] == str(2 * 2 * 4 * dim)  # two of six clients, two rounds
+    found = fedconcord.compare(["fedavg", "fedprox"], **SMALL, sampling=made, out="both")
+    assert [one.status for one in found.runs] == ["complete"] * 2
+    assert Path("both/fedavg/seed-0/metrics.csv").read_bytes() == first
+    command = ["run", "--data", "quadratics", "--clients", "6", "--cohort", "3", "--rounds", "2", "--out", "command"]
+    assert cli.call([*command, "--sampling", "ownsampling:alternate(of=3)"]) == 0
+    assert Path("command/metrics.csv").read_bytes() == first
+    assert fedconcord.run(resume="itself", rounds=3, sampling=made).rounds == 3
+    with pytest.raises(UserError, match=r"sampling is object:.*resume it with the same object"):
+        fedconcord.run(resume="itself", rounds=4, sampling=module.alternate(of=2))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        (
+            "ownsampling:twice",
+            r"the sampling drew \[1, 1\] \(int64\) of 6 clients in round 0; give distinct ids from 0 to 5",
+        ),
+        ("ownsampling:nothing", "sampling ownsampling:nothing returned int; return a fedconcord.Sampler"),
+        ("ownsampling:alternat", r"ownsampling has no 'alternat' \(did you mean 'alternate'\?\)"),
+        (3, "sampling"),
+    ],
+)
+def test_a_sampling_that_is_none_is_one_sentence(sampling: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        fedconcord.run("fedavg", **SMALL, sampling=sampling, out="none")
+
+
+def csv_of(folder: str) -> list[dict[str, str]]:
+    with (Path(folder) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_methods_as_objects_are_labelled_with_their_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = METHODS["fedprox"](mu=0.1), METHODS["fedprox"](mu=0.5)
+    nameless = replace(first, identity=UNNAMED)
+    found = fedconcord.compare([first, second, nameless], **SMALL, out="c")
+    labels = [one.label for one in found.runs]
+    assert labels[:2] == [f"fedprox(mu={mu},server_lr=1,weights=uniform)" for mu in (0.1, 0.5)]
+    assert re.fullmatch(r"algorithm_[0-9a-f]{8}", labels[2])
+    assert Path("c/fedprox-mu=0.1-server_lr=1-weights=uniform/seed-0/metrics.csv").exists()
+    more = fedconcord.compare([first, second, nameless, "fedavg"], resume="c")
+    assert [one.label for one in more.runs] == [*labels, "fedavg"]
+    assert fedconcord.run(first, **SMALL, settings={"label": "mine"}, out="r").label == "mine"
+    assert fedconcord.run(first, resume="r", rounds=3).rounds == 3
+    wrapped = fedconcord.with_server(first, fedconcord.OPTIMIZERS["momentum"](beta=0.9))
+    assert fedconcord.run(wrapped, **SMALL, out="w").label.startswith("with_server(algorithm=fedprox(mu=0.1,ser")
+    with pytest.raises(UserError, match="is given twice; every method of a comparison must differ"):
+        fedconcord.compare([first, METHODS["fedprox"](mu=0.1)], **SMALL, out="twice")
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_folder_from_before_labels_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = METHODS["fedprox"](mu=0.1)
+    with monkeypatch.context() as once:
+        once.setattr("fedconcord.settings.objects._labelled", lambda text, value: text)  # as it was
+        before = fedconcord.compare(["fedavg", algorithm], **SMALL, out="c")
+    after = fedconcord.compare(["fedavg", algorithm], resume="c", rounds=3)
+    assert [one.label for one in after.runs] == [one.label for one in before.runs]
+    assert [one.rounds for one in after.runs] == [3, 3]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedconcord.data import DATASETS, Dataset
     from fedconcord.engines import Engine, Serial, Stacked, Wire
     from fedconcord.federation.partitions import PARTITIONS
-    from fedconcord.federation.sampling import SAMPLERS
+    from fedconcord.federation.sampling import SAMPLERS, Drawn, Sampler
     from fedconcord.federation.schedule import Schedule
     from fedconcord.federation.work import WORK
     from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
@@ -85,6 +85,7 @@ __all__ = [
     "Compared",
     "Dataset",
     "Done",
+    "Drawn",
     "Engine",
     "Finished",
     "Job",
@@ -98,6 +99,7 @@ __all__ = [
     "Row",
     "Rule",
     "Run",
+    "Sampler",
     "Schedule",
     "Search",
     "Sender",
@@ -140,7 +142,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.basis.errors": "UserError",
     "fedconcord.basis.search": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
-    "fedconcord.federation.sampling": "SAMPLERS",
+    "fedconcord.federation.sampling": "SAMPLERS Drawn Sampler",
     "fedconcord.federation.schedule": "Schedule",
     "fedconcord.federation.work": "WORK",
     "fedconcord.trained.predict": "predict",

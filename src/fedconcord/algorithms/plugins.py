@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.imports import Open, with_options
+from fedconcord.basis.imports import Open, maker
 from fedconcord.core import Algorithm
 
 OURS = {**METHODS, **BASELINES}
@@ -66,27 +64,7 @@ def available() -> Mapping[str, Callable[..., Algorithm]]:
                 f"uninstall one of them, or its author should rename the entry point in {GROUP}"
             )
         found[entry.name] = entry
-    return Open(Methods(found), "method", _own)
-
-
-def _own(function: Callable[..., Any], path: str) -> Callable[..., Algorithm]:
-    """A factory of the user's, whose product is checked."""
-    called = with_options(function, path, "method", ())
-
-    def make(**options: Any) -> Algorithm:
-        try:
-            made = called(**options)
-        except UserError:
-            raise
-        except Exception as error:  # whatever somebody else's factory raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"method {path} failed when it was made: {why}") from error
-        if not isinstance(made, Algorithm):
-            raise UserError(f"method {path} returned {type(made).__name__}; return a fedconcord.Algorithm")
-        return made
-
-    make.__signature__, make.__doc__ = inspect.signature(called), function.__doc__  # type: ignore[attr-defined]
-    return make
+    return Open(Methods(found), "method", partial(maker, what="method", kind=Algorithm))
 
 
 def _load(entry: EntryPoint) -> Callable[..., Algorithm]:

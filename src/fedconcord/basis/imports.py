@@ -89,6 +89,28 @@ def with_options(function: Callable[..., Any], path: str, what: str, leading: tu
     return made
 
 
+def maker(
+    function: Callable[..., Any], path: str, what: str, kind: type[T], leading: tuple[str, ...] = ()
+) -> Callable[..., T]:
+    """`with_options`, of a factory whose product is checked to be of a kind of ours."""
+    called = with_options(function, path, what, leading)
+
+    def make(*given: Any, **options: Any) -> T:
+        try:
+            made = called(*given, **options)
+        except UserError:
+            raise
+        except Exception as error:  # whatever somebody else's factory raises
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"{what} {path} failed when it was made: {why}") from error
+        if not isinstance(made, kind):
+            raise UserError(f"{what} {path} returned {type(made).__name__}; return a fedconcord.{kind.__name__}")
+        return made
+
+    make.__signature__, make.__doc__ = inspect.signature(called), function.__doc__  # type: ignore[attr-defined]
+    return make
+
+
 class Open(Mapping[str, T]):
     """A registry whose names may be import paths as well; `read` makes an entry of what such a path stands for."""
 

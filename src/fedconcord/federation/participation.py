@@ -21,7 +21,7 @@ from fedconcord.federation import clock, dropout
 from fedconcord.federation.availability import Availability
 from fedconcord.federation.clock import Cost, Devices
 from fedconcord.federation.dropout import Dropout
-from fedconcord.federation.sampling import Drawn, Losses, Sampler
+from fedconcord.federation.sampling import Drawn, Losses, Sampler, drawn_by
 
 
 class View(NamedTuple):
@@ -79,7 +79,7 @@ def choose(
     """The cohort, before anybody is lost; `busy` cannot take part. Costs what the sampler costs, if all are there."""
     n, sampler = len(sizes), rules.sampler
     if rules.availability is None and not busy:
-        return sampler.draw(seed, round, cohort, sizes, losses)
+        return drawn_by(sampler, seed, round, cohort, sizes, losses)
     there = np.ones(n, bool)
     chance = np.ones(n)
     if rules.availability is not None:
@@ -88,14 +88,14 @@ def choose(
         there[ids], chance[ids] = True, chances
     there[[reply.client for reply in busy]] = False
     if sampler.from_all:
-        drawn = sampler.draw(seed, round, cohort, sizes, losses)
+        drawn = drawn_by(sampler, seed, round, cohort, sizes, losses)
         kept = there[drawn.ids]
         ids, times, expected, inclusion = (column[kept] for column in drawn[:4])
         return Drawn(ids, times, expected * chance[ids], inclusion * chance[ids])
     who = np.flatnonzero(there)
     if len(who) == 0:
         return Drawn(who, np.empty(0), np.empty(0), np.empty(0))
-    drawn = sampler.draw(seed, round, min(cohort, len(who)), sizes[who], lambda places: losses(who[places]))
+    drawn = drawn_by(sampler, seed, round, min(cohort, len(who)), sizes[who], lambda places: losses(who[places]))
     unknown = np.full(len(drawn.ids), np.nan)
     return Drawn(who[drawn.ids], drawn.times, unknown, unknown, drawn.asked)
 

@@ -6,7 +6,8 @@ A draw costs O(S) time and memory, O(S log N) by size: nothing here may run over
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -14,13 +15,14 @@ from pydantic import Field
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.identity import UNNAMED, Identity, definition
+from fedconcord.basis.imports import Open, maker
 from fedconcord.core import rng
 from fedconcord.federation.once import once
 from fedconcord.federation.weights import share as weight
 
 
 class Drawn(NamedTuple):
-    """A cohort."""
+    """A cohort, as a `Sampler` draws it."""
 
     ids: np.ndarray  # [S] int64, sorted, distinct
     times: np.ndarray  # [S] float64, how often each was drawn
@@ -34,7 +36,10 @@ Losses = Callable[[np.ndarray], np.ndarray]
 
 
 class Sampler(NamedTuple):
-    """How a cohort is drawn, and what must be known of that before the first round."""
+    """How a cohort is drawn, and what must be known of that before the first round.
+
+    The draw is a pure function of what it is given: the same seed and round give the same cohort, in whatever process.
+    """
 
     draw: Callable[[int, int, int, np.ndarray, Losses], Drawn]  # (seed, round, cohort S, sizes [N], losses) -> cohort
     from_all: bool = False  # drawn from all clients, then limited to those available; else from those available
@@ -197,6 +202,28 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "power_of_choice": power_of_choice,
 }
 """Who is drawn for a round, by name."""
+
+
+def samplers() -> Mapping[str, Callable[..., Sampler]]:
+    """`SAMPLERS`, and factories of your own by import path, `package.module:factory`."""
+    return Open(SAMPLERS, "sampling", partial(maker, what="sampling", kind=Sampler))
+
+
+def drawn_by(sampler: Sampler, seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+    """The cohort that a sampler draws.
+
+    Raises:
+        UserError: it is no cohort of these clients, as one of the user's own may be.
+    """
+    drawn, n = sampler.draw(seed, round, cohort, sizes, losses), len(sizes)
+    ids = drawn.ids
+    whole = ids.dtype == np.int64 and len({len(column) for column in drawn[:4]}) == 1
+    if not whole or (len(ids) and not (ids[0] >= 0 and ids[-1] < n and (np.diff(ids) > 0).all())):
+        raise UserError(
+            f"the sampling drew {ids.tolist()} ({ids.dtype}) of {n} clients in round {round}; give distinct ids from 0 "
+            f"to {n - 1} in order, int64, and as many times, expected and inclusion"
+        )
+    return drawn
 
 
 def check(cohort: int, n: int) -> None:

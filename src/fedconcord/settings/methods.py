@@ -121,6 +121,8 @@ def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
 def labelled(config: Config, call: factories.Call, overrides: Mapping[str, Value]) -> dict[str, Value]:
     """A method's settings with the label of its job, which has no other method."""
     own = overrides.get("label", config.label)
+    if objects.is_object(call.name) and config.label is not None:  # it has a label by itself
+        own = config.label
     if config.label not in (None, own):
         raise UserError(
             f"label is given twice, as {config.label!r} and as {own!r} behind the method {call.name}; give it once"

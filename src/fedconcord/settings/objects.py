@@ -22,7 +22,7 @@ from torch import nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import grammar, imports, objects
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED
+from fedconcord.basis.identity import UNNAMED, Identity
 from fedconcord.basis.objects import Held
 from fedconcord.core import Algorithm
 from fedconcord.data import DATASETS
@@ -30,6 +30,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.data.objects import arrays_of
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.partitions.own import of_partitioner, of_samples
+from fedconcord.federation.sampling import SAMPLERS, Sampler
 from fedconcord.models import MODELS
 from fedconcord.problems.losses import LOSSES, METRICS
 from fedconcord.settings.sources import Source
@@ -39,10 +40,12 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "model": MODELS,
     "data": DATASETS,
     "partition": PARTITIONS,
+    "sampling": SAMPLERS,
     "loss": LOSSES,
     "metric": METRICS,
 }
-KEYS = ("method", "methods", "model", "data", "partition", "loss", "metrics")  # that take objects
+KEYS = ("method", "methods", "model", "data", "partition", "sampling", "loss", "metrics")  # that take objects
+LONGEST = 120  # letters of a label, which names a folder
 
 
 def named(key: str, value: Any) -> tuple[Any, list[Held]]:
@@ -71,7 +74,22 @@ def _named(what: str, value: Any) -> tuple[Any, Held | None]:
     if text is not None:
         return text, None
     held = HOLD[what](value)
-    return held.text, held
+    return _labelled(held.text, value), held
+
+
+def _labelled(text: str, value: Any) -> str:
+    """The text of an object; of a method that says which it is, with a label that has its parameters."""
+    if not isinstance(value, Algorithm) or value.identity == UNNAMED:
+        return text
+    label = str(_spec(value.identity))
+    return str(grammar.Spec(text, (), {"label": label})) if len(label) <= LONGEST and label.isprintable() else text
+
+
+def _spec(value: Any) -> Any:
+    """An identity as a call, and those within it."""
+    if not isinstance(value, Identity):
+        return value
+    return grammar.Spec(value.name, (), {key: _spec(part) for key, part in value.parameters})
 
 
 def words(texts: Mapping[str, Any]) -> dict[str, str]:
@@ -105,7 +123,9 @@ def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
         several = isinstance(given, list)
         if not any(objects.is_object(text) or imports.is_path(str(text)) for text in (given if several else [given])):
             continue
-        if given == was or (key == "methods" and set(given) <= set(was or ())):
+        if key == "methods":
+            values[key] = [text for text in given if _bare(text) not in map(_bare, was or ())]
+        if _bare(given) == _bare(was) or not values[key]:
             del values[key]
         elif key != "methods" and objects.is_object(given):
             raise UserError(
@@ -113,6 +133,11 @@ def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
                 "with the same object, or start anew without resume"
             )
     return replace(source, values=values)
+
+
+def _bare(text: Any) -> Any:
+    """An object's text without its label, which is no part of what it is; anything else as it is."""
+    return grammar.parse(text, "object").name if objects.is_object(text) else text
 
 
 # -- kinds of objects ----------------------------------------------------------------------------------------------
@@ -171,6 +196,13 @@ def _partition(value: Any) -> Held:
     return objects.hold("samples", digest, of_samples(parts), about)
 
 
+def _sampling(value: Any) -> Held:
+    if not isinstance(value, Sampler):
+        return _function("sampling", value, "a fedconcord.Sampler, or a function that makes one")
+    digest, name = digest_of(value), value.identity.method or "sampler"
+    return objects.hold(name, digest, partial(_itself, value), f"Sampler {name}; sha256 {digest}")
+
+
 def _loss(value: Any) -> Held:
     return _function("loss", value, "a function (outputs, targets) -> one number a sample")
 
@@ -192,6 +224,7 @@ HOLD: Mapping[str, Callable[[Any], Held]] = {
     "model": _model,
     "data": _data,
     "partition": _partition,
+    "sampling": _sampling,
     "loss": _loss,
     "metric": _metric,
 }

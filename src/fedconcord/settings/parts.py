@@ -16,7 +16,7 @@ from fedconcord.federation.clock import DEVICES
 from fedconcord.federation.dropout import DROPOUT
 from fedconcord.federation.features import FEATURES
 from fedconcord.federation.labels import LABELS
-from fedconcord.federation.sampling import SAMPLERS
+from fedconcord.federation.sampling import samplers
 from fedconcord.federation.work import WORK, Work
 from fedconcord.local.gradients import ORACLES
 from fedconcord.local.pace import RULES
@@ -32,7 +32,7 @@ from fedconcord.transforms.uploads import COMPRESSORS
 
 TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
 PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
-    "sampling": ("sampling", SAMPLERS),
+    "sampling": ("sampling", samplers()),
     "availability": ("availability", AVAILABILITY),
     "dropout": ("dropout", DROPOUT),
     "devices": ("model of devices", DEVICES),

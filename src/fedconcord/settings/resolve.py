@@ -12,7 +12,7 @@ from fedconcord.basis import factories, folders, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
 from fedconcord.federation.partitions import LABEL_FREE, partitions
-from fedconcord.federation.sampling import SAMPLERS
+from fedconcord.federation.sampling import samplers
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
@@ -141,7 +141,7 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
     tables = {"local": check_local(config.local), "eval": _check_eval(config), "privacy": check_privacy(config.privacy)}
     config = config.model_copy(update={**parts, **tables})
-    share = factories.check(SAMPLERS, "sampling", config.sampling).given.get("share")
+    share = factories.check(samplers(), "sampling", config.sampling).given.get("share")
     if share is not None:  # it says the cohort that is to be expected
         expected = max(1, round(share * config.clients))
         if config.cohort != expected and "cohort" in values:
