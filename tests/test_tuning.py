@@ -28,8 +28,10 @@ from fedconcord.runs.pool import Crew
 from fedconcord.settings import Config, from_nested, resolve_compare
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.tuning.edges import edges
+from fedconcord.tuning.plan import sentences
+from fedconcord.tuning.remarks import remarks
 from fedconcord.tuning.rungs import Rung, cost, rungs_of
-from fedconcord.tuning.scores import Objective, Score, ranked, score_of
+from fedconcord.tuning.scores import Objective, Score, chosen, ranked, score_of
 from fedconcord.tuning.search import Found, Trial, alone, search
 from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, space_of, text_of
 from fedconcord.tuning.study import batches, drawn, mended
@@ -207,11 +209,12 @@ def run(folder: Path, rows: list[tuple[int, float, float]], status: str = "compl
 def test_a_score_is_the_last_evaluations_of_the_validation_samples(tmp_path: Path) -> None:
     rows = [(k, 0.1 * k, 0.9) for k in range(9)]
     a, b = run(tmp_path / "a", rows), run(tmp_path / "b", [(k, v + 0.1, t) for k, v, t in rows])
-    assert score_of([a, b], ACCURACY, 8) == Score(pytest.approx(0.65), None, 0, 0)  # rounds 4 to 8: 0.6 and 0.7
+    error = pytest.approx(0.05)  # of 0.6 and 0.7
+    assert score_of([a, b], ACCURACY, 8) == Score(pytest.approx(0.65), None, 0, 0, error)  # rounds 4 to 8
     assert score_of([a], ACCURACY, 4).value == pytest.approx(0.25)  # rounds 1 to 4, whatever came later
     reach = ACCURACY._replace(target=0.45)
     assert score_of([a, b], reach, 8).reached == 4.5  # 5 and 4
-    assert score_of([a, b], reach, 4) == Score(pytest.approx(0.3), None, 1, 0)
+    assert score_of([a, b], reach, 4) == Score(pytest.approx(0.3), None, 1, 0, error)
 
 
 def test_what_diverged_or_never_came_is_no_score(tmp_path: Path) -> None:
@@ -232,7 +235,32 @@ def test_the_order_of_trials() -> None:
     loss = Objective(metric_of("validation_loss"), None, held=True)
     assert ranked(scores, loss) == [0, 2, 3, 1, 4]
     timed = {0: Score(0.95, 30.0, 0, 0), 1: Score(0.91, 10.0, 0, 0), 2: Score(0.89, None, 1, 0), 3: broken}
-    assert ranked({**timed, 4: Score(0.85, None, 1, 0)}, ACCURACY._replace(target=0.9)) == [1, 0, 2, 4, 3]
+    soonest = ACCURACY._replace(target=0.9, soonest=True)
+    assert ranked({**timed, 4: Score(0.85, None, 1, 0)}, soonest) == [1, 0, 2, 4, 3]
+    assert ranked(timed, ACCURACY._replace(target=0.9)) == [0, 1, 2, 3]  # whatever is reached how soon
+    assert (chosen(timed, soonest), chosen(timed, ACCURACY)) == (1, 0)
+
+
+def test_the_fewest_rounds_decide_among_trials_that_end_alike() -> None:
+    """What is early and falls afterwards, trial 1, is not taken; a point or a standard error is no difference."""
+    aim = ACCURACY._replace(target=0.9)
+    scores = {
+        0: Score(0.964, 28.0, 0, 0), 1: Score(0.902, 12.0, 0, 0), 2: Score(0.966, 24.0, 0, 0, 0.004),
+        3: Score(0.957, 16.0, 0, 0), 4: Score(0.9665, None, 1, 0), 5: Score(math.nan, None, 0, 2),
+    }  # fmt: skip
+    assert ranked(scores, aim)[:4] == [4, 2, 0, 3]
+    assert chosen(scores, aim) == 3
+    assert chosen(scores, ACCURACY) == 4  # without a target where it ends
+    wide = {**scores, 4: Score(0.9665, None, 1, 0, 0.07)}
+    assert chosen(wide, aim) == 1  # seeds that differ by as much say no more
+    loss = Objective(metric_of("validation_loss"), 0.3, held=True)
+    scores = {0: Score(0.20, 9.0, 0, 0, 0.01), 1: Score(0.209, 5.0, 0, 0), 2: Score(0.211, 3.0, 0, 0)}
+    assert chosen(scores, loss) == 1
+    assert chosen({5: Score(math.nan, None, 0, 2)}, aim) == 5
+    assert str(aim) == (
+        "final validation accuracy (of trials within one standard error over seeds or one point of the best: the "
+        "fewest rounds to 0.9)"
+    )
 
 
 def test_an_edge_says_what_to_extend() -> None:
@@ -314,6 +342,43 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     study = optuna.load_study(study_name="fedprox", storage=journal(out))
     assert [trial.params for trial in study.trials] == [trial["values"] for trial in method["trials"]]
     assert study.best_trial.number == method["best"]
+
+
+def test_a_trial_that_is_early_and_stands_still_does_not_win(tmp_path: Path) -> None:
+    """A step size that is large for two rounds and then nothing, beside one that goes on."""
+    job = {**DIGITS, "methods": "fedavg", "rounds": 16, "seeds": [0, 1], "local": {"lr": 0.1}, "eval": {"target": 0.4}}
+    asked = tuning.Asked(2, [], "points(local.lr=[3],local.lr_decay=[0.02])", [5])
+    planned = tuning.plan_tuning(asked, from_nested({**job, "out": str(tmp_path / "t")}, "test"))
+    lines: list[str] = []
+    with alone(planned), Crew() as crew:
+        [found] = search(planned, 1, tuning.Lines(lines.append), crew)
+    slow, early = (trial.last for trial in found.trials)
+    assert early.reached is not None
+    assert slow.reached is not None
+    assert early.reached < slow.reached
+    assert early.value + early.standard_error < slow.value - slow.standard_error
+    assert found.best == found.trials[0]
+    rule = "one standard error over seeds or one point of the best: the fewest rounds to 0.4"
+    assert f"judged by final validation accuracy (of trials within {rule}); then the winners" in sentences(planned)[-1]
+    assert f"{slow.reached:.3g} rounds to 0.4 with local.lr 0.1" in lines[-1]
+
+
+def test_a_winner_that_was_better_before_is_said(tmp_path: Path) -> None:
+    job = {**DIGITS, "methods": "fedavg", "out": str(tmp_path / "t")}
+    planned = tuning.plan_tuning(tuning.Asked(1), from_nested(job, "test"))
+    space = planned.spaces[0]
+
+    def found(*values: float) -> Found:
+        scores = {rounds: Score(value, None, 0, 0) for rounds, value in zip((2, 4, 8), values, strict=True)}
+        best = Trial(0, space.start, scores, ())
+        return Found(space, (best,), best)
+
+    assert remarks(planned, found(0.6, 0.9, 0.95)) == []
+    assert remarks(planned, found(0.6, 0.956, 0.95)) == []  # less than a point
+    assert remarks(planned, found(0.6, 0.947, 0.902)) == [
+        "The best ends at validation accuracy 90.20 %, worse than its own 94.70 % at round 4: stop earlier, or search "
+        "smaller values."
+    ]
 
 
 QUADRATICS = [

@@ -132,8 +132,9 @@ def tune(
 ) -> Tuned:
     """Tune methods with equal budgets of rounds, then compare the winners with seeds that tuning has not seen.
 
-    Trials are paired by seed and judged on samples that clients set apart, or by the rounds to a target there. Half of
-    them go on after a quarter and after half of the rounds. The result depends neither on `jobs` nor on interruptions.
+    Trials are paired by seed and judged by where they end on samples that clients set apart; with a target, of those
+    that end alike the soonest there is taken. Half of them go on after a quarter and after half of the rounds. The
+    result depends neither on `jobs` nor on interruptions.
 
     Args:
         methods: "fedprox(mu=0.1)" fixes a parameter; what is left and states a range is looked for, with local.lr.

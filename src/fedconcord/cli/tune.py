@@ -61,10 +61,8 @@ def tune(
             raise interrupted(planned.folder, f"{PROGRAM} tune --resume {shlex.quote(str(planned.folder))}") from None
     say_summary(done.folder / "final")
     for method in done.methods:
-        if method.best is None:
-            complain(f"{method.method}: no trial ended well, so it is not in the comparison; search smaller values")
-        for edge in method.edges:
-            say(f"{method.method}: {tuning.extend_words(edge)}")
+        for remark in method.remarks:
+            (complain if method.best is None else say)(f"{method.method}: {remark}")
     say(f"settings: {done.folder / 'best.toml'}, and a file a method beside it")
     say(f"report: {done.report}")
     if any(result.status == "failed" for result in done.runs):

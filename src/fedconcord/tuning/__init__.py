@@ -1,6 +1,5 @@
 """Methods tuned side by side: equal budgets of rounds, successive halving, then fresh seeds for the winners."""
 
-from fedconcord.tuning.edges import extend_words
 from fedconcord.tuning.plan import Asked, Tuning, plan_resumed_tuning, plan_tuning, sentences
 from fedconcord.tuning.whole import InterruptedSearchError, Lines, Tuned, TunedMethod, Watch, tuned
 
@@ -12,7 +11,6 @@ __all__ = [
     "TunedMethod",
     "Tuning",
     "Watch",
-    "extend_words",
     "plan_resumed_tuning",
     "plan_tuning",
     "sentences",

@@ -125,4 +125,8 @@ def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
 
 def _score(score: Score) -> Mapping[str, Any]:
     value = score.value if math.isfinite(score.value) else None
-    return {"value": value, "rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
+    error = None if value is None else score.standard_error
+    return {
+        "value": value, "standard_error": error, "rounds_to_target": score.reached, "missed": score.missed,
+        "broken": score.broken,
+    }  # fmt: skip

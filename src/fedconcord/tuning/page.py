@@ -18,10 +18,11 @@ from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 from fedconcord.report.worth import sentences as sentences_of_worth
 from fedconcord.report.worth import worth
-from fedconcord.tuning.edges import Edge, edges, extend_words
+from fedconcord.tuning.edges import Edge, edges
 from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
 from fedconcord.tuning.plan import Tuning, sentences
+from fedconcord.tuning.remarks import remarks
 from fedconcord.tuning.search import Found, Trial, shown, winner, winners
 
 esc = html.escape
@@ -62,13 +63,14 @@ def _listed(values: Sequence[int]) -> str:
 def _parts(tuning: Tuning, found: Sequence[Found], summary: Summary) -> list[str]:
     tuned = [one for one in found if one.trials]
     at = {one.space.method: edges(tuning.config, one) for one in tuned}
+    warnings = [f"{one.space.method}: {remark}" for one in tuned for remark in remarks(tuning, one)]
     main = tables.table(summary, summary.rows)
     whole = (
         f"Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning has "
         'not seen: <a href="final/report.html">the whole comparison</a>.'
     )
     parts = [
-        elements.told([*words(summary), *_worth(summary), whole], _warnings(tuned, at)),
+        elements.told([*words(summary), *_worth(summary), whole], warnings),
         "<h2>The winners, with fresh seeds</h2>" + elements.table(main, [row.style for row in summary.rows]),
         "<h2>What tuning changed</h2>" + _changed(tuning, found),
     ]
@@ -90,16 +92,6 @@ def _worth(summary: Summary) -> list[str]:
     """Whether federation is worth it, where the final comparison has baselines."""
     found = worth(summary)
     return [] if found is None else [esc(sentence) for sentence in sentences_of_worth(found)]
-
-
-def _warnings(tuned: Sequence[Found], at: dict[str, list[Edge]]) -> list[str]:
-    """What the reader should do: ranges to extend, methods of which nothing ended well."""
-    said = [f"{one.space.method}: {extend_words(edge)}" for one in tuned for edge in at[one.space.method]]
-    return said + [
-        f"{one.space.method}: no trial ended well, so it is not in the comparison; search smaller values."
-        for one in tuned
-        if one.best is None
-    ]
 
 
 def _changed(tuning: Tuning, found: Sequence[Found]) -> str:

@@ -36,7 +36,7 @@ class Asked(NamedTuple):
     search: Sequence[str] = ()
     grid: str | None = None
     final_seeds: Sequence[int] | None = None
-    target: float | None = None  # of the metric that judges trials, where it is not the comparison's `eval.target`
+    target: float | None = None  # of the metric that judges trials: the rounds to it come first (the arena)
 
 
 class Tuning(NamedTuple):
@@ -169,9 +169,9 @@ def _trial(config: Config, target: float | None) -> tuple[Config, Objective]:
         engine = engine.model_copy(update={"threads": 1})
     trial = judged.model_copy(update={"eval": judged.eval.model_copy(update=bare), "engine": engine})
     with threads(engine.threads):
-        return trial, objective_of(
-            settings_module.first_problem(trial), config.eval.target if target is None else target
-        )
+        problem = settings_module.first_problem(trial)
+        soonest = target is not None
+        return trial, objective_of(problem, target if soonest else config.eval.target, soonest)
 
 
 def _spaces(config: Config, asked: Asked) -> tuple[Space, ...]:

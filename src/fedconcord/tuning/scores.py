@@ -1,4 +1,10 @@
-"""How good a trial is after so many rounds, read from the tables of its runs, and which trials are better."""
+"""How good a trial is after so many rounds, read from the tables of its runs, and which trials are better.
+
+Trials are judged by where they end, on all seeds, as the report ranks methods. Where a target is given, it decides
+among those that end alike: of the trials within a standard error of the best (Breiman et al., Classification and
+Regression Trees, 1984, section 3.4.3) or within a point of it, the one that needs the fewest rounds. The rounds to a
+target alone are no rule to choose by: an edge of a range is often early there, and falls afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +26,7 @@ from fedconcord.runs.execution import modelled
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.tables import rows_of
 
+POINT = 0.01  # of a share: closer is no difference
 OWN = ("distance", "loss", "train_loss")  # what is minimised where clients can set no samples apart
 
 
@@ -27,17 +34,22 @@ class Objective(NamedTuple):
     """What trials are judged by: never anything of the test set."""
 
     metric: Metric
-    target: float | None  # rounds to this value of the metric are counted; None: its final value
+    target: float | None  # rounds to this value of the metric are counted; None: nothing is
     held: bool  # on samples that clients set apart; else the objective itself
+    soonest: bool = False  # rounds to the target come first, for who compares methods by them
 
     def __str__(self) -> str:
+        title = self.metric.title
         where = "" if self.held else ", the objective itself, as there are no samples to set apart"
         if self.target is None:
-            return f"final {self.metric.title}{where}"
-        return f"rounds to {self.metric.title} {self.target:g}{where}"
+            return f"final {title}{where}"
+        if self.soonest:
+            return f"rounds to {title} {self.target:g}{where}"
+        near = f"one standard error over seeds{' or one point' if self.metric.percent else ''}"
+        return f"final {title}{where} (of trials within {near} of the best: the fewest rounds to {self.target:g})"
 
 
-def objective_of(problem: Problem, target: float | None) -> Objective:
+def objective_of(problem: Problem, target: float | None, soonest: bool = False) -> Objective:
     """The validation column of the metric that ranks methods; else that of the clients' score, else what is minimised.
 
     Columns are those of an evaluation of the model before round 0.
@@ -50,8 +62,10 @@ def objective_of(problem: Problem, target: float | None) -> Objective:
             column = f"validation_{name}"
             if column in columns:
                 metric = metric_of(column)
-                return Objective(metric if higher is None else replace(metric, higher=higher), target, held=True)
-    return Objective(metric_of(next(name for name in (*OWN, *columns) if name in columns)), target, held=False)
+                metric = metric if higher is None else replace(metric, higher=higher)
+                return Objective(metric, target, held=True, soonest=soonest)
+    metric = metric_of(next(name for name in (*OWN, *columns) if name in columns))
+    return Objective(metric, target, held=False, soonest=soonest)
 
 
 class Score(NamedTuple):
@@ -61,6 +75,7 @@ class Score(NamedTuple):
     reached: float | None  # mean rounds to the target; None where a seed missed it, or there is none
     missed: int  # seeds that missed the target; 0 without one
     broken: int  # seeds that diverged or failed
+    standard_error: float = 0.0  # of the value over seeds, on the averaging scale; 0 of one seed
 
 
 def score_of(folders: Sequence[Path], objective: Objective, rounds: int) -> Score:
@@ -84,7 +99,9 @@ def score_of(folders: Sequence[Path], objective: Objective, rounds: int) -> Scor
             missed += 1
     if broken:
         return Score(math.nan, None, missed, broken)
-    return Score(float(metric.back(fmean(finals))), fmean(reached) if reached and not missed else None, missed, 0)
+    error = stdev(finals) / math.sqrt(len(finals)) if len(finals) > 1 else 0.0
+    rounds_to = fmean(reached) if reached and not missed else None
+    return Score(float(metric.back(fmean(finals))), rounds_to, missed, 0, error)
 
 
 def series(folder: Path, column: str, rounds: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -102,12 +119,30 @@ def series(folder: Path, column: str, rounds: int) -> tuple[np.ndarray, np.ndarr
 
 
 def ranked(scores: Mapping[int, Score], objective: Objective) -> list[int]:
-    """The trials, best first: those whose every seed ends well, with a target by what they need to reach it, those
-    that miss it and all others by their final value; the earlier one where nothing tells them apart."""
+    """The trials, best first: those whose every seed ends well by their final value, and where the rounds to the target
+    come first by these; the earlier one where nothing tells them apart."""
     sign = -1.0 if objective.metric.higher else 1.0
 
     def key(number: int) -> tuple[float, ...]:
         one = scores[number]
-        return one.broken, one.missed, one.reached or 0.0, 0.0 if one.broken else sign * one.value, number
+        first = (one.missed, one.reached or 0.0) if objective.soonest else ()
+        return one.broken, *first, 0.0 if one.broken else sign * one.value, number
 
     return sorted(scores, key=key)
+
+
+def chosen(scores: Mapping[int, Score], objective: Objective) -> int:
+    """The trial that is taken: the best, and with a target, of those that end as well as it, the one with the fewest
+    rounds to it."""
+    first, *others = ranked(scores, objective)
+    if scores[first].broken or objective.target is None or objective.soonest:
+        return first
+    near = [first, *(k for k in others if not below(scores[k], scores[first], objective.metric))]
+    return min(near, key=lambda k: (scores[k].missed, scores[k].reached or 0.0))
+
+
+def below(one: Score, best: Score, metric: Metric) -> bool:
+    """Whether a score is worse than a better one by more than its standard error, and more than a point of a share."""
+    end, top = metric.scale(np.array([one.value, best.value]))
+    behind = top - end if metric.higher else end - top
+    return not behind <= max(best.standard_error, POINT if metric.percent else 0.0)

@@ -24,7 +24,7 @@ from fedconcord.runs.pool import Crew, execute_all
 from fedconcord.settings import canonical_text, read_method
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.rungs import Rung
-from fedconcord.tuning.scores import Score, ranked, score_of
+from fedconcord.tuning.scores import Score, chosen, ranked, score_of
 from fedconcord.tuning.space import Space, Values, text_of
 from fedconcord.tuning.study import JOURNAL, Journal, batches, drawn, mended
 
@@ -89,8 +89,14 @@ class _Course:
 
     def ranked(self, tuning: Tuning, rounds: int) -> list[int]:
         """The trials that came so far, best first."""
-        there = {number: scores[rounds] for number, scores in enumerate(self.scores) if rounds in scores}
-        return ranked(there, tuning.objective)
+        return ranked(self._there(rounds), tuning.objective)
+
+    def chosen(self, tuning: Tuning) -> int:
+        """The trial that is taken in the end."""
+        return chosen(self._there(self.rungs[-1].rounds), tuning.objective)
+
+    def _there(self, rounds: int) -> dict[int, Score]:
+        return {number: scores[rounds] for number, scores in enumerate(self.scores) if rounds in scores}
 
 
 @contextmanager
@@ -146,7 +152,8 @@ def _draw(tuning: Tuning, course: _Course, batch: range) -> None:
         elif known != values:
             raise UserError(
                 f"{tuning.folder / JOURNAL} has {known} for trial {number} of {course.space.method}, which the search "
-                f"gives {values}: it is damaged, or of another version of Optuna; restore it or start the search again"
+                f"gives {values}: it is damaged, or of another version of fedconcord or Optuna; restore it or start "
+                "the search again"
             )
     for number in batch:
         course.values.append(course.journal.values(number) or {})
@@ -212,13 +219,13 @@ def _there(folder: Path, rounds: int) -> bool:
 
 
 def _found(tuning: Tuning, course: _Course) -> Found:
-    """The best of the last rung; the journal is closed."""
+    """What the last rung says; the journal is closed."""
     rounds = course.rungs[-1].rounds
     trials = tuple(
         Trial(number, values, course.scores[number], tuple(course.errors[number]))
         for number, values in enumerate(course.values)
     )
-    best = trials[course.ranked(tuning, rounds)[0]]
+    best = trials[course.chosen(tuning)]
     for trial in trials:
         if trial.rounds == rounds:
             broken = bool(trial.last.broken)
@@ -232,14 +239,15 @@ def _said(tuning: Tuning, course: _Course, step: int) -> str:
     """How a method stands after a rung."""
     rung = course.rungs[step]
     order = course.ranked(tuning, rung.rounds)
-    best = course.scores[order[0]][rung.rounds]
+    first = course.chosen(tuning) if rung == course.rungs[-1] else order[0]
+    best = course.scores[first][rung.rounds]
     broken = sum(course.scores[number][rung.rounds].broken > 0 for number in order)
     lost = f", {broken} diverged or failed" if broken else ""
     if best.broken:
         return f"{course.space.method}, round {rung.rounds}: none of {len(order)} trials ends well"
     return (
         f"{course.space.method}, round {rung.rounds}: best of {len(order)} trials {shown(tuning, best)} with "
-        f"{', '.join(f'{key} {value:g}' for key, value in course.values[order[0]].items())}{lost}"
+        f"{', '.join(f'{key} {value:g}' for key, value in course.values[first].items())}{lost}"
     )
 
 
@@ -251,7 +259,9 @@ def shown(tuning: Tuning, score: Score) -> str:
     found = f"{metric.title} {value(metric, score.value)}"
     if target is None or score.broken:
         return found
-    return f"{score.reached:.3g} rounds to {target:g}" if score.reached is not None else f"{found}, short of {target:g}"
+    if score.reached is None:
+        return f"{found}, short of {target:g}"
+    return f"{found}, {score.reached:.3g} rounds to {target:g}"
 
 
 def refuse_none(found: Sequence[Found]) -> None:

@@ -14,6 +14,7 @@ from fedconcord.runs.pool import Crew
 from fedconcord.tuning.edges import Edge, edges
 from fedconcord.tuning.page import write_all
 from fedconcord.tuning.plan import Tuning
+from fedconcord.tuning.remarks import remarks
 from fedconcord.tuning.search import Found, InterruptedSearchError, Watch, alone, final, refuse_none, search, winner
 
 __all__ = ["InterruptedSearchError", "Lines", "Tuned", "TunedMethod", "Watch", "tuned"]
@@ -28,6 +29,7 @@ class TunedMethod(NamedTuple):
     score: float | None  # of the best trial after all rounds; None: nothing was looked for, or none ended well
     untuned: float | None  # of the method as it was
     edges: Sequence[Edge]  # where the best is at the end of its range
+    remarks: Sequence[str]  # what to do about it: ranges to extend, a best that fell, no trial that ended well
 
 
 class Tuned(NamedTuple):
@@ -80,4 +82,5 @@ def _method(tuning: Tuning, found: Found) -> TunedMethod:
         None if found.best is None else found.best.last.value,
         None if untuned is None or untuned.broken else untuned.value,
         edges(tuning.config, found),
+        remarks(tuning, found),
     )
