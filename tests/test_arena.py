@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedconcord import cli
-from fedconcord.arena import plan, run
-from fedconcord.arena.federations import Federation, Target, chosen, read
-from fedconcord.arena.figures import steps
-from fedconcord.arena.outcome import Entry, Goals, Outcome, Result, Size
-from fedconcord.arena.standing import table_of
+from fedconcord.arenas import plan, run
+from fedconcord.arenas.federations import Federation, Target, chosen, read
+from fedconcord.arenas.figures import steps
+from fedconcord.arenas.outcome import Entry, Goals, Outcome, Result, Size
+from fedconcord.arenas.standing import table_of
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.report.metric import metric_of

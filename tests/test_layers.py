@@ -9,8 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
 ROOMS = [  # from the ground up; a room imports from those below it, and no two import each other
     *("options", "basis", "core", "data", "models", "problems", "local", "federation", "state", "transforms"),
     *("algorithms", "remote", "engines", "jobs", "analysis", "report", "settings", "runs", "trained"),
-    *("advice", "diagnosis", "tuning", "recipes", "arena", "tracking", "deploy"),
-    *("api", "cli", "__main__", "testing"),
+    *("advice", "diagnosis", "tuning", "recipes", "arenas", "tracking", "deploy"),
+    *("api", "studies", "cli", "__main__", "testing"),
 ]
 LEVEL = {name: level for level, name in enumerate(ROOMS)}
 

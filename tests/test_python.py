@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import json
 import pydoc
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import fedconcord
 from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, cli, load, save, start
 from fedconcord.basis.identity import UNNAMED
 from fedconcord.core import tree_leaves
+from fedconcord.recipes import RECIPES
+from test_reproduce import SMALL as RECIPE
 
 
 def job(method: str = "scaffold", **options: int) -> Job:
@@ -180,3 +182,109 @@ def test_a_folder_from_before_labels_goes_on(tmp_path: Path, monkeypatch: pytest
     after = fedconcord.compare(["fedavg", algorithm], resume="c", rounds=3)
     assert [one.label for one in after.runs] == [one.label for one in before.runs]
     assert [one.rounds for one in after.runs] == [3, 3]
+
+
+# -- commands as functions -----------------------------------------------------------------------------------------
+
+
+def test_advice_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = fedconcord.advise(data="digits", clients=20, stateless=True, settings={"local.batch_size": 20})
+    assert cli.call(["advise", "--data", "digits", "--clients", "20", "--batch-size", "20", "--stateless"]) == 0
+    told = capsys.readouterr().out
+    assert str(found) in told
+    assert all(one.kept == 0 for one in found.named)
+    assert found.named[0].tune["local.lr"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fedconcord.advise(data="digits", out="x"), "advise has no argument 'out'"),
+        (
+            lambda: fedconcord.advise(data="digits", uplink="fast"),
+            "uplink must be slow or a number of bytes >= 1, given 'fas",
+        ),
+        (lambda: fedconcord.advise(data="digits", lrr=1), r"advise has no argument 'lrr' \(did you mean 'lr'\?\)"),
+        (
+            lambda: fedconcord.audit(["fedavg"], data="digits", iterations=0),
+            "iterations must be an integer >= 1, given 0",
+        ),
+        (lambda: fedconcord.audit(["fedavg"], data="digits", rounds=3), "audit has no argument 'rounds'"),
+        (lambda: fedconcord.audit(data="digits"), "a comparison needs methods"),
+        (lambda: fedconcord.arena(["fedavg"], seeds=[1000]), "seed 1000 is one that trials are tuned on"),
+        (lambda: fedconcord.arena(["fedavg"], budget=0), "budget must be an integer >= 1, given 0"),
+        (lambda: fedconcord.arena(federations=["holt"]), r"there is no federation 'holt' \(did you mean 'hold'\?\)"),
+        (lambda: fedconcord.reproduce("fednova_fig3"), "unknown recipe 'fednova_fig3'"),
+        (
+            lambda: fedconcord.reproduce("fednova_fig2", size="tiny"),
+            "the size of a recipe must be one of quick, desk, paper",
+        ),
+        (
+            lambda: fedconcord.reproduce("fednova_fig2", seeds=[0, 0]),
+            "seeds must be a list of integers >= 0, each once",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        call()
+
+
+def test_an_audit_is_the_commands(tmp_path: Path) -> None:
+    lines: list[str] = []
+    done = fedconcord.audit(
+        ["fedavg"], data="digits", model="logreg", clients=50, round=1, iterations=2, optimiser="gd",
+        out=tmp_path / "a", progress=lines.append,
+    )  # fmt: skip
+    command = ["audit", "--methods", "fedavg", "--data", "digits", "--model", "logreg", "--clients", "50"]
+    more = ["--round", "1", "--iterations", "2", "--optimiser", "gd", "--out", str(tmp_path / "b")]
+    assert cli.call([*command, *more]) == 0
+    assert done.page == tmp_path / "a" / "audit.md"
+    assert [one.name for one in done.audits] == ["fedavg"]
+    assert (tmp_path / "a" / "audit.csv").read_bytes() == (tmp_path / "b" / "audit.csv").read_bytes()
+    assert any("gradient error" in line for line in lines)
+
+
+FEDERATION = """
+[[federation]]
+name = "ours"
+data = "ridge_diabetes(skew=0.4)"
+clients = 4
+cohort = 2
+rounds = 3
+local.steps = 2
+"""
+
+
+def test_no_package_takes_the_name_of_a_function() -> None:
+    for name in ("advise", "arena", "audit", "diagnose", "reproduce", "run", "tune"):
+        assert importlib.util.find_spec(f"fedconcord.{name}") is None
+        assert callable(getattr(fedconcord, name))
+
+
+@pytest.mark.slow
+def test_an_arena_goes_on_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "ours.toml").write_text(FEDERATION)
+    given = {"federations": [str(tmp_path / "ours.toml")], "budget": 1, "seeds": 0, "out": tmp_path / "out"}
+    pages = fedconcord.arena(["fedavg"], **given)
+    [table] = pages.tables
+    assert [result.federation.name for result in table.results] == ["ours"]
+    first = json.loads((tmp_path / "out" / "arena.json").read_text())
+    assert (
+        first["command"] == f"fedconcord arena --methods fedavg --federations {tmp_path}/ours.toml --budget 1 --seeds 0"
+    )
+    lines: list[str] = []
+    again = fedconcord.arena(["fedavg"], **given, progress=lines.append)
+    assert again.html == tmp_path / "out" / "report.html"
+    assert json.loads((tmp_path / "out" / "arena.json").read_text()) == first
+    assert lines[0] == "[1/1] ours"
+
+
+def test_a_recipe_is_done_judged_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, RECIPE.name, RECIPE)
+    judged = fedconcord.reproduce(RECIPE.name, size="quick", cells="iid", seeds=0, out=tmp_path)
+    assert judged.page == tmp_path / RECIPE.name / "quick" / "README.md"
+    assert judged.done.command == f"fedconcord reproduce {RECIPE.name} --quick --seeds 0 --cells iid"
+    assert judged.done.command in judged.page.read_text()
+    assert judged.done.values.seeds("accuracy, %", "iid", "SCAFFOLD").keys() == {0}
+    assert len(judged.findings) == len(RECIPE.claims)

@@ -66,7 +66,7 @@ def quiet(line: str) -> None:
 
 
 def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
-    return reproduce(Asked(recipe, size, out, **asked), "command", unseen, quiet).values  # type: ignore[arg-type]
+    return reproduce(Asked(recipe, size, out, **asked), unseen, quiet).values  # type: ignore[arg-type]
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) 
     text = pages.page(one, ["small.png"], "values/small.json")
     assert "by seed: [values/small.json](values/small.json)" in text
     assert "(12)" in text
-    assert "command" in text
+    assert "fedconcord reproduce small --desk" in text
     assert "Fewer steps." in text
     index = pages.write_pages(tmp_path, {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
     assert "not run" in index.read_text()

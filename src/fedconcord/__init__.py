@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.callbacks import Callback, Run
     from fedconcord.runs.outcome import Compared, Finished
+    from fedconcord.studies import advise, arena, audit, reproduce
     from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
     from fedconcord.trained.program import export
@@ -116,12 +117,16 @@ __all__ = [
     "Wire",
     "__version__",
     "advance",
+    "advise",
+    "arena",
+    "audit",
     "compare",
     "diagnose",
     "evaluate",
     "export",
     "load",
     "predict",
+    "reproduce",
     "run",
     "save",
     "start",
@@ -152,6 +157,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.callbacks": "Callback Run",
     "fedconcord.runs.outcome": "Compared Finished",
+    "fedconcord.studies": "advise arena audit reproduce",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",

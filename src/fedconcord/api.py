@@ -67,7 +67,7 @@ def run(
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
-    sources = [*_file(config), _source(run, {"method": method, **options}, settings)]
+    sources = [*file_of(config), source_of(run, {"method": method, **options}, settings)]
     check(sources)
     planned = plan_resumed_run(Path(resume), *sources) if resume else plan_run(*sources)
     tell = telling([planned], planned.folder, [*callbacks, *trackers(planned.config.track)])
@@ -103,7 +103,7 @@ def compare(
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
-    sources = [*_file(config), _source(compare, {"methods": methods, **options}, settings)]
+    sources = [*file_of(config), source_of(compare, {"methods": methods, **options}, settings)]
     check(sources)
     if resume:
         folder, planned, jobs = plan_resumed_comparison(Path(resume), jobs, *sources)
@@ -159,7 +159,7 @@ def tune(
 
     ranges = [search] if isinstance(search, str) else list(search)
     asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
-    sources = [*_file(config), _source(tune, {"methods": methods, **options}, settings)]
+    sources = [*file_of(config), source_of(tune, {"methods": methods, **options}, settings)]
     check(sources)
     planned = (
         tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)
@@ -168,11 +168,12 @@ def tune(
     return tuning.tuned(planned, jobs, watch, [*callbacks, *trackers(planned.config.track)])
 
 
-def _file(config: str | Path | None) -> list[Source]:
+def file_of(config: str | Path | None) -> list[Source]:
+    """The settings of a file, if there is one."""
     return [] if config is None else [settings_module.from_file(Path(config))]
 
 
-def _source(call: Callable[..., object], given: Mapping[str, object], settings: Mapping[str, Any] | None) -> Source:
+def source_of(call: Callable[..., object], given: Mapping[str, object], settings: Mapping[str, Any] | None) -> Source:
     """The arguments of a call that are settings, and those that it has by dotted key."""
     named = {_key(call, name): value for name, value in given.items()}
     source = settings_module.from_options(
@@ -223,7 +224,7 @@ def diagnose(
     """
     from fedconcord.diagnosis import page, subject  # matplotlib: a run by itself draws nothing
 
-    sources = [*_file(config), _source(diagnose, {"method": method, **options}, settings)]
+    sources = [*file_of(config), source_of(diagnose, {"method": method, **options}, settings)]
     seen = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
     out = options.get("out")
     return page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))

@@ -53,6 +53,12 @@ class Advice(NamedTuple):
     against: dict[str, str]  # method -> why not
     config: Config  # of the federation, with a compressor where messages must be smaller
 
+    def __str__(self) -> str:
+        """As the command says it."""
+        from fedconcord.advice.words import told  # which knows this
+
+        return "\n".join(told(self))
+
 
 def federation_of(*sources: Source) -> Config:
     """The settings of a run or a comparison without its methods, for the first of its seeds.
@@ -82,6 +88,8 @@ def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
     Raises:
         UserError: the data cannot be read, no client ever replies, or no method meets the wishes.
     """
+    if wishes.uplink not in (None, "slow") and not (type(wishes.uplink) is int and wishes.uplink >= 1):
+        raise UserError(f"uplink must be slow or a number of bytes >= 1, given {wishes.uplink!r}")
     config = fitting = without_method(config)
     facts = facts_of(config)
     why_not = {text: refused(fitting, text, wishes) for text in METHODS}

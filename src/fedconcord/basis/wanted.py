@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedconcord.basis.errors import closest
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value, text
+
+
+def count(name: str, given: object) -> int:
+    """A number of things, at least one, which may be written as text.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = int(given) if isinstance(given, str) and given.strip().isdecimal() else given
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise UserError(f"{name} must be an integer >= 1, given {given!r}")
+    return found
 
 
 def must_be(schema: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from fedconcord.basis import process
-from fedconcord.cli.base import CODES, PROGRAM, app, importing, say, say_columns
-from fedconcord.cli.options import count, option, seed_list
+from fedconcord.basis.wanted import count
+from fedconcord.cli.base import CODES, app, importing, say, say_columns
+from fedconcord.cli.options import option
 from fedconcord.cli.progress import Watching, interrupted
 from fedconcord.cli.tune import MOST
 
@@ -41,33 +42,28 @@ def arena(
     """Tune methods with equal budgets on many federations. Its page has rounds and bytes to a target, ranks, failures,
     time. Run again, it goes on where it was; methods, federations and seeds that are new are added."""
     with importing():
-        from fedconcord.arena import dry, page, plan
-        from fedconcord.arena.federations import chosen
-        from fedconcord.arena.run import arena as done
-        from fedconcord.settings import prepare
+        from fedconcord.arenas import dry, page, plan
+        from fedconcord.arenas.run import arena as done
+        from fedconcord.settings import prepare, seed_list
 
-    found = chosen(["all"] if federations is None else prepare("methods", federations))
-    usual = plan.QUICK_BUDGET if quick else plan.BUDGET
-    asked = plan.Asked(
-        plan.labelled(plan.METHODS if methods is None else prepare("methods", methods)),
-        plan.quick(found) if quick else found,
-        Path(out or OUT),
-        usual if budget is None else count("--budget", budget),
-        plan.SEEDS if seeds is None else plan.fresh(seed_list(seeds)),
+    asked = plan.request(
+        prepare("methods", methods),
+        prepare("methods", federations),
+        None if budget is None else count("--budget", budget),
+        None if seeds is None else seed_list("--seeds", seeds),
         min(process.cores(), MOST) if jobs is None else count("--jobs", jobs),
+        Path(out or OUT),
+        quick,
     )
     if dry_run:
         say_columns(list(dry.rows(asked)))
         return
-    given = {"methods": methods, "federations": federations, "budget": budget, "seeds": seeds}
-    flags = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
-    command = f"{PROGRAM} arena{flags}{' --quick' * quick}"
     with Watching() as watch:
         try:
             results = done(asked, watch, watch.say)
         except KeyboardInterrupt:
-            raise interrupted(asked.out, f"{command} --out {shlex.quote(str(asked.out))}") from None
-    pages = page.write(asked, results, command)
+            raise interrupted(asked.out, f"{asked.command} --out {shlex.quote(str(asked.out))}") from None
+    pages = page.write(asked, results)
     for table in pages.tables:
         cells = page.standings(table)
         say(f"{table.role}: {len(table.results)} federation{'s' * (len(table.results) > 1)}")

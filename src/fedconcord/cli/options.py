@@ -96,24 +96,3 @@ def sources_of(given: Given) -> list[Source]:
 def check_choice(option: str, given: str, choices: Sequence[str]) -> None:
     if given not in choices:
         raise UserError(f"{option} must be one of {', '.join(choices)}, given {given!r}{closest(given, choices)}")
-
-
-def count(option: str, given: str) -> int:
-    if not given.strip().isdecimal() or int(given) < 1:
-        raise UserError(f"{option} must be an integer >= 1, given {given!r}")
-    return int(given)
-
-
-def seed_list(given: str) -> list[int]:
-    """The value of --seeds.
-
-    Raises:
-        UserError: it is no list of seeds, each once.
-    """
-    from fedconcord.settings import prepare
-
-    found = prepare("seeds", given)
-    usable = isinstance(found, list) and all(isinstance(seed, int) and seed >= 0 for seed in found)
-    if not usable or not found or len(set(found)) < len(found):
-        raise UserError(f"--seeds must be a list of integers >= 0, each once, such as 0,1,2, given {given!r}")
-    return list(found)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, PROGRAM, app, complain, console, importing, say, say_columns
-from fedconcord.cli.options import Jobs, count, option, seed_list
+from fedconcord.cli.options import Jobs, option
 from fedconcord.cli.progress import Show, interrupted
 
 if TYPE_CHECKING:
@@ -50,16 +51,20 @@ def reproduce(
         return
     if recipe is None:
         raise UserError("reproduce needs the name of a recipe, or all; fedconcord list recipes shows them")
-    if recipe != "all" and recipe not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES)
     size = _size(quick, desk, paper)
     at_once = 1 if jobs is None else count("--jobs", jobs)
     if recipe == "all" and (seeds is not None or cells is not None):
         raise UserError("--seeds and --cells are of one recipe, given all; name it")
+    from fedconcord.recipes.whole import request
+    from fedconcord.settings import seed_list
+
+    chosen = None if seeds is None else seed_list("--seeds", seeds)
+    some = None if cells is None else [cell.strip() for cell in cells.split(",")]
     missed = []
     for name in RECIPES if recipe == "all" else [recipe]:
         try:
-            _one(_on(RECIPES[name], size, device), size, folder, at_once, seeds, cells, dry_run, recipe == "all")
+            asked = request(name, size, folder, at_once, chosen, some, device)
+            _one(asked, folder, dry_run, recipe == "all")
         except UserError as error:
             if recipe != "all":
                 raise
@@ -77,54 +82,25 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
     return "quick" if quick else "paper" if paper else "desk"
 
 
-def _on(recipe: Recipe, size: SizeName, device: str | None) -> Recipe:
-    """The recipe with its runs on another device; studies compute where they do."""
-    if device is None:
-        return recipe
-    there = recipe.sizes[size]._replace(settings={**recipe.sizes[size].settings, "engine.device": device})
-    return recipe._replace(sizes={**recipe.sizes, size: there})
+def _one(asked: Asked, folder: Path, dry_run: bool, of_all: bool) -> None:
+    from fedconcord.recipes.whole import reproduced
 
-
-def _one(
-    recipe: Recipe,
-    size: SizeName,
-    folder: Path,
-    jobs: int,
-    seeds: str | None,
-    cells: str | None,
-    dry_run: bool,
-    of_all: bool,
-) -> None:
-    from fedconcord.recipes import figures, pages
-    from fedconcord.recipes.recipe import Comparison
-    from fedconcord.recipes.run import DONE, Asked, reproduce
-
-    chosen = None if seeds is None else seed_list(seeds)
-    some = None if cells is None else [cell.strip() for cell in cells.split(",")]
-    asked = Asked(recipe, size, folder / recipe.name / size, jobs, chosen, some)
+    recipe = asked.recipe
     say(f"{recipe.name}, {recipe.source}: {recipe.claim}")
     if dry_run:
         _show_jobs(asked)
         return
     for sentence in _before(asked):
         say(sentence)
-    flags = f" --seeds {seeds}" * (seeds is not None) + f" --cells {cells}" * (cells is not None)
-    where = asked.size.settings.get("engine.device")
-    flags += f" --device {where}" * (where is not None)
-    own = f"{PROGRAM} reproduce {recipe.name} --{size}{flags}"
     there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
     try:
-        done = reproduce(asked, own, Show, say)
+        judged = reproduced(asked, Show, say)
     except KeyboardInterrupt:
-        again = f"{PROGRAM} reproduce all --{size}" if of_all else own
+        again = f"{PROGRAM} reproduce all --{asked.size_name}" if of_all else asked.command
         raise interrupted(asked.out, f"{again}{there}") from None
-    if isinstance(recipe.experiment, Comparison):
-        figures.draw(recipe, asked.out)
-    judged = pages.judge(recipe, done, asked.out / DONE)
-    page = pages.write_one(judged)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
-    say(f"{recipe.name}: {judged.verdict.verdict}; {page}")
+    say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")
 
 
 def _before(asked: Asked) -> list[str]:

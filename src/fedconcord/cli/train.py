@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
-from fedconcord.cli.options import Given, Grow, Jobs, Resume, count, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Grow, Jobs, Resume, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, interrupted, say_summary
 
 if TYPE_CHECKING:  # torch takes seconds to import

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from fedconcord.basis import process
+from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, PROGRAM, app, complain, importing, say
-from fedconcord.cli.options import Given, Resume, count, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Resume, option, sources_of, takes_settings
 from fedconcord.cli.progress import Watching, interrupted, say_summary
 
 MOST = 8  # processes, where nothing is said

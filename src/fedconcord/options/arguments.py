@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar, get_type_hints
 
 from fedconcord.options.table import OPTIONS
@@ -11,16 +11,23 @@ from fedconcord.options.table import OPTIONS
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def listed(takes: type) -> Callable[[Function], Function]:
-    """Show each option of a function with `**options: Unpack[takes]` in its signature and docstring, before Raises."""
+def listed(takes: type, without: Container[str] = ()) -> Callable[[Function], Function]:
+    """Show each option of a function with `**options: Unpack[takes]` in its signature and docstring, before Raises.
+
+    Args:
+        without: options that the function does not have.
+    """
 
     def dress(function: Function) -> Function:
-        given, types = inspect.signature(function), get_type_hints(takes)
+        given = inspect.signature(function)
+        types = {name: kind for name, kind in get_type_hints(takes).items() if name not in without}
         keyword = inspect.Parameter.KEYWORD_ONLY
-        first, *others = [p for p in given.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [p for p in given.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        first, others = [p for p in own if p.kind is not keyword], [p for p in own if p.kind is keyword]
         named = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in types.items()]
-        function.__signature__ = given.replace(parameters=[first, *named, *others])  # type: ignore[attr-defined]
-        lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name == first.name or o.name in types)
+        function.__signature__ = given.replace(parameters=[*first, *named, *others])  # type: ignore[attr-defined]
+        shown = {*types, *(p.name for p in first)}
+        lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name in shown)
         head, mark, tail = inspect.cleandoc(function.__doc__ or "").partition("Raises:")
         function.__doc__ = f"{head}Options:\n{lines}\n{mark}{tail}\n"
         return function

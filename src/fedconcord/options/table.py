@@ -27,7 +27,7 @@ OPTIONS = (
     Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "clients in all, N"),
     Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "clients that take part in a round; 10, or all if fewer"),
     Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "communication rounds"),
-    Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "which clients take part in a round"),
+    Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "which clients take part in a round, or package.module:factory for your own"),
     Option("server", "server", "job", "NAME", True, "server optimiser such as momentum(0.9)", "none", "what the method's step at the server goes through; the step as it is if none"),
     Option("upload", "upload", "job", "NAME", True, "compressor such as quantise(8) or topk(0.1)", "none", "how the clients' messages are compressed; not at all if none"),
     Option("aggregate", "aggregate", "job", "NAME", True, "aggregation rule such as median or krum(2)", "none", "what the server makes of the clients' contributions; their weighted mean if none"),
@@ -91,8 +91,8 @@ class Shared(TypedDict, total=False):
     rounds: int | None
     "Communication rounds (integer >= 1). [100]"
 
-    sampling: str | None
-    "Which clients take part in a round (sampling such as uniform or bernoulli(0.1)). [uniform]"
+    sampling: str | object | None
+    "Which clients take part in a round, or package.module:factory for your own (sampling such as uniform or bernoulli(0.1)). [uniform]"
 
     server: str | None
     "What the method's step at the server goes through; the step as it is if none (server optimiser such as momentum(0.9)). [none]"

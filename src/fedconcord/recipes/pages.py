@@ -49,6 +49,11 @@ class Judged(NamedTuple):
             return Finding("not tested at this size", "stand-in data")
         return overall(self.findings)
 
+    @property
+    def page(self) -> Path:
+        """Its page in its own folder."""
+        return self.path.with_name(INDEX)
+
 
 def judge(recipe: Recipe, done: Done, path: Path) -> Judged:
     """Judge every claim of a recipe on its values, if this size tests it."""
@@ -80,12 +85,9 @@ def _largest(paths: Iterable[Path], recipes: Mapping[str, Recipe]) -> list[Judge
 # -- pages -----------------------------------------------------------------------------------------------------------
 
 
-def write_one(one: Judged) -> Path:
+def write_one(one: Judged) -> None:
     """The page of a recipe beside its figures, in its own folder."""
-    folder = one.path.parent
-    path = folder / "README.md"
-    files.write_text(path, page(one, [figure.name for figure in sorted(folder.glob("*.png"))], DONE))
-    return path
+    files.write_text(one.page, page(one, [figure.name for figure in sorted(one.path.parent.glob("*.png"))], DONE))
 
 
 def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:

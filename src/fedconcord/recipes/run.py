@@ -55,8 +55,17 @@ class Asked(NamedTuple):
     def size(self) -> Size:
         return self.recipe.sizes[self.size_name]
 
+    @property
+    def command(self) -> str:
+        """The command that asks for it, but for its folder."""
+        seeds = "" if self.seeds is None else f" --seeds {','.join(map(str, self.seeds))}"
+        cells = "" if self.cells is None else f" --cells {','.join(self.cells)}"
+        device = self.size.settings.get("engine.device")
+        where = "" if device is None else f" --device {device}"
+        return f"fedconcord reproduce {self.recipe.name} --{self.size_name}{seeds}{cells}{where}"
 
-def reproduce(asked: Asked, command: str, watch: Watch, say: Callable[[str], None]) -> Done:
+
+def reproduce(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Done:
     """Do a recipe, or what is left of it, and write done.json.
 
     Raises:
@@ -74,7 +83,7 @@ def reproduce(asked: Asked, command: str, watch: Watch, say: Callable[[str], Non
         found = recipe.experiment.run(asked.out, asked.size_name, size.options, say)
         chosen, searched, seconds = {}, 0, time.perf_counter() - began
     done = Done(
-        recipe.name, asked.size_name, found, seconds, chosen, searched, machine(), command, fedconcord.__version__
+        recipe.name, asked.size_name, found, seconds, chosen, searched, machine(), asked.command, fedconcord.__version__
     )
     asked.out.mkdir(parents=True, exist_ok=True)
     done.write(asked.out / DONE)

@@ -26,7 +26,7 @@ from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare
 from fedconcord.settings.schema import default_text, keys, searched, values_text
 from fedconcord.settings.sections import LocalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
-from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, toml_value
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, seed_list, toml_value
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -75,6 +75,7 @@ __all__ = [
     "resolve_run",
     "runs",
     "searched",
+    "seed_list",
     "single",
     "team_of",
     "toml_value",

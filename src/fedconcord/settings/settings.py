@@ -146,7 +146,7 @@ class Config(BaseModel):
     sampling: Annotated[
         str,
         Field(
-            description="which clients take part in a round",
+            description="which clients take part in a round, or package.module:factory for your own",
             json_schema_extra={"wanted": "a sampling such as uniform or bernoulli(0.1)"},
         ),
         Short("sampling", "job"),

@@ -98,6 +98,19 @@ def prepare(key: str, value: Any) -> Any:
     return value
 
 
+def seed_list(name: str, given: Any) -> list[int]:
+    """Seeds, as a list or as text.
+
+    Raises:
+        UserError: it is no list of seeds, each once.
+    """
+    found = prepare("seeds", given)
+    usable = isinstance(found, list) and all(type(seed) is int and seed >= 0 for seed in found)
+    if not usable or not found or len(set(found)) < len(found):
+        raise UserError(f"{name} must be a list of integers >= 0, each once, such as 0,1,2, given {given!r}")
+    return list(found)
+
+
 def _is_list(key: str) -> bool:
     schema = keys().get(key, {})
     return any(leaf.get("type") == "array" for leaf in schema.get("anyOf", [schema]))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedconcord.arena.federations import REFERENCE, Federation, Target
+from fedconcord.arenas.federations import REFERENCE, Federation, Target
 from fedconcord.report.load import Array, Run
 from fedconcord.report.metric import Metric, ranking
 from fedconcord.report.stats import first_at, tail_mean

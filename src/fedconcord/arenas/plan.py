@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.arena.federations import REFERENCE, Federation
+from fedconcord.arenas.federations import REFERENCE, Federation, chosen
 from fedconcord.basis import files, folders, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs.plan import prepared, threads
@@ -32,6 +33,39 @@ class Asked(NamedTuple):
     budget: int = BUDGET
     seeds: Sequence[int] = SEEDS
     jobs: int = 1
+    command: str = "fedconcord arena"  # that asks for it, but for its folder
+
+
+def request(
+    methods: Sequence[str] | None,
+    federations: Sequence[str] | None,
+    budget: int | None,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    out: Path,
+    few: bool = False,
+) -> Asked:
+    """What an arena is to do; what is None is as usual.
+
+    Args:
+        few: a federation of each role, a few rounds.
+
+    Raises:
+        UserError: there is no such method or federation, or trials are tuned on one of the seeds.
+    """
+    some = chosen(federations or ["all"])
+    usual = QUICK_BUDGET if few else BUDGET
+    lists = {"methods": methods, "federations": federations, "budget": budget and [budget], "seeds": seeds}
+    flags = "".join(f" --{name} {shlex.quote(','.join(map(str, one)))}" for name, one in lists.items() if one)
+    return Asked(
+        labelled(methods or METHODS),
+        quick(some) if few else some,
+        out,
+        usual if budget is None else budget,
+        fresh(seeds or SEEDS),
+        jobs,
+        f"fedconcord arena{flags}{' --quick' * few}",
+    )
 
 
 class Course(NamedTuple):

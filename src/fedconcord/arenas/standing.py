@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.arena.outcome import Outcome, Result
+from fedconcord.arenas.outcome import Outcome, Result
 from fedconcord.report.ranks import Ranks, ranks_of
 
 NEAR, FAR = 1.25, 2.0  # times the rounds of the best tuned method

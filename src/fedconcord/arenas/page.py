@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedconcord
-from fedconcord.arena.figures import profile
-from fedconcord.arena.outcome import Outcome, Result
-from fedconcord.arena.plan import TUNING_SEEDS, Asked
-from fedconcord.arena.standing import FAR, NEAR, Standing, Table, Worst, table_of
+from fedconcord.arenas.figures import profile
+from fedconcord.arenas.outcome import Outcome, Result
+from fedconcord.arenas.plan import TUNING_SEEDS, Asked
+from fedconcord.arenas.standing import FAR, NEAR, Standing, Table, Worst, table_of
 from fedconcord.basis import files, grammar
 from fedconcord.recipes.run import machine
 from fedconcord.report import elements
@@ -42,12 +42,12 @@ class Pages(NamedTuple):
     tables: tuple[Table, ...]
 
 
-def write(asked: Asked, results: Sequence[Result], command: str) -> Pages:
+def write(asked: Asked, results: Sequence[Result]) -> Pages:
     """Write arena.json, README.md, report.html and figures/ into the arena's folder."""
     roles = dict.fromkeys(result.federation.role for result in results)
     tables = tuple(table_of([result for result in results if result.federation.role == role]) for role in roles)
     indices = {label: k for k, label in enumerate(asked.methods)}
-    facts = _facts(asked, command)
+    facts = _facts(asked)
     parts, number = [elements.told([html.escape(fact) for fact in facts], warnings(results))], 1
     lines = ["# Arena", *facts]
     every: dict[str, str | bytes] = {}
@@ -70,15 +70,15 @@ def write(asked: Asked, results: Sequence[Result], command: str) -> Pages:
     footer = f"All numbers are in <code>{RESULTS}</code>, the runs in the federations' folders."
     files.write_text(asked.out / "report.html", elements.page(heading, "arena", parts, footer))
     files.write_text(asked.out / "README.md", "\n\n".join(lines) + "\n")
-    files.write_json(asked.out / RESULTS, as_dict(asked, results, command))
+    files.write_json(asked.out / RESULTS, as_dict(asked, results))
     return Pages(asked.out / "report.html", asked.out / "README.md", tables)
 
 
-def as_dict(asked: Asked, results: Sequence[Result], command: str) -> dict[str, object]:
+def as_dict(asked: Asked, results: Sequence[Result]) -> dict[str, object]:
     """arena.json."""
     return {
         "format": 1,
-        "command": command,
+        "command": asked.command,
         "version": fedconcord.__version__,
         "machine": machine(),
         "budget": asked.budget,
@@ -89,10 +89,10 @@ def as_dict(asked: Asked, results: Sequence[Result], command: str) -> dict[str, 
     }
 
 
-def _facts(asked: Asked, command: str) -> list[str]:
+def _facts(asked: Asked) -> list[str]:
     """How the numbers came about, in sentences."""
     return [
-        f"`{command}`, fedconcord {fedconcord.__version__}, {machine()}.",
+        f"`{asked.command}`, fedconcord {fedconcord.__version__}, {machine()}.",
         "In every federation FedAvg is tuned for its final value first; the target of a seed is the share of its way "
         "from the start to there that the federation names. Every method, FedAvg too, is tuned for few "
         f"rounds to the target, with {asked.budget} trials on seeds {_listed(TUNING_SEEDS)}, judged by samples that "

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.arena.federations import REFERENCE, Federation
-from fedconcord.arena.outcome import Entry, Result, Size, aim, outcome, targets
-from fedconcord.arena.plan import TUNING_SEEDS, Asked, Course, able, state
+from fedconcord.arenas.federations import REFERENCE, Federation
+from fedconcord.arenas.outcome import Entry, Result, Size, aim, outcome, targets
+from fedconcord.arenas.plan import TUNING_SEEDS, Asked, Course, able, state
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Row
 from fedconcord.report.load import Run, load_runs

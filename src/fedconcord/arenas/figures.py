@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedconcord.arena.standing import FAR, NEAR, Standing, Table
+from fedconcord.arenas.standing import FAR, NEAR, Standing, Table
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, WIDE, look, panel
 from fedconcord.report.format import wrap

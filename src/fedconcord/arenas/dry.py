@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedconcord import settings as settings_module
-from fedconcord.arena.plan import TUNING_SEEDS, Asked, able
+from fedconcord.arenas.plan import TUNING_SEEDS, Asked, able
 from fedconcord.tuning.rungs import cost, rungs_of
 from fedconcord.tuning.space import space_of
 
