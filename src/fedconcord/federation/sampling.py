@@ -48,7 +48,7 @@ class Sampler(NamedTuple):
     repeats: bool = False  # may draw a client more than once
     poisson: bool = False  # every client on its own coin of probability S/N, and no other rule
     takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
-    identity: Identity = UNNAMED
+    identity: Identity = UNNAMED  # which sampling with which parameters; see `basis.identity`
 
 
 def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
