@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedconcord
 import fedconcord.report
@@ -22,6 +23,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.jobs import Row
+from fedconcord.problems.losses import METRICS
 from fedconcord.runs import execution, outcome, plan, pool
 from fedconcord.runs.outcome import Finished
 from fedconcord.runs.plan import Planned
@@ -403,9 +405,26 @@ def test_what_needs_no_torch_imports_none(whole: Path, cache: Path) -> None:
         ["list"],
         ["report", str(whole), "--out", str(cache / "r")],
         ["list", "metods"],
+        ["run", "--gpu", "0"],
+        ["run", "--set", "local.learning_rate=1"],
+        ["run", "--config", "no.toml"],
+        ["compare", "--methods", "fedavg", "--seeds", "0-4"],
+        ["tune", "--momentum", "0,1"],
+        ["diagnose", "--rounds", "many"],
     ):
         code = f"import sys; from fedconcord.cli import call; call({arguments}); sys.exit('torch' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("command", ["run", "diagnose", "compare --methods fedavg", "tune --methods fedavg"])
+def test_a_device_that_is_not_there_is_refused_before_a_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call([*command.split(), "--device", "cuda"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        "error: engine.device is cuda, and torch finds no CUDA device here; use cpu or auto\n",
+    )
 
 
 def test_the_public_names() -> None:
@@ -420,7 +439,7 @@ def test_the_public_names() -> None:
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     typed = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert {*typed, "__version__"} == set(fedconcord.__all__)
-    assert sorted(fedconcord._PLACE) == sorted(typed)
+    assert sorted(" ".join(fedconcord._PLACES.values()).split()) == sorted(typed)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,6 +454,30 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 MISTAKES = {
     "rn": "unknown command 'rn' (did you mean 'run'?); `fedconcord --help` shows what there is",
     "run --methdo x": "unknown option --methdo (did you mean '--method'?); `fedconcord run --help` shows what there is",
+    # what others call it
+    "run --gpu 0": "unknown option --gpu (did you mean '--device'?); `fedconcord run --help` shows what there is",
+    "run --fraction 0.1": "unknown option --fraction (did you mean '--cohort'?); `fedconcord run --help` shows what "
+    "there is",
+    "run client=10": "unexpected argument 'client=10' (did you mean '--clients 10'?); `fedconcord run --help` shows "
+    "what there is",
+    "run local.clip=5": "unexpected argument 'local.clip=5' (did you mean '--set local.clip=5'?); `fedconcord run "
+    "--help` shows what there is",
+    "run --set client=10": "unknown key 'client' (--set) (did you mean 'clients'?); `fedconcord list settings` shows "
+    "all keys",
+    "run --set local.learning_rate=1": "unknown key 'local.learning_rate' (--set) (did you mean 'local.lr'?); "
+    "`fedconcord list settings` shows all keys",
+    "run --device gpu": "engine.device must be one of auto, cpu, cuda, given 'gpu' (did you mean 'cuda'?) (--device)",
+    "run --metrics f1": "unknown metric 'f1' (did you mean 'macro_f1'?); known: " + ", ".join(sorted(METRICS)),
+    "run --lr 0,1": "cannot read the rule of step sizes '0,1' (did you mean 0.1?): unexpected ',' at character 2; "
+    "write it as name, name(0.1) or name(alpha=0.1, n=2)",
+    "run --momentum 0,1": "local.momentum must be a number >= 0 and < 1, given '0,1' (did you mean 0.1?) (--momentum)",
+    "compare --methods fedavg --seeds 0-4": "seeds must be a list of integers >= 0 such as 0,1,2, given [0-4] (did you "
+    "mean 0,1,2,3,4?) (--seeds)",
+    "arena --seeds 1..2,5": "--seeds must be a list of integers >= 0, each once, such as 0,1,2, given '1..2,5' (did "
+    "you mean 1,2,5?)",
+    # before a line says what is going to be done
+    "run --method scaffold --aggregate median": "scaffold(aggregate=median): the method keeps c = sum p_i c_i over all "
+    "clients, which only the sum of all contributions preserves; use aggregate mean, or a method such as fedavg",
     "report": "missing argument 'PATH...'; `fedconcord report --help` shows what there is",
     "run --lr -1": "local.lr must be a number > 0 or a rule such as auto, given -1 (--lr)",
     "run --batch-size ful": "local.batch_size must be an integer >= 1 or full, given 'ful' (did you mean 'full'?) "

@@ -19,8 +19,10 @@ The same from its parts, a round at a time:
 Names are imported when they are first used, so that the command can say `--help` without torch.
 """
 
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from fedconcord.basis.demand import on_demand
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
@@ -166,7 +168,6 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.jobs.checkpoint": "load save",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
 }
-_PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}
 
 
 def _version() -> str:
@@ -182,13 +183,7 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for something that this function may return
+    _named = on_demand(globals(), _PLACES)
 
     def __getattr__(name: str) -> Any:
-        if name == "__version__":
-            value: Any = _version()
-        elif name in _PLACE:
-            value = getattr(import_module(_PLACE[name]), name)
-        else:
-            raise AttributeError(f"module 'fedconcord' has no attribute {name!r}")
-        globals()[name] = value
-        return value
+        return _version() if name == "__version__" else _named(name)

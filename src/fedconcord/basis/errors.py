@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedconcord.basis.synonyms import SYNONYMS
+
 
 class UserError(ValueError):
     """A mistake in the input. Its text is one sentence; the command prints it without a traceback."""
@@ -14,11 +16,31 @@ class LostError(RuntimeError):
     """Another process of a distributed job is gone, so that this one cannot go on. Its text is one sentence."""
 
 
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant, or None if none is near: one with the same last part, then by another word for
+    it, then the most similar. Dashes, dots and capitals do not count.
+    """
+    whole = {_plain(name): name for name in reversed(list(known))}  # of two names the first one stays
+    ends = {name.rpartition(".")[2]: whole[name] for name in whole}
+    word = _plain(given)
+    last = word.rpartition(".")[2]
+    for name in (*SYNONYMS.get(word, ()), last, *SYNONYMS.get(last, ())):
+        if name in ends:
+            return ends[name]
+    for written, names in ((word, whole), (last, ends)):
+        if match := difflib.get_close_matches(written, names, n=1, cutoff=0.5):
+            return names[match[0]]
+    return None
+
+
 def closest(given: str, known: Iterable[str]) -> str:
-    """' (did you mean 'x'?)' for the known name closest to the given one, or '' if none is close."""
-    lowered = {k.lower(): k for k in known}
-    match = difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
-    return f" (did you mean {lowered[match[0]]!r}?)" if match else ""
+    """' (did you mean 'x'?)' for the known name nearest to the given one, or '' if none is near."""
+    name = nearest(given, known)
+    return "" if name is None else f" (did you mean {name!r}?)"
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("-", "_")
 
 
 def reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.grammar import Spec, Value, parse, plain, shown, text
-from fedconcord.basis.wanted import alternatives, bounds, must_be, near_choice
+from fedconcord.basis.wanted import alternatives, bounds, must_be, near
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Option:
             return adapter.validate_json(json.dumps(value), strict=True)
         except ValidationError:
             schema = adapter.json_schema()
-            given = f"{shown(value)}{near_choice(schema, value)}"
+            given = f"{shown(value)}{near(schema, value)}"
             raise UserError(f"{where}: {self.name} must be {must_be(schema)}, given {given}") from None
 
 

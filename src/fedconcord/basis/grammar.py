@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ NAME = re.compile(r"[A-Za-z0-9_][\w.:/+-]*")
 KEY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 WORD = re.compile(r"[^\s,()\[\]=\"']+")
 INTEGER = re.compile(r"[+-]?\d[\d_]*")
+COMMA = re.compile(r"[+-]?\d+,\d+")  # 0,1 for 0.1
+RANGE = re.compile(r"(\d+)(?:-|\.\.|:)(\d+)")  # 0-4 for 0,1,2,3,4
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -44,6 +46,21 @@ def scalar(word: str) -> Value:
     return float(word) if NUMBER.fullmatch(word) else word
 
 
+def decimal(written: str) -> str:
+    """' (did you mean 0.1?)' for 0,1, a number with a decimal comma, or ''."""
+    return f" (did you mean {written.replace(',', '.')}?)" if COMMA.fullmatch(written) else ""
+
+
+def spread(entries: Sequence[Value]) -> str:
+    """' (did you mean 0,1,2?)' for a list with the range 0-2 in it, or ''; of ranges that are too long to write too."""
+    numbers: list[str] = []
+    for entry in entries:
+        ends = RANGE.fullmatch(str(entry))
+        numbers += map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else [str(entry)]
+    usual = len(entries) < len(numbers) <= 30 and all(map(str.isdecimal, numbers))
+    return f" (did you mean {','.join(numbers)}?)" if usual else ""
+
+
 def text(value: Value) -> str:
     """A value as it is written in a call."""
     if isinstance(value, bool):
@@ -65,7 +82,8 @@ class _Reader:
 
     def fail(self, why: str) -> UserError:
         return UserError(
-            f"cannot read the {self.what} {self.source!r}: {why}; write it as name, name(0.1) or name(alpha=0.1, n=2)"
+            f"cannot read the {self.what} {self.source!r}{decimal(self.source)}: {why}; write it as name, name(0.1) or "
+            "name(alpha=0.1, n=2)"
         )
 
     def skip(self) -> None:

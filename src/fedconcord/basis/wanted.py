@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedconcord.basis.errors import UserError, closest
-from fedconcord.basis.grammar import Value, text
+from fedconcord.basis.grammar import Value, decimal, spread, text
 
 
 def count(name: str, given: object) -> int:
@@ -26,12 +26,17 @@ def must_be(schema: Mapping[str, Any]) -> str:
     return _phrase(schema, schema)
 
 
-def near_choice(schema: Mapping[str, Any], value: Value) -> str:
-    """' (did you mean 'x'?)' where a schema has choices and the value is close to one."""
+def near(schema: Mapping[str, Any], value: Value) -> str:
+    """' (did you mean 'x'?)' where a schema has choices and the value is close to one, where it is a number with a
+    decimal comma, or a list that a range stands in."""
+    leaves = alternatives(schema, schema)
+    if isinstance(value, list):
+        return spread(value) if any(leaf.get("type") == "array" for leaf in leaves) else ""
     if not isinstance(value, str):
         return ""
-    leaves = alternatives(schema, schema)
-    return closest(value, [str(choice) for leaf in leaves for choice in leaf.get("enum", [leaf.get("const", "")])])
+    choices = [str(choice) for leaf in leaves for choice in leaf.get("enum", [leaf.get("const", "")])]
+    numbers = any(leaf.get("type") == "number" for leaf in leaves)
+    return (decimal(value) if numbers else "") or closest(value, choices)
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.cli.base import app, console, say
+from fedconcord.cli.base import app, console, importing, say
 from fedconcord.cli.options import Given, option, setting, sources_of, takes_settings
 
 app_data = typer.Typer(
@@ -32,12 +32,13 @@ def describe(
 ) -> None:
     """Draw and measure a partition: who holds how much of what."""
     sources = sources_of(given)
-    from fedconcord import settings as settings
-    from fedconcord.basis import folders
-    from fedconcord.federation.describe import describe as measure
-    from fedconcord.federation.describe import summary
-    from fedconcord.report.division import write_description
-    from fedconcord.report.load import data_name
+    with importing():
+        from fedconcord import settings as settings
+        from fedconcord.basis import folders
+        from fedconcord.federation.describe import describe as measure
+        from fedconcord.federation.describe import summary
+        from fedconcord.report.division import write_description
+        from fedconcord.report.load import data_name
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))

@@ -27,11 +27,11 @@ def diagnose(
     if run is not None and given["config"] is not None:
         raise UserError(f"RUN {run} and --config {given['config']} are two jobs; give one of them")
     rounds = None if at is None else _rounds(at)
+    sources = sources_of(given)
     with importing():
         from fedconcord.diagnosis import page
         from fedconcord.diagnosis import subject as subjects
 
-    sources = sources_of(given)
     subject = subjects.of_settings(sources, rounds) if run is None else subjects.of_run(Path(run), rounds, *sources)
     for sentence in subjects.notes(subject):
         say(sentence)

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from fedconcord.basis import process
-from fedconcord.basis.errors import LostError, UserError, closest
+from fedconcord.basis.errors import LostError, UserError, closest, nearest
 from fedconcord.cli import (  # noqa: F401  (commands of `app`)
     advise,
     arena,
@@ -37,14 +37,29 @@ def _usage(error: Any) -> str:
     path = context.command_path if context is not None else "fedconcord"
     name = getattr(error, "option_name", None)
     text = " ".join(error.format_message().split()).rstrip(".")
-    if name is not None and text.startswith("No such option") and context is not None:
-        known = [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
-        text = f"unknown option {name}{closest(name, known)}"
-    elif text.startswith("No such command") and context is not None:
+    if context is None:
+        pass
+    elif name is not None and text.startswith("No such option"):
+        text = f"unknown option {name}{closest(name, _options(context))}"
+    elif text.startswith("No such command"):
         commands = context.command.list_commands(context)
         given = text.split("'")[1]
         text = f"unknown command {given!r}{closest(given, commands)}"
+    elif text.startswith("Got unexpected extra argument") and "=" in (given := text.partition("(")[2][:-1].split()[0]):
+        text = f"unexpected argument {given!r}{_assigned(given, _options(context))}"
     return f"{text[0].lower()}{text[1:]}; `{path} --help` shows what there is"
+
+
+def _options(context: Any) -> list[str]:
+    return [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
+
+
+def _assigned(given: str, options: Sequence[str]) -> str:
+    """' (did you mean '--clients 10'?)' for client=10."""
+    key, _, value = given.partition("=")
+    option = nearest(key, options)
+    way = f"--set {given}" if "." in key and "--set" in options else option and f"{option} {value}"
+    return f" (did you mean {way!r}?)" if way else ""
 
 
 def call(arguments: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedconcord.basis.errors import UserError, closest
-from fedconcord.cli.base import importing
 from fedconcord.options.option import STAGES, Stage
 from fedconcord.options.table import OPTIONS
 
@@ -76,10 +75,9 @@ def takes_settings(
 
 
 def sources_of(given: Given) -> list[Source]:
-    """The settings file and the options of a command."""
-    with importing():
-        from fedconcord import settings as config
-        from fedconcord.basis import grammar
+    """The settings file and the options of a command; wrong keys and values are refused here, without torch."""
+    from fedconcord import settings as config
+    from fedconcord.basis import grammar
 
     options = {
         option.key: (
@@ -90,7 +88,9 @@ def sources_of(given: Given) -> list[Source]:
         if (value := given.get(option.name)) is not None
     }
     file = [] if given["config"] is None else [config.from_file(Path(given["config"]))]
-    return [*file, config.from_options(options, given["set"] or ())]
+    sources = [*file, config.from_options(options, given["set"] or ())]
+    config.shaped(*config.merge(sources))
+    return sources
 
 
 def check_choice(option: str, given: str, choices: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.wanted import count
-from fedconcord.cli.base import app, say
+from fedconcord.cli.base import app, importing, say
 from fedconcord.cli.options import Given, check_choice, option, sources_of, takes_settings
 
 
@@ -26,9 +26,10 @@ def audit(
 ) -> None:
     """Attack what your own configuration sends, to see what it leaks."""
     sources = sources_of(given)
-    from fedconcord import studies
-    from fedconcord.analysis.audit import Attack
-    from fedconcord.basis import grammar
+    with importing():
+        from fedconcord import studies
+        from fedconcord.analysis.audit import Attack
+        from fedconcord.basis import grammar
 
     check_choice("--optimiser", optimiser, ("lbfgs", "gd"))
     check_choice("--labels", labels, ("known", "inferred"))

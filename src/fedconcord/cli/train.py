@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines",))
 def run(given: Given, resume: Resume = None) -> None:
     """Train one method."""
+    sources = sources_of(given)
     with importing():
         from fedconcord.runs import callbacks, clock, execution, outcome, plan
         from fedconcord.tracking import check, trackers
 
-    sources = sources_of(given)
     check(sources)
     spent = clock.of_process()
     spent.lap("start")
@@ -70,14 +70,14 @@ def run(given: Given, resume: Resume = None) -> None:
 @takes_settings("run", hidden=("method", "seed"))
 def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     """Compare methods on the same clients; write the report."""
+    sources = sources_of(given)
+    at_once = None if jobs is None else count("--jobs", jobs)
     with importing():
         from fedconcord.api import finish_comparison
         from fedconcord.runs import callbacks, outcome, plan, pool
         from fedconcord.tracking import check, trackers
 
-    sources = sources_of(given)
     check(sources)
-    at_once = None if jobs is None else count("--jobs", jobs)
     if resume:
         folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources, say=say)
     else:

@@ -39,15 +39,15 @@ def tune(
     resume: Resume = None,
 ) -> None:
     """Tune methods with equal budgets; compare the winners. Seeds 0 and 1 unless told, then fresh ones."""
+    at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
+    trials = None if budget is None else count("--budget", budget)
+    sources = sources_of(given)
     with importing():
         from fedconcord import tuning
         from fedconcord.settings import prepare
         from fedconcord.tracking import check, trackers
 
-    at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
-    fresh = prepare("seeds", final_seeds)
-    asked = tuning.Asked(None if budget is None else count("--budget", budget), search or (), grid, fresh)
-    sources = sources_of(given)
+    asked = tuning.Asked(trials, search or (), grid, prepare("seeds", final_seeds))
     check(sources)
     if resume:
         planned = tuning.plan_resumed_tuning(Path(resume), asked, *sources)

@@ -2,31 +2,47 @@
 
 A later source wins over an earlier one. Two keys that exclude each other (`local.epochs` and `local.steps`) may not
 come from one source; across sources the later one replaces the other.
+
+Names are imported when they are first used, so that a wrong key or value is refused without torch.
 """
 
-from fedconcord.settings.build import (
-    advise,
-    build,
-    divided,
-    forget_problem,
-    problem_of,
-    refuse,
-)
-from fedconcord.settings.holding import held
-from fedconcord.settings.judging import evaluation, first_problem, judged, looks
-from fedconcord.settings.machine import device_of, team_of
-from fedconcord.settings.methods import local_for, read_method, runs, single, with_lr
-from fedconcord.settings.methods import text_of as canonical_text
-from fedconcord.settings.objects import named, objects_of, unchanged, words
-from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
-from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-from fedconcord.settings.privacy import Budget, budget_of, unprotected
-from fedconcord.settings.privacy import note as privacy_note
-from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
-from fedconcord.settings.schema import default_text, keys, searched, values_text
-from fedconcord.settings.sections import LocalSettings
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
-from fedconcord.settings.sources import Source, from_file, from_nested, from_options, prepare, seed_list, toml_value
+from typing import TYPE_CHECKING
+
+from fedconcord.basis.demand import on_demand
+
+if TYPE_CHECKING:
+    from fedconcord.settings.holding import held
+    from fedconcord.settings.job import (
+        advise,
+        build,
+        divided,
+        forget_problem,
+        problem_of,
+        refuse,
+    )
+    from fedconcord.settings.judging import evaluation, first_problem, judged, looks
+    from fedconcord.settings.machine import device_of, team_of
+    from fedconcord.settings.methods import local_for, read_method, runs, single, with_lr
+    from fedconcord.settings.methods import text_of as canonical_text
+    from fedconcord.settings.objects import named, objects_of, unchanged, words
+    from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
+    from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
+    from fedconcord.settings.privacy import Budget, budget_of, unprotected
+    from fedconcord.settings.privacy import note as privacy_note
+    from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
+    from fedconcord.settings.schema import default_text, keys, searched, values_text
+    from fedconcord.settings.sections import LocalSettings
+    from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
+    from fedconcord.settings.sources import (
+        Source,
+        from_file,
+        from_nested,
+        from_options,
+        merge,
+        prepare,
+        shaped,
+        toml_value,
+    )
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -62,6 +78,7 @@ __all__ = [
     "kind_of",
     "local_for",
     "looks",
+    "merge",
     "named",
     "notes",
     "objects_of",
@@ -76,6 +93,7 @@ __all__ = [
     "runs",
     "searched",
     "seed_list",
+    "shaped",
     "single",
     "team_of",
     "toml_value",
@@ -86,3 +104,24 @@ __all__ = [
     "words",
     "work_of",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for something that this function may return
+    __getattr__ = on_demand(
+        globals(),
+        {
+            "fedconcord.settings.job": "advise build divided forget_problem problem_of refuse",
+            "fedconcord.settings.holding": "held",
+            "fedconcord.settings.judging": "evaluation first_problem judged looks",
+            "fedconcord.settings.machine": "device_of team_of",
+            "fedconcord.settings.methods": "local_for read_method runs single with_lr canonical_text=text_of",
+            "fedconcord.settings.objects": "named objects_of unchanged words",
+            "fedconcord.settings.own": "dataset_of folder_name kind_of notes",
+            "fedconcord.settings.parts": "PARTS TASKS canonical part work_of",
+            "fedconcord.settings.privacy": "Budget budget_of unprotected privacy_note=note",
+            "fedconcord.settings.resolve": "as_toml check_distinct resolve_compare resolve_run",
+            "fedconcord.settings.schema": "default_text keys searched values_text",
+            "fedconcord.settings.sections": "LocalSettings",
+            "fedconcord.settings.settings": "DEFAULT_MODEL DEFAULT_PARTITION RIVALS Config",
+            "fedconcord.settings.sources": "Source from_file from_nested from_options merge prepare seed_list shaped toml_value",
+        },
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedconcord.settings.build import sizes_of
+from fedconcord.settings.job import sizes_of
 from fedconcord.settings.settings import Config
 
 SHARE, MORE = 0.1, 0.2  # the latter where a comparison asks how clients fare, or models are fine-tuned

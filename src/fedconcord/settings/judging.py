@@ -17,7 +17,7 @@ from fedconcord.federation.work import epoch_steps
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.settings.build import problem_of
+from fedconcord.settings.job import problem_of
 from fedconcord.settings.parts import work_of
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, EvalSettings
 from fedconcord.settings.settings import Config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,16 @@ from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import baselines, own
 from fedconcord.settings.methods import check_local, check_privacy, labelled, read_method, single, text_of
 from fedconcord.settings.parts import PARTS, canonical, part
-from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import EvalSettings
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, RIVALS, Config
-from fedconcord.settings.sources import Source, prepare, toml
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, Config
+from fedconcord.settings.sources import Source, merge, shaped, toml
 
 SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]
 
 
 def resolve_run(*sources: Source) -> Config:
     """The settings of one run."""
-    values, origin = _merge(sources)
+    values, origin = merge(sources)
     for one, many in (("method", "methods"), ("seed", "seeds")):
         given = values.get(many)
         if not isinstance(given, list):  # none, or wrong: `_checked` says so
@@ -46,7 +45,7 @@ def resolve_run(*sources: Source) -> Config:
 
 def resolve_compare(*sources: Source) -> Config:
     """The settings of a comparison: `methods` in canonical form, `seeds`."""
-    values, origin = _merge(sources)
+    values, origin = merge(sources)
     for one, many in (("method", "methods"), ("seed", "seeds")):
         if values.get(one) is not None:
             values[many] = [values.pop(one)]
@@ -86,7 +85,7 @@ def resolve_compare(*sources: Source) -> Config:
 
 def as_toml(*sources: Source) -> str:
     """Sources merged as a settings file, for who is to resolve them elsewhere."""
-    return "".join(f"{key} = {toml('none' if value is None else value)}\n" for key, value in _merge(sources)[0].items())
+    return "".join(f"{key} = {toml('none' if value is None else value)}\n" for key, value in merge(sources)[0].items())
 
 
 def check_distinct(config: Config) -> None:
@@ -102,37 +101,9 @@ def check_distinct(config: Config) -> None:
             seen.add(folder)
 
 
-def _merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source in sources:
-        given = {key: prepare(key, value) for key, value in source.values.items()}
-        for pair in RIVALS:
-            set_here = [key for key in pair if given.get(key) is not None]
-            if len(set_here) == 2:
-                a, b = pair
-                places = " and ".join(dict.fromkeys(source.origin[key] for key in pair))
-                raise UserError(f"{a} and {b} exclude each other ({places}); give one of them")
-            for rival in pair:
-                if set_here and rival not in given:
-                    values.pop(rival, None)
-        values |= given
-        origin |= source.origin
-    if values.get("local.steps") is not None or values.get("local.seconds") is not None:
-        values["local.epochs"] = None
-    return values, origin
-
-
 def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     """Validated settings with the defaults that depend on other keys."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        head, _, tail = key.partition(".")
-        if tail:
-            nested.setdefault(head, {})[tail] = value
-        else:
-            nested[key] = value
-    config = _check_problem(validated(Config, nested, "", origin), values)
+    config = _check_problem(shaped(values, origin), values)
     wire = next((key for key in values if key.startswith("wire.")), None)
     if wire is not None and config.engine.name != "wire":
         raise UserError(

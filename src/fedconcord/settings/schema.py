@@ -64,5 +64,5 @@ def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, or
             value = value[part]
         place = f" ({origin[full]})" if full in origin else ""
         schema = keys()[full.split(": ")[-1]]
-        given = f"{grammar.shown(value)}{wanted.near_choice(schema, value)}{place}"
+        given = f"{grammar.shown(value)}{wanted.near(schema, value)}{place}"
         raise UserError(f"{full} must be {wanted.must_be(schema)}, given {given}") from None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedconcord.basis import grammar
-from fedconcord.basis.errors import UserError
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.objects import Held
-from fedconcord.settings.schema import keys
+from fedconcord.settings.schema import keys, validated
 from fedconcord.settings.sections import SECTIONS
+from fedconcord.settings.settings import RIVALS, Config
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,52 @@ def seed_list(name: str, given: Any) -> list[int]:
     found = prepare("seeds", given)
     usable = isinstance(found, list) and all(type(seed) is int and seed >= 0 for seed in found)
     if not usable or not found or len(set(found)) < len(found):
-        raise UserError(f"{name} must be a list of integers >= 0, each once, such as 0,1,2, given {given!r}")
+        meant = grammar.spread(found) if isinstance(found, list) else ""
+        raise UserError(f"{name} must be a list of integers >= 0, each once, such as 0,1,2, given {given!r}{meant}")
     return list(found)
+
+
+def merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by dotted key, a later source over an earlier one, and where each was written.
+
+    Raises:
+        UserError: one source gives two keys that exclude each other.
+    """
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source in sources:
+        given = {key: prepare(key, value) for key, value in source.values.items()}
+        for pair in RIVALS:
+            set_here = [key for key in pair if given.get(key) is not None]
+            if len(set_here) == 2:
+                a, b = pair
+                places = " and ".join(dict.fromkeys(source.origin[key] for key in pair))
+                raise UserError(f"{a} and {b} exclude each other ({places}); give one of them")
+            for rival in pair:
+                if set_here and rival not in given:
+                    values.pop(rival, None)
+        values |= given
+        origin |= source.origin
+    if values.get("local.steps") is not None or values.get("local.seconds") is not None:
+        values["local.epochs"] = None
+    return values, origin
+
+
+def shaped(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
+    """The values in their types and ranges; what the names among them stand for is not looked at.
+
+    Raises:
+        UserError: a value is none that its key may have.
+    """
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        head, _, tail = key.partition(".")
+        if tail:
+            nested.setdefault(head, {})[tail] = value
+        else:
+            nested[key] = value
+    config: Config = validated(Config, nested, "", origin)
+    return config
 
 
 def _is_list(key: str) -> bool:
@@ -127,15 +171,5 @@ def _flat(nested: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[
         elif full in keys() or (full.startswith("algorithm.") and key):
             yield full, value
         else:
-            raise UserError(f"unknown key {full!r} ({origin}){_near(full)}; `fedconcord list settings` shows all keys")
-
-
-def _near(given: str) -> str:
-    """The closest full key: one with the same last part, else one with similar text, else a similar last part."""
-    last = given.rsplit(".", 1)[-1]
-    ends = {known.rsplit(".", 1)[-1]: known for known in reversed(keys())}
-    similar = difflib.get_close_matches(given, [*keys(), *SECTIONS], n=1) or [
-        ends[end] for end in difflib.get_close_matches(last, ends, n=1)
-    ]
-    match = [ends[last]] if last in ends else similar
-    return f" (did you mean {match[0]!r}?)" if match else ""
+            near = closest(full, [*keys(), *SECTIONS])
+            raise UserError(f"unknown key {full!r} ({origin}){near}; `fedconcord list settings` shows all keys")
