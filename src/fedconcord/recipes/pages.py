@@ -45,8 +45,6 @@ class Judged(NamedTuple):
 
     @property
     def verdict(self) -> Finding:
-        if self.recipe.sizes[self.done.size].stand_in:  # type: ignore[index]
-            return Finding("not tested at this size", "stand-in data")
         return overall(self.findings)
 
     @property
@@ -56,9 +54,12 @@ class Judged(NamedTuple):
 
 
 def judge(recipe: Recipe, done: Done, path: Path) -> Judged:
-    """Judge every claim of a recipe on its values, if this size tests it."""
-    untested = Finding("not tested at this size")
-    findings = [claim.judge(done.values) if done.size in claim.sizes else untested for claim in recipe.claims]
+    """Judge every claim of a recipe on its values, if this size tests it; stand-in data test none."""
+    stand_in = recipe.sizes[done.size].stand_in  # type: ignore[index]
+    untested = Finding("not tested at this size", "stand-in data" if stand_in else "")
+    findings = [
+        untested if stand_in or done.size not in claim.sizes else claim.judge(done.values) for claim in recipe.claims
+    ]
     return Judged(recipe, done, path, findings)
 
 
