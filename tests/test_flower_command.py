@@ -561,6 +561,8 @@ def test_a_private_trial(tmp_path: Path, alone: None) -> None:
     done = flower("try", *SHORT, *private, "--out", "run", "--limit", str(LIMIT / 2), cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{said(tmp_path / 'run')}"
     about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert done.stdout.splitlines()[-1] == "report: run/report.html"
+    assert "logreg" in (tmp_path / "run" / "report.html").read_text()
     assert "operating system's generator" in about["privacy"]["generator"]
     assert about["privacy"]["epsilon"] < 8
     noise = model_of(tmp_path / "run") - simulated(tmp_path, "--dp-clip", "0.1", "--dp-noise", "0")

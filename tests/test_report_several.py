@@ -139,7 +139,7 @@ def test_the_page_of_several_data_sets(
     assert "C4.5 <b>" not in html
     for part in ("4 methods on 2 data sets", "from 0 and 1", "2 data sets are too few", "fedconcord report in/0 in/1"):
         assert part in html, part
-    assert page.open.count("details") == 2
+    assert page.open.count("details") == 2 * 2  # a data set, and in it the columns that are rarely asked for
     stems = {"ranks", *(f"data0{i}-{name}" for i in range(2) for name in ("final", "test-accuracy-by-round"))}
     for suffix in ("svg", "png", "pdf"):
         assert {p.stem for p in (out / "figures").glob(f"*.{suffix}")} == stems

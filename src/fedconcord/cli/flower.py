@@ -59,6 +59,7 @@ def try_(
     with importing():
         from fedconcord.basis.folders import free_folder
         from fedconcord.deploy import trial
+        from fedconcord.report import write_report
         from fedconcord.runs.folder import refuse_taken
 
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
@@ -90,7 +91,8 @@ def try_(
                 raise
             raise LostError(f"{lost}; --resume {folder} goes on from the last round") from None
     say(f"{result.label}: {result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", "))
-    say(f"results: {folder} (fedconcord report {folder}); sites' state and logs: {place}")
+    say(f"results: {folder}; sites' state and logs: {place}")
+    say(f"report: {write_report([folder])}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
 

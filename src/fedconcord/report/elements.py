@@ -73,20 +73,28 @@ def told(sentences: Sequence[str], warnings: Sequence[str]) -> str:
 
 
 def table(t: Table, indices: Sequence[int]) -> str:
-    """A table with its caption; `indices` give each row the key of its method."""
-    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in t.header)
+    """A table with its caption; `indices` give each row the key of its method. Columns that are rarely asked for stand
+    in a second table, folded."""
+    count = len(t.header)
+    shown = _columns(t, indices, range(1, count if t.shown is None else t.shown))
+    if t.shown is not None and t.shown < count:
+        folded = range(t.shown, count)
+        names = esc(", ".join(t.header[j] for j in folded))
+        shown += f"<details><summary>More columns: {names}</summary>{_columns(t, indices, folded)}</details>"
+    return f'{shown}<p class="note">{esc(t.caption)}</p>'
+
+
+def _columns(t: Table, indices: Sequence[int], columns: Sequence[int]) -> str:
+    """Some columns of a table, behind the names of its rows."""
+    head = "".join(f'<th scope="col">{esc(t.header[j])}</th>' for j in (0, *columns))
     main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
     body = []
     for row, strong, index in zip(t.rows, t.strong, indices, strict=True):
-        opened = ['<td class="main">' if j == main else "<td>" for j in range(len(row))]
-        cells = "".join(f"{o}{_cell(c)}</td>" for o, c in zip(opened[1:], row[1:], strict=True))
+        cells = "".join(f"<td{' class=main' * (j == main)}>{_cell(row[j])}</td>" for j in columns)
         line = '<tr class="strong">' if strong else "<tr>"
         name = f'<div class="name">{_key(index)}<span>{_breakable(row[0])}</span></div>'
         body.append(f'{line}<th scope="row">{name}</th>{cells}</tr>')
-    return (
-        f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-        f'<p class="note">{esc(t.caption)}</p>'
-    )
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:

@@ -18,12 +18,14 @@ NONE = "–"
 
 
 class Table(NamedTuple):
-    """Formatted cells; `strong` marks the rows of the front: the best and what is not separated from it."""
+    """Formatted cells; `strong` marks the rows of the front, the best and what is not separated from it, in their first
+    two columns."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     strong: tuple[bool, ...]
     caption: str
+    shown: int | None = None  # columns that are asked for first; a page folds those behind them; None: all
 
 
 def decimals(v: float) -> int | None:
@@ -126,34 +128,33 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     step, step_scale = _unit([r.gradient_steps or 0.0 for r in of], STEPS)
     goal = goal_value(m, s.target) if math.isfinite(s.target) else "target"
     percent = ", %" if m.percent else ""
-    header = [
-        "method", *(["model"] if models else []), "seeds", f"final {m.title}{percent}", f"last{percent}",
-        f"rounds to {goal}", f"{byte} to {goal}", f"{step} gradient steps to {goal}".strip(),
-    ]  # fmt: skip
+    first = ["method", *(["model"] if models else []), f"final {m.title}{percent}", f"rounds to {goal}",
+             f"{byte} to {goal}", "seeds"]  # fmt: skip
+    more = [f"last{percent}", f"{step} gradient steps to {goal}".strip()]
     beside = {} if models else iterates(s)
     if beside:
-        header.insert(3, f"of its server's iterate{percent}")
+        more.append(f"of its server's iterate{percent}")
     if s.loss:
-        header.append(f"final {s.loss.title}")
+        more.append(f"final {s.loss.title}")
     if not models:
-        header.append("seconds a round")
+        more.append("seconds a round")
     cells = []
     for r in rows:
         line = [
-            r.name, *([r.model] if models else []), seeds_cell(r), metric_cell(m, r.final),
-            metric_cell(m, interval([r.last.mean])),
-            reach_cell(r.reach, "round"), reach_cell(r.reach, "bytes", byte_scale),
-            reach_cell(r.reach, "gradient_steps", step_scale),
+            r.name, *([r.model] if models else []), metric_cell(m, r.final), reach_cell(r.reach, "round"),
+            reach_cell(r.reach, "bytes", byte_scale), seeds_cell(r),
+            metric_cell(m, interval([r.last.mean])), reach_cell(r.reach, "gradient_steps", step_scale),
         ]  # fmt: skip
         if beside:
-            line.insert(3, metric_cell(m, beside[r.name].final) if r.name in beside else NONE)
+            line.append(metric_cell(m, beside[r.name].final) if r.name in beside else NONE)
         if s.loss:
             line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
         if not models:
             line.append(with_interval(r.seconds, decimals))
         cells.append(tuple(line))
     front = s.verdict.front
-    return Table(tuple(header), tuple(cells), tuple(r.name in front and not models for r in rows), caption(s))
+    strong = tuple(r.name in front and not models for r in rows)
+    return Table((*first, *more), tuple(cells), strong, caption(s), len(first))
 
 
 def iterates(s: Summary) -> dict[str, Row]:
@@ -229,7 +230,7 @@ def to_markdown(t: Table) -> str:
     lines = ["| " + " | ".join(cell(h, False) for h in t.header) + " |"]
     lines.append("|" + "|".join([":--"] + ["--:"] * (len(t.header) - 1)) + "|")
     for row, strong in zip(t.rows, t.strong, strict=True):
-        lines.append("| " + " | ".join(cell(c, strong and j in (0, 2)) for j, c in enumerate(row)) + " |")
+        lines.append("| " + " | ".join(cell(c, strong and j in (0, 1)) for j, c in enumerate(row)) + " |")
     return "\n".join([*lines, "", t.caption, ""])
 
 
@@ -248,7 +249,7 @@ def to_latex(t: Table, key: str = "summary") -> str:
     """A table environment for a paper, with the label tab:`key`; needs only booktabs."""
 
     def line(cells: Sequence[str], strong: bool) -> str:
-        done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 2) else tex(c) for j, c in enumerate(cells)]
+        done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 1) else tex(c) for j, c in enumerate(cells)]
         return "    " + " & ".join(done) + r" \\"
 
     columns = "l" + "r" * (len(t.header) - 1)
