@@ -32,12 +32,14 @@ def run(given: Given, resume: Resume = None) -> None:
     spent = clock.of_process()
     spent.lap("start")
     planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
-    for sentence in plan.notes([planned]):
-        say(sentence)
-    say(plan.ahead([planned], planned.folder))
     again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
     tell = callbacks.telling([planned], planned.folder, trackers(planned.config.track))
     with Show([planned]) as show:
+
+        def begin() -> None:
+            for sentence in (*plan.notes([planned]), plan.ahead([planned], planned.folder)):
+                say(sentence)
+            show(0, None)
 
         def see(row: Row) -> None:
             if row.round == 0 and (why := outcome.why_evaluated(planned.folder)) is not None:
@@ -45,9 +47,8 @@ def run(given: Given, resume: Resume = None) -> None:
             show(0, row)
             tell(0, row)
 
-        show(0, None)
         try:
-            result = callbacks.followed(planned, tell, lambda: execution.execute(planned, see, spent))
+            result = callbacks.followed(planned, tell, lambda: execution.execute(planned, see, spent, begin))
         except KeyboardInterrupt:  # the second Ctrl-C, or one before the first round
             raise interrupted(planned.folder, again) from None
         show(0, result)

@@ -27,8 +27,14 @@ from fedconcord.runs.stopping import Patience
 from fedconcord.settings import Config
 
 
-def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock: Clock | None = None) -> Finished:
-    """Do one run, in this process; `clock` has what it took until now.
+def execute(
+    planned: Planned,
+    on_row: Callable[[Row], None] | None = None,
+    clock: Clock | None = None,
+    on_start: Callable[[], None] | None = None,
+) -> Finished:
+    """Do one run, in this process; `clock` has what it took until now, and `on_start` is called when it is sure that
+    the run can start.
 
     Raises:
         UserError: it cannot start.
@@ -37,6 +43,8 @@ def execute(planned: Planned, on_row: Callable[[Row], None] | None = None, clock
     with threads(planned.config.engine.threads):
         config, why = settings_module.judged(planned.config)
         start = prepared(config, folder)
+        if on_start is not None:
+            on_start()
         problem, team = start.job.problem, start.job.engine.team
         info: dict[str, Any] = {
             "method": config.method,

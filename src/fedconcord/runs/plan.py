@@ -43,16 +43,10 @@ class Planned(NamedTuple):
 
 
 def plan_run(*sources: Source) -> Planned:
-    """A new run in a new folder, which is made when the run starts.
-
-    Raises:
-        UserError: a setting is wrong, or the run cannot start.
-    """
+    """A new run in a new folder, which is made when the run starts."""
     config, why = settings_module.held(settings_module.resolve_run(*sources))
-    folder = new_folder(config, config.method or "run")
-    planned = Planned(config.model_copy(update={"out": None}), folder, held=why)
-    _try_start([planned])
-    return planned
+    settings_module.advise(config)
+    return Planned(config.model_copy(update={"out": None}), new_folder(config, config.method or "run"), held=why)
 
 
 def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
@@ -69,9 +63,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     before = settings_module.from_nested({**ALL, **saved.get("config", {})}, "run.json")
     config = settings_module.resolve_run(before, *changes)
     _longer(config, folder, saved)
-    planned = Planned(config, folder, resume=True, held=saved.get("evaluation", {}).get("validation_why"))
-    _try_start([planned])
-    return planned
+    return Planned(config, folder, resume=True, held=saved.get("evaluation", {}).get("validation_why"))
 
 
 def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Planned], int]:
@@ -275,9 +267,8 @@ def _with_threads(config: Config, jobs: int) -> Config:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": share})})
 
 
-def _try_start(planned: Sequence[Planned], jobs: int = 1) -> None:
-    """Build the runs of the first seed once, so that what no run could do is said before anything is announced or
-    written."""
+def _try_start(planned: Sequence[Planned], jobs: int) -> None:
+    """Build the runs of the first seed once, so that what no run could do is said before anything is written."""
     for entry in planned:
         if entry.config.seed == planned[0].config.seed:
             with threads(entry.config.engine.threads):
