@@ -122,6 +122,7 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
             "fedconcord.settings.schema": "default_text keys searched values_text",
             "fedconcord.settings.sections": "LocalSettings",
             "fedconcord.settings.settings": "DEFAULT_MODEL DEFAULT_PARTITION RIVALS Config",
-            "fedconcord.settings.sources": "Source from_file from_nested from_options merge prepare seed_list shaped toml_value",
+            "fedconcord.settings.sources": "Source from_file from_nested from_options merge prepare seed_list shaped "
+            "toml_value",
         },
     )
