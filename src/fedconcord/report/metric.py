@@ -71,7 +71,15 @@ def metric_of(column: str) -> Metric:
 
 
 def ranking(runs: Sequence[Run]) -> tuple[Metric, ...]:
-    """The metrics that may rank the runs, best choice first: those that they name themselves, then the known ones."""
+    """The metrics that may rank the runs, best choice first: those that they name themselves, then the known ones.
+
+    Where a method answers with a model a client, first the same on the samples that clients set apart: such a model is
+    for its client, and no measure of it is a test set of all clients'.
+    """
     named = {str(entry["column"]): bool(entry["higher"]) for entry in runs[0].head.ranking}
-    own = tuple(replace(metric_of(column), higher=higher) for column, higher in named.items())
-    return own + tuple(m for m in KNOWN if m.column not in named)
+    every = tuple(replace(metric_of(column), higher=higher) for column, higher in named.items())
+    every += tuple(m for m in KNOWN if m.column not in named)
+    if not any(run.head.own for run in runs):
+        return every
+    held = [(m, m.column.replace("test_", "validation_")) for m in every if m.column.startswith("test_")]
+    return tuple(replace(metric_of(column), higher=m.higher) for m, column in held) + every

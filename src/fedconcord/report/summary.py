@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
+from fedconcord.report.format import listing
 from fedconcord.report.load import JOB_FIELDS, Array, Run, is_chosen
 from fedconcord.report.metric import FLOOR, KNOWN, LOSSES, Metric, ranking
 from fedconcord.report.stats import Interval, first_at, interval, tail_mean
@@ -161,7 +162,9 @@ def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[Ro
     return float(f"{end + 0.05 * (start - end):.2g}"), False
 
 
-def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixed: Sequence[str]) -> list[str]:
+def _warnings(
+    runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixed: Sequence[str], primary: Metric
+) -> list[str]:
     said = []
     for r in runs:
         who = f"{r.name}, seed {r.head.seed}"
@@ -185,6 +188,12 @@ def _warnings(runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixe
         said.append(
             f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
             "the last that all of them reached."
+        )
+    own = list(dict.fromkeys(m.short for m in methods for r in m.runs if r.head.own))
+    if own and not primary.column.startswith("validation_"):
+        said.append(
+            f"{listing(own)}: the answer is a model a client, and no client set samples apart to judge it by (setting "
+            f"validation); {primary.title} is the mean over the clients' models on samples of all clients."
         )
     if mixed:
         said.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
@@ -279,6 +288,6 @@ def summarise(runs: Sequence[Run]) -> Summary:
         rows=tuple(table),
         second=tuple(second),
         verdict=_ranked(methods, primary, horizon, not mixed),
-        warnings=tuple(_warnings([*runs, *beside], methods, horizon, mixed)),
+        warnings=tuple(_warnings([*runs, *beside], methods, horizon, mixed, primary)),
         every=int(max((np.diff(r.round).max() for r in usable if r.round.size > 1), default=1)),
     )

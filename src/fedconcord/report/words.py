@@ -132,7 +132,14 @@ def _answer_words(s: Summary) -> list[str]:
         f"iterate ends at {value(s.primary, row.final.mean)}"
         for name, row in iterates(s).items()
     ]
-    return [f"{listing(parts)}."] if parts else []
+    said = [f"{listing(parts)}."] if parts else []
+    own = [esc(m.short) for m in s.methods if m.runs[0].head.own]
+    if own and s.primary.column.startswith("validation_"):
+        said.append(
+            f"{listing(own)} answer{'s' * (len(own) == 1)} with a model a client, so all are ranked on the samples "
+            "that clients set apart, each client under its own model where it has one."
+        )
+    return said
 
 
 def _privacy_words(s: Summary) -> list[str]:

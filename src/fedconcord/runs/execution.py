@@ -69,9 +69,12 @@ def execute(
         asked = wanted(config, problem)
         rounds = config.rounds if asked.budget is None else asked.budget.rounds
         course = Course(rounds, config.eval.every or 1, config.checkpoint.every, resume)
-        if start.job.algorithm.own is not None:  # there is no model for all
+        own = start.job.algorithm.own is not None
+        if own and info["baseline"] is None:
+            info["own"] = True
+        elif own:  # nobody asks for the models of clients alone
             asked = asked._replace(card=None)
-        asked = asked._replace(readme=readme.of_run(asked.card is not None))
+        asked = asked._replace(readme=readme.of_run(asked.card is not None and not own))
         results.execute_begun(start, folder, course, info, on_row, asked, clock)
     said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *said[1:])

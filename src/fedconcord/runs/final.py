@@ -34,6 +34,7 @@ class Wanted(NamedTuple):
 
 NOTHING = Wanted()
 MODEL = "model.safetensors"
+MODELS = "models"  # in it a file a client, named by its number, where the answer is a model a client
 
 
 class Final:
@@ -51,15 +52,25 @@ class Final:
             self.model = model_of(self.job, now.state).detach().clone()
 
     def save(self, state: State) -> None:
-        """The model's file. Best models are written with checkpoints, so that both are of one past. Where every client
-        has its own there is none."""
+        """The model's file, or one a client that has its own. Best models are written with checkpoints, so that both
+        are of one past."""
         if self.job.algorithm.own is not None:
+            self._save_own(state)
             return
         if self.stopping.best is None:
             self.model = model_of(self.job, state)
         if self.model is not None:
             tensors.write(self.folder / MODEL, self.job.problem.evaluator.export(self.model))
         self.model = None
+
+    def _save_own(self, state: State) -> None:
+        if self.wanted.card is None:
+            return
+        models = own_models(self.job, state)
+        (self.folder / MODELS).mkdir(exist_ok=True)
+        for client in range(self.job.problem.roster.n):
+            if (x := models(client)) is not None:
+                tensors.write(self.folder / MODELS / f"{client}.safetensors", self.job.problem.evaluator.export(x))
 
     def end(self, state: State) -> None:
         """The answer on every client."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedconcord.basis.grammar import Spec
 from fedconcord.settings.job import sizes_of
+from fedconcord.settings.methods import read_method
 from fedconcord.settings.settings import Config
 
-SHARE, MORE = 0.1, 0.2  # the latter where a comparison asks how clients fare, or models are fine-tuned
+SHARE, MORE = 0.1, 0.2  # the latter where clients are compared, or have models of their own
 FEWEST = 10  # held-out samples of the median client
 
 
@@ -26,7 +28,7 @@ def held(config: Config) -> tuple[Config, str | None]:
     sizes = sizes_of(config)
     if sizes is None:
         return none, None
-    asked = bool(config.baselines) or config.eval.personalise is not None
+    asked = bool(config.baselines) or config.eval.personalise is not None or _personal(config)
     share, has = MORE if asked else SHARE, round(float(np.median(sizes)))
     apart = round(float(np.median(np.round(share * sizes))))
     if not asked and apart < FEWEST:
@@ -39,3 +41,9 @@ def held(config: Config) -> tuple[Config, str | None]:
         f"each client sets apart {share:g} of its samples to be judged on, which nothing trains on: {apart:,} of the "
         f"median client's {has:,}{few}; validation=none trains on all"
     )
+
+
+def _personal(config: Config) -> bool:
+    """Whether a method answers with a model a client, for which a test set of all clients' is no measure."""
+    texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
+    return any(read_method(text)[0]().own is not None for text in texts)

@@ -68,7 +68,7 @@ class Bench(NamedTuple):
         batch_size: int | None = 2,
     ) -> Job:
         problem = self.quadratics() if problem is None else problem
-        algorithm = self.algorithm()
+        algorithm = replace(self.algorithm(), own=None)  # which says how models are judged, and changes no round
         cohort = self.cohort
         if cohort is None:
             p = weights.objective(algorithm.weights, problem.roster.sizes)

@@ -35,6 +35,7 @@ def predict(
     force: bool = False,
     *,
     model: object = None,
+    client: str | None = None,
 ) -> Path:
     """Write what a run's model says of raw inputs, a line each, and return the file's path.
 
@@ -45,11 +46,12 @@ def predict(
         input: an .npy or .npz array [n, *shape], a .csv or .parquet table, or a folder of images.
         force: predict even with the model of a run that diverged, or with weights that are not finite.
         model: the model, where the run was given it as an object.
+        client: whose, by name or number, where the run's answer is a model a client.
 
     Raises:
         UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
     """
-    trained = load(Path(run), force, model)
+    trained = load(Path(run), force, model, client)
     batches = read(trained.card, Path(input))
     first = next(batches, None)
     if first is None:

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fedconcord.basis import factories, files, sums
-from fedconcord.basis.errors import UserError
+from fedconcord.basis.errors import UserError, unknown
 from fedconcord.core import tensors
 from fedconcord.models import models
 from fedconcord.problems.card import FORMAT
+from fedconcord.report.load import columns
+from fedconcord.runs.final import MODEL, MODELS
 from fedconcord.runs.folder import read_description
 from fedconcord.settings import named
 
@@ -76,12 +78,13 @@ class Program(nn.Module):
         return out.float()
 
 
-def load(run: Path, force: bool = False, model: object = None) -> Trained:
+def load(run: Path, force: bool = False, model: object = None, client: str | None = None) -> Trained:
     """The model of a run's folder; the training data are not needed.
 
     Args:
         force: take it even of a run that diverged, or with weights that are not finite.
         model: the model, where the run was given it from Python as an object; its weights are those of the run.
+        client: whose, by name or number, where the run's answer is a model a client.
 
     Raises:
         UserError: the folder holds no such model, or its files are damaged or do not belong together.
@@ -91,9 +94,10 @@ def load(run: Path, force: bool = False, model: object = None) -> Trained:
         some = f", as {runs[0]}" if runs else ""
         raise UserError(f"{run} holds no run (no run.json); give the folder of one run{some}")
     status = read_description(run).get("status")
+    file = _weights(run, client)
     try:
         about = json.loads(sums.text(run / "model.json"))
-        weights, _ = tensors.read(run / "model.safetensors")
+        weights, _ = tensors.read(file)
     except FileNotFoundError as absent:
         raise UserError(
             f"{run} holds no model to use (no {Path(str(absent.filename or 'model.safetensors')).name}); give a run of "
@@ -121,6 +125,28 @@ def load(run: Path, force: bool = False, model: object = None) -> Trained:
     return Trained(about, Program(made.to(getattr(torch, about["dtype"])), about).eval())
 
 
+def _weights(run: Path, client: str | None) -> Path:
+    """The file of a run's model, or of a client's own.
+
+    Raises:
+        UserError: there is one model for all, or one a client and none of this one.
+    """
+    if not (run / MODELS).is_dir():
+        if client is not None:
+            raise UserError(f"{run} has one model for all clients, given client {client!r}; leave the client out")
+        return run / MODEL
+    table = columns(run / "clients.csv") if (run / "clients.csv").exists() else {"client": [], "name": []}
+    numbers = dict(zip(table["name"], table["client"], strict=True))
+    known = sorted((path.stem for path in (run / MODELS).glob("*.safetensors")), key=int)
+    names = {number: name for name, number in numbers.items() if name}
+    if client is None:
+        raise UserError(f"{run} has a model a client; name one, as in --client {names.get(known[0], known[0])}")
+    number = numbers.get(client, client)
+    if number not in known:
+        raise unknown("client with a model of its own", client, [names.get(one, one) for one in known])
+    return run / MODELS / f"{number}.safetensors"
+
+
 def export(
     run: str | Path,
     format: Kind = "torch",
@@ -128,6 +154,7 @@ def export(
     force: bool = False,
     *,
     model: object = None,
+    client: str | None = None,
 ) -> Path:
     """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
 
@@ -136,6 +163,7 @@ def export(
         out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
         force: write even the model of a run that diverged, or weights that are not finite.
         model: the model, where the run was given it as an object.
+        client: whose, by name or number, where the run's answer is a model a client.
 
     Returns: the program's path.
 
@@ -146,7 +174,7 @@ def export(
         raise UserError(f"the format must be torch or onnx, given {format!r}")
     if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
-    trained = load(Path(run), force, model)
+    trained = load(Path(run), force, model, client)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")

@@ -14,7 +14,7 @@ from fedconcord.federation import weights
 from fedconcord.jobs import advance, start
 from fedconcord.local import solver
 from fedconcord.local.solver import Solver
-from fedconcord.testing.bench import DIM, Bench, observed, run
+from fedconcord.testing.bench import DIM, Bench, all_rows, observed, run
 from fedconcord.testing.compare import clone, fail, first_difference, kind, kinds, leaves
 
 
@@ -68,6 +68,13 @@ def state(bench: Bench) -> None:
         if not models or any(not isinstance(x, Tensor) or x.shape != (DIM,) for x in models.values()):
             fail(f"models that are vectors [{DIM}], at least one", f"{ {k: kind(x) for k, x in models.items()} }")
         state = advance(watched, state)
+    own, rows = bench.algorithm().own, all_rows(job, state)
+    if own is not None:
+        before, found = clone(rows), own(rows)
+        if not isinstance(found, Tensor) or found.shape != (bench.clients, DIM):
+            fail(f"a model a row from own, [{bench.clients}, {DIM}]", kind(found))
+        if (changed := first_difference(rows, before, "row")) is not None:
+            fail("own to leave its rows as they are", changed)
 
 
 def needs(bench: Bench) -> None:
