@@ -320,7 +320,7 @@ def test_the_example_of_the_page_by_path_and_as_an_object(
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "own-method.md").read_text()
     method, *_, use = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (command,) = re.findall(r"^fedconcord (compare .*)$", page, re.MULTILINE)
+    (command,) = re.findall(r"^fedconcord (compare .*fedmemory.*)$", page, re.MULTILINE)
     own_module("")
     Path("fedmemory.py").write_text(method)
     assert cli.call(shlex.split(command.replace("--rounds 20", "--rounds 2"))) == 0
