@@ -1,6 +1,16 @@
 """`python -m fedconcord` is the command."""
 
-from fedconcord.cli import main
+import sys
+
+
+def command() -> None:
+    """The command, for which the current directory is no place of modules: a file there must not stand in for one."""
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
+    from fedconcord.cli import main
+
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedconcord import settings as settings_module
+from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.core import Algorithm
 from fedconcord.engines import distributed
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
+from fedconcord.runs import folder as folders
 from fedconcord.runs.callbacks import Callback, followed, telling
 from fedconcord.runs.execution import execute
 from fedconcord.runs.outcome import Compared, Finished
@@ -49,6 +51,7 @@ def run(
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[RunOptions],
 ) -> Finished:
@@ -61,13 +64,16 @@ def run(
         settings: any other key, dotted: {"algorithm.rho": 0.1, "local.weight_decay": 1e-4}.
         resume: a folder to continue to the same result bit for bit; its settings are kept, and what it was given as
             objects is given again.
+        trust: import the modules that the folder names, which runs code of who made it.
         callbacks: are told of the start, of every round and of the end, as `fedconcord.TensorBoard()` is.
         options: settings with a short name, described in `RunOptions`.
 
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
-    sources = [*file_of(config), source_of(run, {"method": method, **options}, settings)]
+    if trust:
+        folders.trust(resume)
+    sources = sources_of(run, config, {"method": method, **options}, settings)
     check(sources)
     planned = plan_resumed_run(Path(resume), *sources) if resume else plan_run(*sources)
     tell = telling([planned], planned.folder, [*callbacks, *trackers(planned.config.track)])
@@ -81,6 +87,7 @@ def compare(
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
     jobs: int | None = None,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[CompareOptions],
@@ -96,6 +103,7 @@ def compare(
         settings: any other key, dotted.
         resume: the folder of a comparison to complete; finished runs stay, others go on from their checkpoints.
             Methods and seeds that are given are added to those that it has.
+        trust: import the modules that the folder names, which runs code of who made it.
         jobs: runs at once, each in a process of its own, which objects are sent to; 1 if not given.
         callbacks: are told of every run: its start, every round and its end, in this process.
         options: settings with a short name, described in `CompareOptions`.
@@ -103,7 +111,9 @@ def compare(
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
-    sources = [*file_of(config), source_of(compare, {"methods": methods, **options}, settings)]
+    if trust:
+        folders.trust(resume)
+    sources = sources_of(compare, config, {"methods": methods, **options}, settings)
     check(sources)
     if resume:
         folder, planned, jobs = plan_resumed_comparison(Path(resume), jobs, *sources)
@@ -125,6 +135,7 @@ def tune(
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
     jobs: int = 1,
     progress: Callable[[str], None] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -145,6 +156,7 @@ def tune(
         config: a TOML file of settings.
         settings: any other key, dotted.
         resume: the folder of a search to complete.
+        trust: import the modules that the folder names, which runs code of who made it.
         jobs: runs at once, each in a process of its own.
         progress: gets a line a method and rung.
         callbacks: are told of every run of the final comparison, as the trackers of `track` are.
@@ -159,7 +171,9 @@ def tune(
 
     ranges = [search] if isinstance(search, str) else list(search)
     asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
-    sources = [*file_of(config), source_of(tune, {"methods": methods, **options}, settings)]
+    if trust:
+        folders.trust(resume)
+    sources = sources_of(tune, config, {"methods": methods, **options}, settings)
     check(sources)
     planned = (
         tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)
@@ -168,13 +182,14 @@ def tune(
     return tuning.tuned(planned, jobs, watch, [*callbacks, *trackers(planned.config.track)])
 
 
-def file_of(config: str | Path | None) -> list[Source]:
-    """The settings of a file, if there is one."""
-    return [] if config is None else [settings_module.from_file(Path(config))]
-
-
-def source_of(call: Callable[..., object], given: Mapping[str, object], settings: Mapping[str, Any] | None) -> Source:
-    """The arguments of a call that are settings, and those that it has by dotted key."""
+def sources_of(
+    call: Callable[..., object],
+    config: str | Path | None,
+    given: Mapping[str, object],
+    settings: Mapping[str, Any] | None,
+) -> list[Source]:
+    """The settings file of a call, and over it the arguments that are settings and those by dotted key."""
+    file = [] if config is None else [settings_module.from_file(Path(config))]
     named = {_key(call, name): value for name, value in given.items()}
     source = settings_module.from_options(
         {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in named.items()}
@@ -182,7 +197,9 @@ def source_of(call: Callable[..., object], given: Mapping[str, object], settings
     more = settings_module.from_nested(settings or {}, "settings")
     texts = {key: settings_module.named(key, value) for key, value in {**source.values, **more.values}.items()}
     held = tuple(one for _, objects in texts.values() for one in objects)
-    return Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, held)
+    own = Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, held)
+    imports.trust(*(one.values for one in (*file, own)))
+    return [*file, own]
 
 
 def _key(call: Callable[..., object], name: str) -> str:
@@ -205,6 +222,7 @@ def diagnose(
     method: str | None = None,
     *,
     folder: str | Path | None = None,
+    trust: bool = False,
     at: Sequence[int] | None = None,
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -214,6 +232,7 @@ def diagnose(
 
     Args:
         folder: of a run, which is trained again to the same bits; `out` alone may then be given besides.
+        trust: import the modules that the folder names, which runs code of who made it.
         at: rounds to look at; the start, a quarter, half and the end if none.
         config: a TOML file of settings.
         settings: any other key, dotted.
@@ -224,7 +243,9 @@ def diagnose(
     """
     from fedconcord.diagnosis import page, subject  # matplotlib: a run by itself draws nothing
 
-    sources = [*file_of(config), source_of(diagnose, {"method": method, **options}, settings)]
+    if trust:
+        folders.trust(folder)
+    sources = sources_of(diagnose, config, {"method": method, **options}, settings)
     seen = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
     out = options.get("out")
     return page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))

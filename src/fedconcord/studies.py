@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from fedconcord import settings as settings_module
-from fedconcord.api import file_of, source_of
+from fedconcord.api import sources_of
 from fedconcord.basis import folders
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.wanted import count
@@ -67,7 +67,7 @@ def advise(
     """
     from fedconcord import advice
 
-    sources = [*file_of(config), source_of(advise, options, settings)]
+    sources = sources_of(advise, config, options, settings)
     return advice.advise(advice.federation_of(*sources), advice.Wishes(stateless, private, uplink))
 
 
@@ -114,7 +114,7 @@ def audit(
     from fedconcord.analysis.audit import Attack
 
     listed_ = [methods] if isinstance(methods, str) else methods
-    sources = [*file_of(config), source_of(audit, {"methods": listed_, **options}, settings)]
+    sources = sources_of(audit, config, {"methods": listed_, **options}, settings)
     out = options.get("out")
     attack = Attack(count("iterations", iterations), optimiser, attack_lr, labels)
     return audited(sources, attack, client, count("round", round), None if out is None else str(out), progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import folders, grammar
+from fedconcord.basis import folders, grammar, imports
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.settings import Config
 
@@ -100,10 +100,12 @@ def chosen(asked: Sequence[str]) -> list[Federation]:
 
 def _file(path: Path) -> list[Federation]:
     try:
-        return read(path.read_text(encoding="utf-8"), path.name)
+        found = read(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UserError(f"cannot read the federations {path}: {why}") from None
+    imports.trust(*(one.settings for one in found))
+    return found
 
 
 def read(text: str, origin: str) -> list[Federation]:

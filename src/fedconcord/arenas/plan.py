@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
 from fedconcord.arenas.federations import REFERENCE, Federation, chosen
-from fedconcord.basis import files, folders, grammar, sums
+from fedconcord.basis import files, folders, grammar, imports, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs.plan import prepared, threads
 from fedconcord.settings import read_method
@@ -100,6 +100,7 @@ def labelled(methods: Sequence[str]) -> dict[str, str]:
         UserError: there is no such method, or two have one label.
     """
     found: dict[str, str] = {}
+    imports.trust(*methods)
     for text in methods:
         read_method(text)
         spec = grammar.parse(text, "method")

@@ -1,5 +1,9 @@
 """Things of the user's by import path, `package.module:name`: a method, a model, a data set, a partition, a loss or a
-metric of your own."""
+metric of your own.
+
+An import runs code, so a path is followed only if the user named it in this process, or vouched for the folder that
+names it (`trust`). A folder of results may be a stranger's, and its checksums say nothing of who wrote it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,43 @@ from fedconcord.basis.errors import UserError, closest
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 T = TypeVar("T")
+_NAMED: set[str] = set()  # the paths that may be followed
 
 
 def is_path(text: str) -> bool:
     """Whether a name is an import path."""
     return PATH.fullmatch(text) is not None
+
+
+def trust(*texts: object) -> None:
+    """Follow the import paths in these texts, lists and tables from now on: the user wrote or vouches for them."""
+    for text in texts:
+        if isinstance(text, str):
+            _NAMED.update(match.group() for match in PATH.finditer(text))
+        elif isinstance(text, Mapping):
+            trust(*text.values())
+        elif isinstance(text, list | tuple):
+            trust(*text)
+
+
+def trusted() -> list[str]:
+    """The import paths that may be followed, for processes that work for this one."""
+    return sorted(_NAMED)
+
+
+def check(text: str, what: str) -> None:
+    """Refuse import paths that nobody here named.
+
+    Raises:
+        UserError: the text has one.
+    """
+    for match in PATH.finditer(text):
+        if match.group() not in _NAMED and not objects.is_object(match.group()):
+            raise UserError(
+                f"the {what} {match.group()} is named by files that were read and not by you, and importing it runs "
+                "code; if you trust who made them, name it again as when they were begun, or give --trust (trust=True "
+                "in Python)"
+            )
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
@@ -30,12 +66,13 @@ def load(path: str, what: str) -> Callable[..., Any]:
     Modules of the current directory are found, after installed ones.
 
     Raises:
-        UserError: it cannot be imported, is not there or cannot be called.
+        UserError: nobody named it here, or it cannot be imported, is not there or cannot be called.
     """
     if not is_path(path):
         raise UserError(f"the {what} {path!r} is no import path; write it as package.module:name")
     if objects.is_object(path):
         return objects.held(path, what).thing  # type: ignore[no-any-return]
+    check(path, what)
     if os.getcwd() not in sys.path:  # last: a file here must not stand in for an installed module
         sys.path.append(os.getcwd())
     module, _, names = path.partition(":")

@@ -10,7 +10,7 @@ import typer
 
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.base import app, console, importing, say
-from fedconcord.cli.options import Given, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Trust, option, sources_of, takes_settings
 from fedconcord.cli.progress import SAY_EVERY, Left
 
 
@@ -22,6 +22,7 @@ def diagnose(
         str | None, typer.Argument(help="Folder of a run; without, the settings are trained.", metavar="[RUN]")
     ] = None,
     at: Annotated[str | None, option("Rounds to look at. [the start, a quarter, half and the end]", "N,N,...")] = None,
+    trust: Trust = False,
 ) -> None:
     """See why a federation is hard, and what a method does about it."""
     if run is not None and given["config"] is not None:
@@ -31,7 +32,10 @@ def diagnose(
     with importing():
         from fedconcord.diagnosis import page
         from fedconcord.diagnosis import subject as subjects
+        from fedconcord.runs import folder as folders
 
+    if trust:
+        folders.trust(run)
     subject = subjects.of_settings(sources, rounds) if run is None else subjects.of_run(Path(run), rounds, *sources)
     for sentence in subjects.notes(subject):
         say(sentence)

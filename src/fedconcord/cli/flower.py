@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedconcord.basis.errors import LostError, UserError
 from fedconcord.cli.base import DIVERGED, app, complain, console, fail, importing, say
-from fedconcord.cli.options import Given, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Trust, option, sources_of, takes_settings
 from fedconcord.cli.progress import latest_metric
 from fedconcord.runs.interrupts import heeded
 
@@ -52,6 +52,7 @@ def try_(
     later: Annotated[str | None, option(LATER, "FILE,...")] = None,
     out: Annotated[str | None, option("Folder of the results. [runs/flower-<n>]", "DIR")] = None,
     resume: Annotated[str | None, option("Continue this folder, with its settings.", "DIR")] = None,
+    trust: Trust = False,
     wait: Wait = 600.0,
     limit: Limit = 600.0,
 ) -> None:
@@ -64,7 +65,7 @@ def try_(
 
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
     place = folder.with_name(f"{folder.name}.flower")
-    settings = _settings(given, None if resume is None else trial.job_of(place))
+    settings = _settings(given, None if resume is None else trial.job_of(place), trust)
     members = _members(sites, settings, given["clients"] is not None)
     if later is not None:
         if sites is None:
@@ -205,13 +206,17 @@ def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) ->
         say("stopped")
 
 
-def _settings(given: Given, before: Path | None = None) -> str:
+def _settings(given: Given, before: Path | None = None, trust: bool = False) -> str:
     """The settings of the command, over those of a file from before, as a file that server and sites read."""
     with importing():
         from fedconcord import settings
+        from fedconcord.basis import imports
         from fedconcord.deploy.form import source_of
 
     text = settings.as_toml(*([] if before is None else [settings.from_file(before)]), *sources_of(given))
+    if trust:
+        imports.trust(text)
+    imports.check(text, "module")  # the apps follow what is in it
     source_of(text)
     return text
 

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from fedconcord.cli.base import app, say
-from fedconcord.cli.options import check_choice, option
+from fedconcord.cli.options import Trust, check_choice, option
 
 Force = Annotated[bool, typer.Option("--force", help="Even of a run that diverged or weights that are not finite.")]
 Client = Annotated[str | None, option("Whose, by name or number, where the run's answer is a model a client.", "NAME")]
@@ -22,12 +22,13 @@ def export(
     out: Annotated[str | None, option("The file. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
     force: Force = False,
     client: Client = None,
+    trust: Trust = False,
 ) -> None:
     """Write a run's model as a program that takes raw inputs."""
     check_choice("--format", format, ("torch", "onnx"))
     from fedconcord.trained import program
 
-    path = program.export(Path(run), cast(program.Kind, format), out, force, client=client)
+    path = program.export(Path(run), cast(program.Kind, format), out, force, client=client, trust=trust)
     say(f"model: {path} (described in {path.name}.json)")
 
 
@@ -40,8 +41,9 @@ def predict(
     out: Annotated[str, option("The file of predictions. [predictions.csv]", "FILE")] = "predictions.csv",
     force: Force = False,
     client: Client = None,
+    trust: Trust = False,
 ) -> None:
     """Write what a run's model says of new samples."""
     from fedconcord.trained.predict import predict as made
 
-    say(f"predictions: {made(Path(run), Path(input), out, force, client=client)}")
+    say(f"predictions: {made(Path(run), Path(input), out, force, client=client, trust=trust)}")

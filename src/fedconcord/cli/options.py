@@ -33,6 +33,9 @@ def setting(name: str, hidden: bool = False) -> Any:
 
 
 Resume = Annotated[str | None, option("Continue this folder, with its settings.", "DIR")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import modules that the folder names, which runs code of who made it.")
+]
 Grow = Annotated[str | None, option("Continue this folder; --methods and --seeds add to it.", "DIR")]
 ConfigFile = Annotated[str | None, option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
 Set = Annotated[list[str] | None, option("Any setting, as in --set local.clip=5; repeatable.", "KEY=VALUE")]
@@ -77,7 +80,7 @@ def takes_settings(
 def sources_of(given: Given) -> list[Source]:
     """The settings file and the options of a command; wrong keys and values are refused here, without torch."""
     from fedconcord import settings as config
-    from fedconcord.basis import grammar
+    from fedconcord.basis import grammar, imports
 
     options = {
         option.key: (
@@ -90,6 +93,7 @@ def sources_of(given: Given) -> list[Source]:
     file = [] if given["config"] is None else [config.from_file(Path(given["config"]))]
     sources = [*file, config.from_options(options, given["set"] or ())]
     config.shaped(*config.merge(sources))
+    imports.trust(*(source.values for source in sources))
     return sources
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedconcord.cli.base import complain, console, say
+from fedconcord.basis import imports
+from fedconcord.cli.base import PROGRAM, complain, console, say
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.jobs import Row
@@ -27,6 +29,11 @@ NAMED = 12  # clients that the summary names one by one
 SAY_EVERY = 10.0  # seconds between lines of progress where no bar can be drawn
 SURE = 2.0  # seconds of work before it is said how long the rest may take
 SEEN, PART = 5, 0.05  # rounds, or that part of all if fewer, before it is said
+
+
+def resumed(command: str, folder: Path) -> str:
+    """The command line that goes on with a folder."""
+    return f"{PROGRAM} {command} --resume {shlex.quote(str(folder))}{' --trust' * bool(imports.trusted())}"
 
 
 def interrupted(folder: Path, again: str) -> typer.Exit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +9,9 @@ import typer
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.wanted import count
-from fedconcord.cli.base import CODES, DIVERGED, PROGRAM, RANK, app, complain, importing, say
-from fedconcord.cli.options import Given, Grow, Jobs, Resume, option, sources_of, takes_settings
-from fedconcord.cli.progress import Show, interrupted, say_summary
+from fedconcord.cli.base import CODES, DIVERGED, RANK, app, complain, importing, say
+from fedconcord.cli.options import Given, Grow, Jobs, Resume, Trust, option, sources_of, takes_settings
+from fedconcord.cli.progress import Show, interrupted, resumed, say_summary
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.jobs import Row
@@ -21,18 +20,21 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines",))
-def run(given: Given, resume: Resume = None) -> None:
+def run(given: Given, resume: Resume = None, trust: Trust = False) -> None:
     """Train one method."""
     sources = sources_of(given)
     with importing():
         from fedconcord.runs import callbacks, clock, execution, outcome, plan
+        from fedconcord.runs import folder as folders
         from fedconcord.tracking import check, trackers
 
+    if trust:
+        folders.trust(resume)
     check(sources)
     spent = clock.of_process()
     spent.lap("start")
     planned = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
-    again = f"{PROGRAM} run --resume {shlex.quote(str(planned.folder))}"
+    again = resumed("run", planned.folder)
     tell = callbacks.telling([planned], planned.folder, trackers(planned.config.track))
     with Show([planned]) as show:
 
@@ -69,15 +71,18 @@ def run(given: Given, resume: Resume = None) -> None:
 
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 @takes_settings("run", hidden=("method", "seed"))
-def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
+def compare(given: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust = False) -> None:
     """Compare methods on the same clients; write the report."""
     sources = sources_of(given)
     at_once = None if jobs is None else count("--jobs", jobs)
     with importing():
         from fedconcord.api import finish_comparison
         from fedconcord.runs import callbacks, outcome, plan, pool
+        from fedconcord.runs import folder as folders
         from fedconcord.tracking import check, trackers
 
+    if trust:
+        folders.trust(resume)
     check(sources)
     if resume:
         folder, planned, at_once = plan.plan_resumed_comparison(Path(resume), at_once, *sources, say=say)
@@ -86,7 +91,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None) -> None:
     for sentence in plan.notes(planned):
         say(sentence)
     say(plan.ahead(planned, folder, at_once))
-    again = f"{PROGRAM} compare --resume {shlex.quote(str(folder))}"
+    again = resumed("compare", folder)
     tell = callbacks.telling(planned, folder, trackers(planned[0].config.track))
     with plan.writing(folder, planned):
         if RANK == "0" and (judged := plan.why_evaluated(folder)) is not None:  # which the first process wrote

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,9 @@ import typer
 
 from fedconcord.basis import process
 from fedconcord.basis.wanted import count
-from fedconcord.cli.base import CODES, PROGRAM, app, complain, importing, say
-from fedconcord.cli.options import Given, Resume, option, sources_of, takes_settings
-from fedconcord.cli.progress import Watching, interrupted, say_summary
+from fedconcord.cli.base import CODES, app, complain, importing, say
+from fedconcord.cli.options import Given, Resume, Trust, option, sources_of, takes_settings
+from fedconcord.cli.progress import Watching, interrupted, resumed, say_summary
 
 MOST = 8  # processes, where nothing is said
 
@@ -37,6 +36,7 @@ def tune(
         str | None, option(f"Runs at once, each in its own process. [the cores, at most {MOST}]", "N")
     ] = None,
     resume: Resume = None,
+    trust: Trust = False,
 ) -> None:
     """Tune methods with equal budgets; compare the winners. Seeds 0 and 1 unless told, then fresh ones."""
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
@@ -44,10 +44,13 @@ def tune(
     sources = sources_of(given)
     with importing():
         from fedconcord import tuning
+        from fedconcord.runs import folder
         from fedconcord.settings import prepare
         from fedconcord.tracking import check, trackers
 
     asked = tuning.Asked(trials, search or (), grid, prepare("seeds", final_seeds))
+    if trust:
+        folder.trust(resume)
     check(sources)
     if resume:
         planned = tuning.plan_resumed_tuning(Path(resume), asked, *sources)
@@ -59,7 +62,7 @@ def tune(
         try:
             done = tuning.tuned(planned, at_once, watch, trackers(planned.config.track))
         except KeyboardInterrupt:
-            raise interrupted(planned.folder, f"{PROGRAM} tune --resume {shlex.quote(str(planned.folder))}") from None
+            raise interrupted(planned.folder, resumed("tune", planned.folder)) from None
     say_summary(done.folder / "final")
     for method in done.methods:
         for remark in method.remarks:

@@ -24,6 +24,7 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from fedconcord.basis import imports
 from fedconcord.basis.errors import LostError, UserError, sentence
 from fedconcord.deploy import INSTALL
 
@@ -79,6 +80,7 @@ def server(settings: str) -> ServerApp:
     answer), `resume`, `check` (compare server and sites, train nothing), `events` (a file that gets lines of JSON,
     or "") and `later` (NAME=ROWS of sites that may come after round 0, separated by commas).
     """
+    imports.trust(settings)  # an app is code: who lets it in lets in what it names
     app = ServerApp()
 
     @app.main()
@@ -111,6 +113,7 @@ def client(settings: str) -> ClientApp:
     Its node configuration names `name`, `data` (the site's file, or "" for data that the job names) and
     `folder` (of what the site remembers).
     """
+    imports.trust(settings)
     app = ClientApp()
 
     @app.query("frame")

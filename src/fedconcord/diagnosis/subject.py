@@ -59,6 +59,7 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
             f"{folder} holds a comparison; diagnose one of its runs: {', '.join(runs) or 'it has none yet'}"
         )
     saved = read_description(folder)
+    changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
     for source in changes:
         for key in source.values:
             if key not in WHERE:

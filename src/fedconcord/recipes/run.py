@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import fedconcord
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, grammar, process, sums
+from fedconcord.basis import files, grammar, imports, process, sums
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.grammar import Spec
 from fedconcord.jobs import Row
@@ -134,6 +134,7 @@ def settings_of(experiment: Comparison, size: Size, cell: Cell) -> dict[str, Any
 
 def text_of(entry: Entry, values: Mapping[str, Any], label: str) -> str:
     """A method with the values of a grid and a name, as `compare` takes it."""
+    imports.trust(entry.call)
     call = grammar.parse(entry.call, "method")
     return str(Spec(call.name, call.args, {**call.kwargs, **values, "label": label}))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedconcord import settings as settings_module
+from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.objects import Held
 from fedconcord.jobs import Row
@@ -226,6 +227,7 @@ class _Pool:
                     "folder": str(entry.folder),
                     "resume": entry.resume,
                     "held": entry.held,
+                    "trusted": imports.trusted(),
                 }
             )
         elif self.crew is not None and not stopping:
@@ -320,6 +322,7 @@ def worker() -> None:
                 known += unpacked(task["objects"])
                 continue
             told = 0
+            imports.trust(task["trusted"])
             source = settings_module.from_nested(task["config"], "settings")
             entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"], task["held"])
             result = attempt(entry, lambda row: send(row=list(row)))

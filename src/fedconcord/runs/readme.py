@@ -11,7 +11,10 @@ from fedconcord.basis import files
 
 NAME = "README.txt"
 HEAD = "{what}, by fedconcord. Commands that go on from here, with DIR for this folder:\n\n"
-TAIL = "\nWhere data or modules were given by a path, start them in the folder in which this was started.\n"
+TAIL = (
+    "\nWhere data or modules were given by a path, start them in the folder in which this was started.\n"
+    "Modules of your own are imported only where you name them again, or with --trust.\n"
+)
 MODEL = (
     ("fedconcord predict DIR INPUT", "what the model says of new samples"),
     ("fedconcord export DIR", "the model as a program"),

@@ -33,7 +33,7 @@ from fedconcord.federation.partitions.own import of_partitioner, of_samples
 from fedconcord.federation.sampling import SAMPLERS, Sampler
 from fedconcord.models import MODELS
 from fedconcord.problems.losses import LOSSES, METRICS
-from fedconcord.settings.sources import Source
+from fedconcord.settings.sources import Source, prepare
 
 REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "method": METHODS,
@@ -72,6 +72,7 @@ def _named(what: str, value: Any) -> tuple[Any, Held | None]:
         return value, None
     text = next((name for name, thing in REGISTRIES.get(what, {}).items() if thing is value), imports.path_of(value))
     if text is not None:
+        imports.trust(text)
         return text, None
     held = HOLD[what](value)
     return _labelled(held.text, value), held
@@ -119,9 +120,9 @@ def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
     """
     values = dict(source.values)
     for key in (key for key in KEYS if key in values):
-        given, was = values[key], saved.get(key)
+        given, was = prepare(key, values[key]), saved.get(key)
         several = isinstance(given, list)
-        if not any(objects.is_object(text) or imports.is_path(str(text)) for text in (given if several else [given])):
+        if not any(imports.PATH.match(str(text)) for text in (given if several else [given])):
             continue
         if key == "methods":
             values[key] = [text for text in given if _bare(text) not in map(_bare, was or ())]

@@ -36,6 +36,7 @@ def predict(
     *,
     model: object = None,
     client: str | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write what a run's model says of raw inputs, a line each, and return the file's path.
 
@@ -45,13 +46,14 @@ def predict(
     Args:
         input: an .npy or .npz array [n, *shape], a .csv or .parquet table, or a folder of images.
         force: predict even with the model of a run that diverged, or with weights that are not finite.
-        model: the model, where the run was given it as an object.
+        model: the model, where the run was given it as an object or by import path.
         client: whose, by name or number, where the run's answer is a model a client.
+        trust: import the module that the folder names, which runs code of who made it.
 
     Raises:
         UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
     """
-    trained = load(Path(run), force, model, client)
+    trained = load(Path(run), force, model, client, trust)
     batches = read(trained.card, Path(input))
     first = next(batches, None)
     if first is None:

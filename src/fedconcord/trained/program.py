@@ -19,14 +19,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedconcord.basis import factories, files, sums
+from fedconcord.basis import factories, files, imports, sums
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.core import tensors
 from fedconcord.models import models
 from fedconcord.problems.card import FORMAT
 from fedconcord.report.load import columns
+from fedconcord.runs import folder
 from fedconcord.runs.final import MODEL, MODELS
-from fedconcord.runs.folder import read_description
 from fedconcord.settings import named
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
@@ -78,13 +78,16 @@ class Program(nn.Module):
         return out.float()
 
 
-def load(run: Path, force: bool = False, model: object = None, client: str | None = None) -> Trained:
+def load(
+    run: Path, force: bool = False, model: object = None, client: str | None = None, trust: bool = False
+) -> Trained:
     """The model of a run's folder; the training data are not needed.
 
     Args:
         force: take it even of a run that diverged, or with weights that are not finite.
         model: the model, where the run was given it from Python as an object; its weights are those of the run.
         client: whose, by name or number, where the run's answer is a model a client.
+        trust: import the module that the folder names.
 
     Raises:
         UserError: the folder holds no such model, or its files are damaged or do not belong together.
@@ -93,7 +96,7 @@ def load(run: Path, force: bool = False, model: object = None, client: str | Non
         runs = sorted(str(path.parent) for path in run.glob("**/seed-*/run.json"))
         some = f", as {runs[0]}" if runs else ""
         raise UserError(f"{run} holds no run (no run.json); give the folder of one run{some}")
-    status = read_description(run).get("status")
+    status = folder.read_description(run).get("status")
     file = _weights(run, client)
     try:
         about = json.loads(sums.text(run / "model.json"))
@@ -112,6 +115,9 @@ def load(run: Path, force: bool = False, model: object = None, client: str | Non
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
             "all the same with --force (force=True in Python)"
         )
+    if trust:
+        folder.trust(run)
+    imports.trust(model)
     written, _held = named("model", about["model"] if model is None else model)
     made = factories.build(models(), "model", written, tuple(about["shape"]), about["outputs"])
     try:
@@ -155,6 +161,7 @@ def export(
     *,
     model: object = None,
     client: str | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write a run's model as a program that takes raw inputs, with its description as JSON beside it.
 
@@ -162,8 +169,9 @@ def export(
         format: "torch" is read by `torch.export.load(FILE).module()`, "onnx" by any ONNX runtime.
         out: the file; model.pt2 or model.onnx in the run's folder if not given. The JSON file is FILE.json.
         force: write even the model of a run that diverged, or weights that are not finite.
-        model: the model, where the run was given it as an object.
+        model: the model, where the run was given it as an object or by import path.
         client: whose, by name or number, where the run's answer is a model a client.
+        trust: import the module that the folder names, which runs code of who made it.
 
     Returns: the program's path.
 
@@ -174,7 +182,7 @@ def export(
         raise UserError(f"the format must be torch or onnx, given {format!r}")
     if format == "onnx" and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise UserError("ONNX needs the packages onnx and onnxscript; pip install 'fedconcord[onnx]', or export torch")
-    trained = load(Path(run), force, model, client)
+    trained = load(Path(run), force, model, client, trust)
     path = Path(out) if out is not None else Path(run) / f"model{SUFFIX[format]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part{SUFFIX[format]}")
