@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as reference
 from torch import nn
 
-from fedconcord.basis import factories
+from fedconcord.basis import factories, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial, Stacked
@@ -144,6 +144,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("broken", "cubed", "number", "short", "summed", "worst", "wrost"):
+        imports.trust(f"their_losses:{name}")
+    imports.trust("nowhere_at_all:f")
     yield "their_losses"
     sys.modules.pop("their_losses", None)
 
