@@ -353,7 +353,7 @@ def test_who_stops_at_the_tolerance_says_how_many_steps_it_took(name: str) -> No
     ("name", "solver", "reason"),
     [
         ("scaffold", Solver(kind="lbfgs"), "L-BFGS does not have"),
-        ("fedcm", Solver(kind="lbfgs"), "divides moves by eta and the local steps"),
+        ("fedcm", Solver(kind="lbfgs"), "divides by ||a_i||_1, which L-BFGS does not have"),
         ("fedavg", Solver(nesterov=True), "set local.momentum > 0"),
         ("fedavg", Solver(kind="lbfgs", clip_direction=1.0), "leave local.clip_direction out"),
         ("fedavg", Solver(momentum=0.9, clip_direction=1.0, clip_form="released"), "without local momentum"),

@@ -13,7 +13,8 @@ from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
-from fedconcord.local.solver import Solver
+from fedconcord.local.pace import delta
+from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.testing.bench import run
 from table import TABLE, make
@@ -266,3 +267,23 @@ def test_the_local_solver_alone() -> None:
     for engine in (Serial(), Stacked(None)):
         got = advance(replace(this, engine=engine), start(this)).server.x
         assert torch.allclose(got, x, rtol=1e-13)
+
+
+QUICK = ("fedcm", "mofedsam", "scaffold", "fednova")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE])
+@pytest.mark.parametrize(
+    ("solver", "lr", "plain"),
+    [(Solver(momentum=0.8), 0.01, 0.05), (Solver(step_decay=0.6), 0.1, 0.05), (Solver(pace=delta()), 1.0, 0.3)],
+    ids=["momentum", "step decay", "a rule"],
+)
+def test_steps_of_other_sizes_are_refused_or_no_worse(name: str, solver: Solver, lr: float, plain: float) -> None:
+    """A method that divides a move by its local steps must know what they amount to: else it runs away where the same
+    steps of one size, about as long in all, do not."""
+    if refuse(solver, make(name)) is not None:
+        return
+    this = job(make(name), cohort=20 if TABLE[name].everyone else 5, lr=plain)
+    this = replace(this, schedule=replace(this.schedule, work=lambda *key: 5))
+    other = replace(this, schedule=replace(this.schedule, lr=lr), solver=solver)
+    assert gap(other, 100) < max(4 * gap(this, 100), 0.6)

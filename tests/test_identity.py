@@ -49,8 +49,8 @@ fedexp(eps=0.001, weights=uniform)
 fedpaq(levels=127, server_lr=1.0, weights=uniform)
 fedprox(mu=0.1, server_lr=1.0, weights=uniform)
 fedsam(radius=0.1, server_lr=1.0, weights=uniform)
-fedcm(alpha=0.1, server_lr=1.0, weights=uniform) version 2
-mofedsam(alpha=0.1, radius=0.1, server_lr=1.0, weights=uniform)
+fedcm(alpha=0.1, server_lr=1.0, weights=uniform) version 3
+mofedsam(alpha=0.1, radius=0.1, server_lr=1.0, weights=uniform) version 2
 mfl(momentum=0.9, server_lr=1.0, weights=uniform)
 fednova(mu=0.0, server_lr=1.0, tau_eff=a, weights=size)
 fednova_vr(mu=0.0, server_lr=1.0, tau_eff=a, weights=size)

@@ -53,6 +53,19 @@ def test_several_classes_as_scikit_learn_has_them() -> None:
     assert auroc(outputs[some], truth[some]) == pytest.approx(np.mean(fewer), rel=1e-12)
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_outputs_rank_as_they_stand(classes: int, dtype: torch.dtype) -> None:
+    """From 37 on a softmax is 1.0 in float64: samples that the outputs keep apart would all tie."""
+    outputs = torch.zeros(40, classes, dtype=dtype)
+    outputs[:, -1] = torch.arange(40) + 100.0
+    truth = torch.where(torch.arange(40) >= 25, classes - 1, 0)
+    assert (outputs.double().softmax(-1)[:, -1] == 1).all()
+    assert average_precision(outputs, truth) == auroc(outputs, truth) == 1.0
+    many = torch.stack([outputs[:, -1], -outputs[:, -1]], 1)
+    assert auroc(many, torch.stack([truth > 0, truth == 0], 1).double()) == 1.0
+
+
 def test_labels_as_scikit_learn_has_them() -> None:
     outputs, _, _ = drawn(3)
     truth = (torch.rand(400, 3, generator=torch.Generator().manual_seed(1)).double() < outputs.sigmoid()).double()

@@ -126,6 +126,32 @@ def test_fedcm_divides_by_the_steps_that_were_taken(name: str, engine: Engine) -
     close(trajectory(this, engine), want)
 
 
+@pytest.mark.parametrize("solver", [Solver(momentum=0.8), Solver(momentum=0.8, nesterov=True), Solver(step_decay=0.7)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedcm_divides_by_what_steps_make_of_a_direction(solver: Solver, engine: Engine) -> None:
+    """With momentum, or steps whose size falls, a direction that is 1 in every step moves a client by k_i eta, not by
+    K_i eta: D is that direction, and not one that grows from round to round."""
+    alpha = 0.3
+    this = job(METHODS["fedcm"](alpha=alpha), solver)
+    lr, x, direction, want = this.schedule.lr, origin(this), np.zeros(D), []
+    for plan, gradient in plans(this):
+        moves, directions = [], []
+        for i, steps in zip(plan.ids, plan.steps, strict=True):
+            y, buffer, one, response = x, np.zeros(D), 0.0, 0.0
+            for k in range(steps):
+                now = alpha * gradient(y, int(i), k) + (1 - alpha) * direction
+                buffer, one = solver.momentum * buffer + now, solver.momentum * one + 1
+                ahead = solver.momentum if solver.nesterov else 0.0
+                size = solver.step_decay**k
+                y = y - lr * size * (now + ahead * buffer if ahead else buffer)
+                response += size * (1 + ahead * one if ahead else one)
+            moves.append(y - x)
+            directions.append((x - y) / (response * lr))
+        x, direction = x + np.mean(moves, 0), np.mean(directions, 0)
+        want.append(x)
+    close(trajectory(this, engine), want)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("form", ["released", "paper"])
 @pytest.mark.parametrize("rho", [0.3, [(0, 0.3), (3, 0.9), (5, 0.6)]], ids=["constant", "changing"])

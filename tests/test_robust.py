@@ -300,6 +300,18 @@ def test_a_reply_that_is_not_finite_changes_nothing_for_the_others(name: str) ->
     assert Wire().report(wired.store)["refused"] == sum(got.refused.values())
 
 
+@pytest.mark.parametrize("attack", [hostile.alie(0.4), hostile.ipm(0.4)])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_who_colludes_may_be_late(name: str, attack: hostile.Attack) -> None:
+    """What they claim counts in the round that their reply comes in, beside the honest ones of that round."""
+    late = {"devices": lognormal(0.9), "deadline": 0.12, "late": "keep"}
+    this = job(with_hostile(with_late_replies(make(name)), attack, 3, N), **late)
+    attacked, honest = run(this, 6), run(job(with_late_replies(make(name)), **late), 6)
+    assert_same(run(replace(this, engine=Stacked(2)), 6), attacked, 1e-12)
+    assert bool(attacked.server.x.isfinite().all())
+    assert float((attacked.server.x - honest.server.x).norm()) > 1e-3
+
+
 def test_late_replies_that_are_not_finite_are_left_out_too() -> None:
     late = {"devices": lognormal(0.9), "deadline": 0.12, "late": "keep"}
     this = job(with_hostile(with_late_replies(make("scaffold")), hostile.nan(0.2), 3, N), **late)

@@ -2,9 +2,10 @@
 
 Xu et al., 2021 (arXiv 2106.10874):
     y_i <- y_i - eta (alpha g(y_i) + (1 - alpha) D),   x <- x + eta_g sum_A w_i Delta_i,
-    D+ = -sum_A w_i Delta_i / (K_i eta).
-D has each client's move over the steps that it took, which it sends (the released code, where all K_i are equal, uses
-their common value).
+    D+ = -sum_A w_i Delta_i / (k_i eta).
+k_i is what a client's local steps make of a direction that is 1 in every step: the steps K_i that it took, and with
+momentum or steps of other sizes their response to it, ||a_i||_1 of FedNova over alpha. The client sends it (the
+released code, where all K_i are equal, uses their common value).
 
 MoFedSAM: Qu et al., ICML 2022: the same with the SAM gradient.
 """
@@ -31,13 +32,13 @@ class Server(NamedTuple):
 
 class Message(NamedTuple):
     move: Tensor  # [d] x_i - x
-    steps: Tensor  # [] local steps taken
+    response: Tensor  # [] k_i; the local steps taken, for plain SGD
 
 
 Alpha = Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient"), Search(0.02, 1.0)]
 
 
-@definition(version=2)
+@definition(version=3)
 def fedcm(
     alpha: Alpha = 0.1,
     server_lr: ServerLR = 1.0,
@@ -49,22 +50,21 @@ def fedcm(
     """
 
     def contribute(up: Message, sender: Sender, cohort: Cohort) -> Server:
-        return Server(sender.w * up.move, -sender.w * up.move / (up.steps * sender.lr))
+        return Server(sender.w * up.move, -sender.w * up.move / (up.response * sender.lr))
 
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, linear=(1 - alpha) * down.direction, scale=alpha),
-        finish=lambda down, row, done, client: (Message(done.x - down.x, done.steps), row),
+        finish=lambda down, row, done, client: (Message(done.x - down.x, done.normaliser / alpha), row),
         contribute=contribute,
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),
         weights=weights,
-        per_step=True,
-        needs_lr=True,
+        needs_normaliser=True,
     )
 
 
-@definition()
+@definition(version=2)
 def mofedsam(
     alpha: Alpha = 0.1, radius: Radius = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform"
 ) -> Algorithm:

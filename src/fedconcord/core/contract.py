@@ -220,7 +220,6 @@ class Algorithm:
         needs_full_gradient: start and finish get grad f_i(x^t) in client.gradient.
         needs_normaliser: reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
         needs_lr: uses lr beside done.normaliser, so steps must have its size and not a rule's.
-        per_step: divides by done.steps, so only local steps of one size will do, not L-BFGS's iterations.
         stepwise: its local step is its own: momentum and L-BFGS would change the method.
         served: has a server optimiser.
         keeps_late: late replies are kept for the round they come in.
@@ -259,7 +258,6 @@ class Algorithm:
     needs_full_gradient: bool = False
     needs_normaliser: bool = False
     needs_lr: bool = False
-    per_step: bool = False
     stepwise: bool = False
     served: bool = False
     keeps_late: bool = False

@@ -56,8 +56,6 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
         return "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
     if solver.kind == "lbfgs" and algorithm.needs_normaliser:
         return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
-    if solver.kind == "lbfgs" and algorithm.per_step:
-        return "the method divides moves by eta and the local steps, which L-BFGS does not have; use local SGD"
     if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
         return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
     if solver.kind == "lbfgs" and regularised and algorithm.regularise == "local":

@@ -3,6 +3,7 @@
 Classes have the softmax of the outputs, labels that may hold together the sigmoid of each. With two classes there is
 one question, the second class; with more, or with labels, each is a question of its own and the figure their mean over
 those that have samples of both kinds (macro, one against the rest). NaN where none has, or an output is not finite.
+What ranks goes by log-odds, which order samples as probabilities do, and do not all round to 1 where outputs are large.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 BINS = 15  # of confidence, of equal width
@@ -52,16 +54,36 @@ def ece(outputs: Tensor, classes: Tensor) -> float:
 
 def _questions(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """(probabilities, truth) [m, Q] float64 of Q yes-or-no questions."""
+    each = outputs.double()
+    first = _first(outputs, targets)
+    guess = each.sigmoid() if targets.ndim > 1 else each.softmax(-1)[:, first:]
+    return guess.cpu().numpy(), _truth(outputs, targets)
+
+
+def _first(outputs: Tensor, targets: Tensor) -> int:
+    """The first class that is a question: of two classes the second."""
+    return 1 if targets.ndim == 1 and outputs.shape[1] == 2 else 0
+
+
+def _truth(outputs: Tensor, targets: Tensor) -> np.ndarray:
+    """The answers [m, Q] of the questions, 0 or 1."""
     if targets.ndim > 1:
-        return outputs.double().sigmoid().cpu().numpy(), (targets > 0.5).double().cpu().numpy()
-    guess = outputs.double().softmax(-1).cpu().numpy()
-    truth = targets.cpu().numpy()[:, None] == np.arange(guess.shape[1])
-    first = 1 if guess.shape[1] == 2 else 0
-    return guess[:, first:], truth[:, first:].astype(np.float64)
+        return np.asarray((targets > 0.5).double().cpu().numpy())
+    classes = np.arange(_first(outputs, targets), outputs.shape[1])
+    return (targets.cpu().numpy()[:, None] == classes).astype(np.float64)
+
+
+def log_odds(outputs: Tensor, targets: Tensor) -> np.ndarray:
+    """log p / (1 - p) [m, Q] float64 of each question: an output's margin over those of all other classes."""
+    each = outputs.double()
+    if targets.ndim == 1:
+        others = [each[:, [j for j in range(each.shape[1]) if j != k]].logsumexp(-1) for k in range(each.shape[1])]
+        each = (each - torch.stack(others, -1))[:, _first(outputs, targets) :]
+    return np.asarray(each.cpu().numpy())
 
 
 def _macro(of: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor) -> float:
-    guess, truth = _questions(outputs, targets)
+    guess, truth = log_odds(outputs, targets), _truth(outputs, targets)
     asked = (truth.max(0) > truth.min(0)) if len(truth) else np.zeros(truth.shape[1], bool)
     if not asked.any() or not np.isfinite(guess).all():
         return math.nan

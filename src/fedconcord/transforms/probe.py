@@ -15,7 +15,7 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
     x = torch.ones_like(x[:2])
     one, zero = x.new_ones(()), torch.zeros_like(x)
     number = torch.zeros_like(one, dtype=torch.int64)
-    client = Client(number, one, one, 1.0, x.new_zeros, zero, torch.diag(x), normal=x.new_zeros)
+    client = Client(number, one, one, 1.0, x.new_zeros, zero, torch.diag(x), 0 * one, x.new_zeros)
     down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
     if algorithm.prelude is not None:
         sender = Sender(client.id, one, one, one, one, 1.0)
@@ -33,5 +33,5 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
 def contribution(algorithm: Algorithm, population: Population, w: float) -> Tree:
     """What such a client, which did move, contributes with this weight."""
     one = population.p.new_ones(())
-    sender = Sender(torch.zeros_like(one, dtype=torch.int64), w * one, one, one, one, 1.0)
+    sender = Sender(torch.zeros_like(one, dtype=torch.int64), w * one, one, one, one, 1.0, 0 * one)
     return algorithm.contribute(message(algorithm, population.p.new_ones(2), 0.5), sender, COHORT)
