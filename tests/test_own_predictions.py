@@ -106,6 +106,87 @@ def test_numbers_of_a_table_in_their_own_unit(files: Path) -> None:
     assert program(torch.from_numpy(x)).detach().numpy()[:, 0] == pytest.approx(given, rel=1e-5)
 
 
+def test_large_numbers_that_vary_little_are_told_apart(tmp_path: Path) -> None:
+    """Targets near 1.7e9, where float32 has steps of 128: in metrics, in predict and in an exported program."""
+    rng = np.random.default_rng(0)
+    ages = rng.normal(50, 10, 400)
+    ends = 1.7e9 + 3 * (ages - 50) + rng.normal(0, 4, 400)
+    rows = [[f"{age:.4f}", f"{end:.3f}"] for age, end in zip(ages, ends, strict=True)]
+    write(tmp_path / "train.csv", ["age", "end"], rows[:300])
+    test = write(tmp_path / "test.csv", ["age", "end"], rows[300:])
+    folder = fedconcord.run(
+        "fedavg", data=str(tmp_path / "train.csv"), model="logreg", clients=4, cohort=4, rounds=15, partition="iid",
+        out=tmp_path / "run",
+        settings={"input.label": ["end"], "input.test": str(test), "local.lr": 0.05, "input.target": "number"},
+    ).folder  # fmt: skip
+    told = np.array([float(row["end"]) for row in table(fedconcord.predict(folder, test, tmp_path / "out.csv"))])
+    error = math.sqrt(np.mean((told - ends[300:]) ** 2))
+    assert error < 5
+    assert len(set(told)) == 100
+    assert float(table(folder / "metrics.csv")[-1]["test_rmse"]) == pytest.approx(error, rel=1e-4)
+    from fedconcord.data.preprocess import read_features
+    from fedconcord.trained.program import load
+
+    x, _ = read_features(test, load(folder).card["preprocessing"])
+    program = torch.export.load(fedconcord.export(folder, out=tmp_path / "m.pt2")).module()
+    assert np.abs(program(torch.from_numpy(x)).detach().numpy()[:, 0] - told).max() < 1e-3
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e9 / 3, -7.3e-5])
+def test_a_column_that_never_varies_says_nothing_of_other_values(constant: float, tmp_path: Path) -> None:
+    """The mean of 300 equal numbers misses them by rounding, by which nothing may be divided."""
+    rows = [[row[0], f"{constant!r}", row[2]] for row in patients(300, 0)]
+    write(tmp_path / "train.csv", ["age", "dose", "sick"], rows)
+    folder = fedconcord.run(
+        "fedavg", data=str(tmp_path / "train.csv"), model="logreg", clients=4, cohort=4, rounds=3, partition="iid",
+        out=tmp_path / "run", settings={"input.label": ["sick"], "input.ignore": ["age"]},
+    ).folder  # fmt: skip
+    other = write(tmp_path / "new.csv", ["age", "dose"], [["50", repr(constant)], ["50", repr(constant + 1)]])
+    same, moved = (float(row["p_yes"]) for row in table(fedconcord.predict(folder, other, tmp_path / "out.csv")))
+    assert abs(moved - same) < 0.5
+    assert 0.1 < same < 0.9
+
+
+def test_a_text_that_no_training_row_had_shifts_no_answer(files: Path) -> None:
+    """Whatever the seed drew for the weights of an input that no training row has; and predict names such rows."""
+    for seed in (0, 1):
+        settings = {"input.label": ["sick"], "input.ignore": ["score"], "local.lr": 0.05}
+        folder = fedconcord.run(
+            "fedavg", data=str(files / "train.csv"), model="2nn", clients=4, cohort=4, rounds=1, partition="iid",
+            seed=seed, out=files / f"run-{seed}", settings=settings,
+        ).folder  # fmt: skip
+        new = write(files / "new.csv", ["patient", "age", "ward"], [["CH-7", 50, "east"], ["=1+1", 50, "west"]])
+        with pytest.warns(UserWarning, match=r"1 rows hold texts that no training row had.*row 0: ward=east"):
+            east, west = table(fedconcord.predict(folder, new, files / "out.csv"))
+        assert (east["unseen"], west["unseen"]) == ("ward=east", "")
+        assert east["patient"] == "CH-7"
+        from fedconcord.data.preprocess import read_features
+        from fedconcord.trained.program import load
+
+        trained = load(folder)
+        x, _ = read_features(new, trained.card["preprocessing"])
+        inputs = trained.card["preprocessing"]["inputs"]
+        assert x[0, inputs.index("ward other")] == 0
+        assert not x[0, [inputs.index(f"ward={name}") for name in ("north", "south", "west")]].any()
+
+
+def test_the_probability_of_each_class_and_a_threshold(files: Path) -> None:
+    folder = run(files, "sick", "score", "run")
+    rows = table(fedconcord.predict(folder, files / "test.csv", files / "out.csv"))
+    assert list(rows[0]) == ["row", "score", "label", "p_no", "p_yes", "unseen"]
+    assert all(float(row["p_no"]) + float(row["p_yes"]) == pytest.approx(1, abs=1e-6) for row in rows)
+    assert all((row["label"] == "yes") == (float(row["p_yes"]) > 0.5) for row in rows)
+    strict = table(fedconcord.predict(folder, files / "test.csv", files / "out.csv", threshold=0.2))
+    assert all((row["label"] == "yes") == (float(row["p_yes"]) >= 0.2) for row in strict)
+    assert sum(row["label"] == "yes" for row in strict) > sum(row["label"] == "yes" for row in rows)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(UserError, match="probability between 0 and 1"):
+            fedconcord.predict(folder, files / "test.csv", files / "out.csv", threshold=wrong)
+    numbers = run(files, "score", "sick", "numbers")
+    with pytest.raises(UserError, match="this model answers numbers"):
+        fedconcord.predict(numbers, files / "test.csv", files / "out.csv", threshold=0.3)
+
+
 def test_a_table_that_lacks_a_column_is_a_sentence(files: Path) -> None:
     folder = run(files, "sick", "score", "run")
     write(files / "less.csv", ["age"], [["51.0"]])

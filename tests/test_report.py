@@ -221,6 +221,32 @@ def test_equal_methods_are_called_equal(tmp_path: Path) -> None:
     assert "have equal values in every seed" in said(s)
 
 
+def test_the_last_bits_separate_nobody(tmp_path: Path) -> None:
+    """The same differences of a rounding in every seed have no spread, and are none."""
+    values = {s: 0.91 + 0.01 * s for s in range(5)}
+    moved = {s: v * (1 + 2e-16) for s, v in values.items()}
+    assert paired(moved, values).p == paired(values, moved).p == 1.0
+    assert paired({s: v + 1e-6 for s, v in values.items()}, values).p < 1e-6
+    s = plant(tmp_path, {"fedavg": list(values.values()), "fedprox(mu=0)": list(moved.values())})
+    assert s.verdict.kind == "tied"
+    assert len(s.verdict.front) == 2
+
+
+def test_an_empty_cell_is_no_divergence(tmp_path: Path) -> None:
+    """A metric that the held-out samples do not define, AUROC of one class, has an empty cell in every round."""
+    for label, final in (("local", 0.7), ("fedavg", 0.8)):
+        for seed in range(2):
+            empty = (label, seed) == ("local", 1)
+            series = flat(final) | {"test_auroc": [math.nan if empty else 0.9] * 21}
+            path = write_run(tmp_path / label / str(seed), label, seed, series) / "metrics.csv"
+            path.write_text(path.read_text().replace("nan", ""))
+    s = summarise(load_runs([tmp_path]))
+    assert not any("diverged" in text for text in s.warnings)
+    assert [run.diverged for m in s.methods for run in m.runs] == [False] * 4
+    lost = write_run(tmp_path / "lost" / "0", "lost", 0, flat(0.7) | {"test_loss": [0.5] * 20 + [math.nan]})
+    assert load_runs([lost])[0].diverged
+
+
 def test_one_seed_names_no_winner(tmp_path: Path) -> None:
     s = plant(tmp_path, {"a": [0.95], "b": [0.5]})
     assert s.verdict.kind == "one seed"

@@ -39,6 +39,10 @@ def predict(
         str, typer.Argument(help="Raw inputs: .npy, .npz, .csv, .parquet or a folder of images.", metavar="INPUT")
     ],
     out: Annotated[str, option("The file of predictions. [predictions.csv]", "FILE")] = "predictions.csv",
+    threshold: Annotated[
+        float | None,
+        option("Probability from which the second of two classes, or a label, is said. [the more probable; 0.5]", "P"),
+    ] = None,
     force: Force = False,
     client: Client = None,
     trust: Trust = False,
@@ -46,4 +50,5 @@ def predict(
     """Write what a run's model says of new samples."""
     from fedconcord.trained.predict import predict as made
 
-    say(f"predictions: {made(Path(run), Path(input), out, force, client=client, trust=trust)}")
+    path = made(Path(run), Path(input), out, force, threshold=threshold, client=client, trust=trust)
+    say(f"predictions: {path}")

@@ -174,7 +174,7 @@ def message(
     if told.target == "number":
         y, who = _y(held, told._replace(unit=None))[~tested], owner[~tested]
         target = sums(y, who, 1) if means is None else squares(y, who, 1, means.target)
-    return Message(columns, target, {name: sorted(found)[: CATEGORIES + 1] for name, found in seen.items()})
+    return Message(columns, target, {name: sorted(found)[: CATEGORIES + 2] for name, found in seen.items()})
 
 
 def tested_of(held: Held, client: int, given: Input) -> np.ndarray:

@@ -163,5 +163,5 @@ def standardised(
     """Numbers [n, outputs] scaled by training mean and deviation, from sums of the clients as for inputs."""
     train, who = y[~tested], owner[~tested]
     mean = mean_of(sums(train, who, clients))
-    scale = scale_of(squares(train, who, clients, mean))
+    scale = scale_of(squares(train, who, clients, mean), mean)
     return (y - mean) / scale, mean.tolist(), scale.tolist()

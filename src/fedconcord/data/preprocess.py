@@ -26,6 +26,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.data.sources import Batch, column, first_text, numbers, open_table, texts
 
 CATEGORIES = 256  # most texts of a column
+NO_TEXT = ""  # among the texts of a column, where a row has none: no value reads so
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -41,12 +42,17 @@ class Number(BaseModel):
 
 
 class Category(BaseModel):
-    """A column of texts: an input for each known text, and a last one for any other and for none."""
+    """A column of texts: an input for each known text, and a last one for any other and for none.
+
+    `other`: whether a training row had none of the texts. If not, no row trains the weights of the last input, which
+    would add what they were drawn as: it stays 0, as if they were.
+    """
 
     model_config = STRICT
     name: str
     kind: Literal["category"] = "category"
     values: Annotated[list[str], Field(max_length=CATEGORIES)]
+    other: bool = True
 
 
 Column = Number | Category
@@ -86,16 +92,20 @@ def mean_of(messages: Sums) -> np.ndarray:
     return np.where(known > 0, total / np.maximum(known, 1), np.nan)
 
 
-def scale_of(messages: Sums) -> np.ndarray:
-    """[C] the standard deviation from the second messages; 1 for a column that never varies."""
-    variance = mean_of(messages)
-    return np.where(variance > 0, np.sqrt(np.maximum(variance, 0)), 1.0)
+def scale_of(messages: Sums, mean: np.ndarray) -> np.ndarray:
+    """[C] the standard deviation from the second messages; 1 for a column that never varies.
+
+    A mean [C] of n equal numbers may miss them by the rounding of n additions, so that they seem to vary by as much.
+    """
+    deviation = np.sqrt(mean_of(messages))
+    rounding = messages.known.sum(0) * np.finfo(np.float64).eps * np.abs(mean)
+    return np.where(deviation > rounding, deviation, 1.0)
 
 
 SENT = [
     "which columns hold numbers and which texts",
     "of each number column the count of known values and their sum",
-    "of each text column the set of its texts",
+    "of each text column the set of its texts, and whether some rows have none",
     "of each number column the sum of squared deviations from the common mean",
 ]
 
@@ -140,11 +150,17 @@ def apply(columns: Sequence[Column], batch: Batch, out: np.ndarray, where: str, 
                 out[:, k + 1] = missing
             k += 1 + c.indicator
         else:
-            place = pc.index_in(texts(batch[c.name]), pa.array(c.values, pa.string()))
-            place = np.asarray(pc.fill_null(place, len(c.values)), np.int64)
+            place = places(c, batch[c.name])
+            told = np.flatnonzero((place < len(c.values)) | c.other)
             out[:, k : k + len(c.values) + 1] = 0
-            out[np.arange(len(place)), k + place] = 1
+            out[told, k + place[told]] = 1
             k += len(c.values) + 1
+
+
+def places(c: Category, values: pa.Array) -> np.ndarray:
+    """Which of a column's texts each value [B] is; their number for any other and for none."""
+    place = pc.index_in(texts(values), pa.array(c.values, pa.string()))
+    return np.asarray(pc.fill_null(place, len(c.values)), np.int64)
 
 
 def known_numbers(values: pa.Array, where: str, name: str, rows: np.ndarray) -> np.ndarray:
@@ -202,8 +218,16 @@ def read_statistics(path: Path) -> list[Column]:
     return read_columns(saved if isinstance(saved, dict) else {}, str(path))
 
 
-def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """`read_features` in parts [b, width] of bounded memory."""
+class Part(NamedTuple):
+    """Some rows of a new table."""
+
+    x: np.ndarray  # [b, width] float32, inputs of the model
+    beside: Mapping[str, list[str | None]]  # texts [b] of the columns that are neither inputs nor targets
+    unseen: list[str]  # [b] the row's texts that no training row had, "ward=east, sex=x"
+
+
+def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[Part]:
+    """`read_features` in parts of bounded memory, with what else their rows say."""
     path = Path(path).expanduser()
     columns, source = (
         read_columns(preprocessing, "the model's preprocessing"),
@@ -211,14 +235,36 @@ def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[np.
     )
     for c in columns:
         column(source, c.name, "the model's preprocessing")
+    used = {*(c.name for c in columns), *preprocessing.get("target", {}).get("columns", ())}
+    others = [name for name in source.names if name not in used and name not in source.images]
     row = 0
-    for batch in source.batches([c.name for c in columns]):
+    for batch in source.batches([*(c.name for c in columns), *others]):
         count = len(batch[columns[0].name])
         out = np.empty((count, width(columns)), np.float32)
         apply(columns, batch, out, path.name, row + np.arange(count))
         row += count
         if count:
-            yield out
+            beside = {name: texts(batch[name]).to_pylist() for name in others if _plain(batch[name].type)}
+            yield Part(out, beside, _unseen(columns, batch, count))
+
+
+def _plain(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind))
+
+
+def _unseen(columns: Sequence[Column], batch: Batch, count: int) -> list[str]:
+    """As `Part.unseen`."""
+    said: list[list[str]] = [[] for _ in range(count)]
+    for c in columns:
+        if isinstance(c, Category):
+            values = texts(batch[c.name])
+            new = np.flatnonzero(places(c, values) == len(c.values))
+            for k, text in zip(new.tolist(), values.take(pa.array(new)).to_pylist(), strict=True):
+                if text is not None:
+                    said[k].append(f"{c.name}={text}")
+                elif not c.other:
+                    said[k].append(f"{c.name} missing")
+    return [", ".join(one) for one in said]
 
 
 def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
@@ -232,5 +278,5 @@ def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[n
     parts = list(features(path, preprocessing))
     if not parts:
         raise UserError(f"{Path(path).name} has a header and no rows; there is nothing to predict")
-    x = np.concatenate(parts)
+    x = np.concatenate([part.x for part in parts])
     return x, [str(k + 1) for k in range(len(x))]

@@ -20,6 +20,7 @@ from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
 from fedconcord.data.mixed import refuse_mixed
 from fedconcord.data.preprocess import (
     CATEGORIES,
+    NO_TEXT,
     SENT,
     Category,
     Column,
@@ -183,7 +184,7 @@ def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndar
     digits = [name for name in features if name not in words]
     first, seen = first_sums(source, digits, words, owner, tested, n)
     for name in words:
-        if len(seen[name]) > CATEGORIES:
+        if len(known_texts(seen[name])) > CATEGORIES:
             row, value = survey.text.get(name, (0, ""))
             raise UserError(
                 f"{where}: column {name!r} has more than {CATEGORIES} different texts"
@@ -202,7 +203,8 @@ def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndar
 def first_sums(
     source: Source, digits: Sequence[str], words: Sequence[str], owner: np.ndarray, tested: np.ndarray, clients: int
 ) -> tuple[Sums, dict[str, set[str]]]:
-    """The first messages: sums of the columns of numbers, and the texts of the others, of the training samples.
+    """The first messages: sums of the columns of numbers, and the texts of the others, of the training samples;
+    `NO_TEXT` among them where some have none.
 
     Reading ends where a column has too many texts to be one of categories.
     """
@@ -212,8 +214,8 @@ def first_sums(
         values = _matrix(batch, digits, source.path.name, rows)
         first = _add(first, sums(values, owner[rows], clients))
         for name in words:
-            seen[name] |= set(texts(batch[name]).drop_null().unique().to_pylist())
-        if any(len(found) > CATEGORIES for found in seen.values()):
+            seen[name] |= {text or NO_TEXT for text in texts(batch[name]).unique().to_pylist()}
+        if any(len(known_texts(found)) > CATEGORIES for found in seen.values()):
             break
     return first, seen
 
@@ -231,7 +233,8 @@ def second_sums(
 
 def no_value(digits: Sequence[str], first: Sums, seen: Mapping[str, Collection[str]]) -> str | None:
     """The first column without a value in any training sample, or None."""
-    counts = {**dict(zip(digits, first.known.sum(0), strict=True)), **{name: len(seen[name]) for name in seen}}
+    words = {name: len(known_texts(seen[name])) for name in seen}
+    counts = {**dict(zip(digits, first.known.sum(0), strict=True)), **words}
     return next((name for name, count in counts.items() if not count), None)
 
 
@@ -248,7 +251,8 @@ def columns_of(
     Raises:
         UserError: the values of a column are so large that their squares are no numbers.
     """
-    mean, known, scale = mean_of(first), first.known.sum(0), scale_of(second)
+    mean, known = mean_of(first), first.known.sum(0)
+    scale = scale_of(second, mean)
     for name, finite in zip(digits, np.isfinite(mean + scale), strict=True):
         if not finite:
             raise UserError(
@@ -259,7 +263,15 @@ def columns_of(
         name: Number(name=name, mean=float(mean[j]), scale=float(scale[j]), indicator=bool(known[j] < rows))
         for j, name in enumerate(digits)
     }
-    return [of_number.get(name) or Category(name=name, values=sorted(seen[name])) for name in features]
+    return [
+        of_number.get(name) or Category(name=name, values=known_texts(seen[name]), other=NO_TEXT in seen[name])
+        for name in features
+    ]
+
+
+def known_texts(seen: Collection[str]) -> list[str]:
+    """The texts of a first message, sorted, without the sign that some are missing."""
+    return sorted(text for text in seen if text != NO_TEXT)
 
 
 def _training(source: Source, columns: Sequence[str], tested: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:

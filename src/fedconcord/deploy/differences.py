@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedconcord.data.inputs import Input
 from fedconcord.data.preprocess import CATEGORIES, Sums
-from fedconcord.data.tables import no_value
+from fedconcord.data.tables import known_texts, no_value
 from fedconcord.deploy.form import Form
 from fedconcord.deploy.site import PROTOCOL, versions
 from fedconcord.remote import codec
@@ -184,7 +184,7 @@ def without_value(digits: Sequence[str], known: Sums, seen: Mapping[str, set[str
         f"column {name!r} has more than {CATEGORIES} different texts over all sites; repair it, or leave it out with "
         f"input.ignore={name}"
         for name, texts in seen.items()
-        if len(texts) > CATEGORIES
+        if len(known_texts(texts)) > CATEGORIES
     ]
     none = no_value(digits, known, seen)
     return found + (

@@ -158,7 +158,7 @@ def _of_files(
         )
         columns = columns_of(list(kinds), digits, known, seen, spread, rows) if kinds else []
         if target.kind == "number":
-            told["unit"] = [mean_of(y).tolist(), scale_of(y2).tolist()]
+            told["unit"] = [mean_of(y).tolist(), scale_of(y2, mean_of(y)).tolist()]
     if statistics:
         columns = read_statistics(Path(str(given.statistics)).expanduser())
     told["columns"] = [one.model_dump() for one in columns]

@@ -369,7 +369,7 @@ class Supervised:
         """Outputs or targets [..., C]: numbers in the label's own unit, others as they are."""
         if self.unit is None:
             return values
-        mean, scale = (torch.tensor(part, dtype=torch.float64).to(values) for part in self.unit)
+        mean, scale = (torch.tensor(part, dtype=torch.float64, device=values.device) for part in self.unit)
         return values * scale + mean
 
     @cached_property

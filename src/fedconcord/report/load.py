@@ -82,8 +82,12 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """The run says so, or its last evaluation of the first of its models is not finite."""
-        last = [v[-1] for k, v in self.metrics.items() if v.size and ":" not in k]
+        """The run says so, or its last evaluation of the first of its models is not finite.
+
+        A column without any number is a metric that its samples do not define, as AUROC of one class: not a number
+        that was lost.
+        """
+        last = [v[-1] for k, v in self.metrics.items() if v.size and ":" not in k and not np.isnan(v).all()]
         return self.head.status == "diverged" or not bool(np.all(np.isfinite(last)))
 
     def axis(self, name: str) -> Array:

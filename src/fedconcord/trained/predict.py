@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +15,13 @@ import torch
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.data.preprocess import features
+from fedconcord.data.preprocess import Part, features
 from fedconcord.trained.program import DTYPE, Trained, load
 
 BATCH = 1024
 IMAGES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"))
 THRESHOLD = 0.5  # of a label that may hold with others
+SHOWN = 3  # rows that a warning names
 
 
 class Batch(NamedTuple):
@@ -26,6 +29,8 @@ class Batch(NamedTuple):
 
     names: Sequence[object]  # [b] the number of a row, from 0, or the name of a file
     raw: np.ndarray  # [b, *shape]
+    beside: Mapping[str, Sequence[str | None]] = MappingProxyType({})  # of a table: columns that are no inputs [b]
+    unseen: Sequence[str] = ()  # of a table [b]: the row's texts that no training row had
 
 
 def predict(
@@ -34,16 +39,21 @@ def predict(
     out: str | Path = "predictions.csv",
     force: bool = False,
     *,
+    threshold: float | None = None,
     model: object = None,
     client: str | None = None,
     trust: bool = False,
 ) -> Path:
     """Write what a run's model says of raw inputs, a line each, and return the file's path.
 
-    A class: its name and probability. Numbers: one column each. Labels that may hold together: those with probability
-    0.5 or more, separated by semicolons, and the probability of each.
+    A class: its name, and the probability of each class in a column `p_CLASS`. Numbers: one column each. Labels that
+    may hold together: those with probability 0.5 or more, separated by semicolons, and a column `p_LABEL` each. Of a
+    table the columns that are neither inputs nor labels, such as a patient's number, come first, and a last column
+    `unseen` names texts that no training row had; the answer rests on the other columns then, and a warning says so.
 
     Args:
+        threshold: of two classes the second is said from this probability on, in place of the more probable one; of
+            labels that may hold together those from it on, in place of 0.5.
         input: an .npy or .npz array [n, *shape], a .csv or .parquet table, or a folder of images.
         force: predict even with the model of a run that diverged, or with weights that are not finite.
         model: the model, where the run was given it as an object or by import path.
@@ -54,25 +64,55 @@ def predict(
         UserError: the folder holds no model or a lost one, or the inputs are not what it takes.
     """
     trained = load(Path(run), force, model, client, trust)
+    check_threshold(trained.card, threshold)
     batches = read(trained.card, Path(input))
     first = next(batches, None)
     if first is None:
         raise UserError(f"{input} holds nothing to predict")
     key = "file" if isinstance(first.names[0], str) else "row"
+    unseen: list[str] = []
 
     def lines() -> Iterator[list[object]]:
         batch: Batch | None = first
         while batch is not None:
             with torch.no_grad():
                 answers = trained.program(torch.from_numpy(np.array(batch.raw)).to(DTYPE[trained.card["inputs"]]))
-            for name, answer in zip(batch.names, answers.numpy(), strict=True):
-                yield [name, *_cells(trained.card, answer)]
+            for k, (name, answer) in enumerate(zip(batch.names, answers.numpy(), strict=True)):
+                beside = [column[k] for column in batch.beside.values()]
+                last = batch.unseen[k : k + 1]
+                unseen.extend(f"row {name}: {text}" for text in last if text)
+                yield [name, *beside, *_cells(trained.card, answer, threshold), *last]
             batch = next(batches, None)
 
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_csv(path, [key, *_header(trained.card)], lines())
+    ours = _header(trained.card)
+    theirs = [f"{name} (input)" if name in (key, "unseen", *ours) else name for name in first.beside]
+    files.write_csv(path, [key, *theirs, *ours, *(["unseen"] if first.unseen else [])], lines())
+    if unseen:
+        few = "; ".join(unseen[:SHOWN]) + ("; ..." if len(unseen) > SHOWN else "")
+        warnings.warn(
+            f"{len(unseen)} rows hold texts that no training row had, so their answers rest on the other columns "
+            f"({few}); the column unseen of {path} names them",
+            stacklevel=2,
+        )
     return path
+
+
+def check_threshold(card: Mapping[str, Any], threshold: float | None) -> None:
+    """Raises:
+    UserError: it is no probability, or the model's answers have no threshold.
+    """
+    if threshold is None:
+        return
+    if not 0 < threshold < 1:
+        raise UserError(f"the threshold must be a probability between 0 and 1, given {threshold:g}")
+    if card["target"] != "labels" and (card["target"], card["outputs"]) != ("class", 2):
+        what = "numbers" if card["target"] == "number" else f"one of {card['outputs']} classes"
+        raise UserError(
+            f"a threshold is for two classes or for labels that may hold together, and this model answers {what}; "
+            "leave it out"
+        )
 
 
 def _outputs(card: Mapping[str, Any]) -> list[str]:
@@ -86,21 +126,19 @@ def _outputs(card: Mapping[str, Any]) -> list[str]:
 
 
 def _header(card: Mapping[str, Any]) -> list[str]:
-    if card["target"] == "class":
-        return ["label", "probability"]
     if card["target"] == "number":
         return _outputs(card)
-    return ["labels", *(f"probability_{name}" for name in _outputs(card))]
+    return ["label" if card["target"] == "class" else "labels", *(f"p_{name}" for name in _outputs(card))]
 
 
-def _cells(card: Mapping[str, Any], answer: np.ndarray) -> list[object]:
-    if card["target"] == "class":
-        best = int(answer.argmax())
-        return [_outputs(card)[best], answer[best]]
+def _cells(card: Mapping[str, Any], answer: np.ndarray, threshold: float | None) -> list[object]:
     if card["target"] == "number":
         return list(answer)
-    held = [name for name, p in zip(_outputs(card), answer, strict=True) if p >= THRESHOLD]
-    return [";".join(held), *answer]
+    if card["target"] == "class":
+        best = int(answer.argmax()) if threshold is None else int(answer[1] >= threshold)
+        return [_outputs(card)[best], *answer]
+    least = THRESHOLD if threshold is None else threshold
+    return [";".join(name for name, p in zip(_outputs(card), answer, strict=True) if p >= least), *answer]
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------
@@ -138,11 +176,17 @@ def _cut(array: np.ndarray, first: int = 0) -> Iterator[Batch]:
         yield Batch(range(a, a + len(part)), part)
 
 
-def _numbered(parts: Iterator[np.ndarray]) -> Iterator[Batch]:
+def _numbered(parts: Iterator[Part]) -> Iterator[Batch]:
+    """Parts of a table a few rows at a time."""
     row = 0
     for part in parts:
-        yield from _cut(part, row)
-        row += len(part)
+        a = 0
+        for batch in _cut(part.x, row):
+            b = a + len(batch.raw)
+            beside = {name: column[a:b] for name, column in part.beside.items()}
+            yield batch._replace(beside=beside, unseen=part.unseen[a:b])
+            a = b
+        row += len(part.x)
 
 
 def _shaped(card: Mapping[str, Any], array: np.ndarray, path: Path) -> np.ndarray:

@@ -42,7 +42,8 @@ class Trained(NamedTuple):
 
 
 class Program(nn.Module):
-    """A model between its preprocessing and its probabilities or numbers; outputs are float32."""
+    """A model between its preprocessing and its probabilities, float32, or numbers, float64: where they are large and
+    vary little, float32 cannot tell them apart."""
 
     mean: Tensor
     std: Tensor
@@ -57,7 +58,7 @@ class Program(nn.Module):
         self.divide = scale["divide"] if scale.get("kind") == "scale" else None
         self.symbols, self.unit = card["inputs"] == "symbols", card["unit"] is not None
         for name, values in zip(("offset", "factor"), card["unit"] or (), strict=False):  # mean and scale of labels
-            self.register_buffer(name, torch.tensor(values, dtype=self.dtype))
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
         if self.divide is not None:
             rest = [1] * (len(card["shape"]) - 1)
             for name in ("mean", "std"):
@@ -69,13 +70,9 @@ class Program(nn.Module):
         if self.divide is not None:
             x = (x / self.divide - self.mean) / self.std
         out: Tensor = self.model(x if self.symbols else x.to(self.dtype))
-        if self.target == "class":
-            out = torch.softmax(out, -1)
-        elif self.target == "labels":
-            out = torch.sigmoid(out)
-        elif self.unit:
-            out = out * self.factor + self.offset
-        return out.float()
+        if self.target == "number":
+            return out.double() * self.factor + self.offset if self.unit else out.double()
+        return (torch.softmax(out, -1) if self.target == "class" else torch.sigmoid(out)).float()
 
 
 def load(
@@ -199,7 +196,7 @@ def export(
 Kind = Literal["torch", "onnx"]
 MEANING = {
     "class": "float32 [batch, outputs], the probability of each class",
-    "number": "float32 [batch, outputs], the numbers",
+    "number": "float64 [batch, outputs], the numbers",
     "labels": "float32 [batch, outputs], the probability of each label",
 }
 
