@@ -22,7 +22,8 @@ from fedconcord.cli.base import app, console, say
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
-    *("availability", "dropout", "devices", "oracles", "lr", "server", "upload", "clipping", "aggregate", "hostile"),
+    *("availability", "dropout", "devices", "oracles", "lr", "lr_schedule", "server", "upload", "clipping"),
+    *("aggregate", "hostile"),
     *(
         "tasks",
         "labels",
@@ -103,6 +104,7 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.federation.features import FEATURES
     from fedconcord.federation.labels import LABELS
     from fedconcord.federation.partitions import PARTITIONS
+    from fedconcord.federation.rates import RATES
     from fedconcord.federation.sampling import SAMPLERS
     from fedconcord.federation.work import WORK
     from fedconcord.local.gradients import ORACLES
@@ -133,6 +135,7 @@ def make_listing() -> dict[str, Any]:
         "devices": DEVICES,
         "oracles": ORACLES,
         "lr": RULES,
+        "lr_schedule": RATES,
         "server": OPTIMIZERS,
         "upload": COMPRESSORS,
         "clipping": CLIPS,

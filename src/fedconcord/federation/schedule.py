@@ -16,6 +16,7 @@ from fedconcord.federation.clock import Cost, Devices
 from fedconcord.federation.draws import Keyed
 from fedconcord.federation.dropout import Dropout
 from fedconcord.federation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
+from fedconcord.federation.rates import Rate, rate_at
 from fedconcord.federation.sampling import Sampler, uniform
 from fedconcord.federation.work import Work, epoch_steps, fixed
 
@@ -31,7 +32,7 @@ class Schedule:
 
     seed: int  # of every draw
     cohort: int  # clients S that are drawn in a round
-    lr: float  # local step size
+    lr: float | Rate  # local step size, or the one of each round
     work: Work = fixed(1)  # of a client in a round
     unit: Literal["epochs", "steps", "seconds"] = "epochs"  # of the work
     batch_size: int | None = None  # samples of a step; all of the client's if none
@@ -141,7 +142,8 @@ class Schedule:
         return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks, joins)
 
     def _lr(self, round: int) -> float:
-        return self.lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first)
+        lr = rate_at(self.lr, round)
+        return lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first)
 
     def _coin(self, round: int) -> float:
         return float(rng.generator(self.seed, rng.Purpose.COIN, round).random())

@@ -27,6 +27,7 @@ OPTIONS = (
     Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "clients in all, N"),
     Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "clients that take part in a round; 10, or all if fewer"),
     Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "communication rounds"),
+    Option("lr_schedule", "lr_schedule", "job", "NAME", True, "schedule such as cosine(100) or step(30,0.1)", "constant", "how the local step size goes on from round to round, a factor on it, or package.module:function for your own"),
     Option("sampling", "sampling", "job", "NAME", True, "sampling such as uniform or bernoulli(0.1)", "uniform", "which clients take part in a round, or package.module:factory for your own"),
     Option("server", "server", "job", "NAME", True, "server optimiser such as momentum(0.9)", "none", "what the method's step at the server goes through; the step as it is if none"),
     Option("upload", "upload", "job", "NAME", True, "compressor such as quantise(8) or topk(0.1)", "none", "how the clients' messages are compressed; not at all if none"),
@@ -90,6 +91,9 @@ class Shared(TypedDict, total=False):
 
     rounds: int | None
     "Communication rounds (integer >= 1). [100]"
+
+    lr_schedule: str | object | None
+    "How the local step size goes on from round to round, a factor on it, or package.module:function for your own (schedule such as cosine(100) or step(30,0.1)). [constant]"
 
     sampling: str | object | None
     "Which clients take part in a round, or package.module:factory for your own (sampling such as uniform or bernoulli(0.1)). [uniform]"

@@ -20,6 +20,7 @@ from fedconcord.data.holdout import hold_out
 from fedconcord.federation.features import FEATURES, skewed
 from fedconcord.federation.labels import LABELS
 from fedconcord.federation.partitions import partitions
+from fedconcord.federation.rates import scaled
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import WORK, epoch_steps
 from fedconcord.jobs import Job
@@ -288,13 +289,14 @@ def build(config: Config) -> Job:
     algorithm, attackers = hostile.among(algorithm, config, problem.roster.n)
     if config.regulariser is not None:
         problem = Regularised(problem, part("regulariser", config.regulariser))
+    lr = local.lr if isinstance(local.lr, float) else 1.0  # a factor on what a rule finds
     job = Job(
         problem=problem,
         algorithm=algorithm,
         schedule=Schedule(
             seed=config.seed or 0,
             cohort=config.cohort,
-            lr=local.lr if isinstance(local.lr, float) else 1.0,  # a factor on what a rule finds
+            lr=scaled(lr, part("lr_schedule", config.lr_schedule)),
             work=work_of(1 if work is None else work),
             unit=unit,
             batch_size=None if local.batch_size == "full" else local.batch_size,

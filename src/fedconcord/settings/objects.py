@@ -30,6 +30,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.data.objects import arrays_of
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.partitions.own import of_partitioner, of_samples
+from fedconcord.federation.rates import RATES
 from fedconcord.federation.sampling import SAMPLERS, Sampler
 from fedconcord.models import MODELS
 from fedconcord.problems.losses import LOSSES, METRICS
@@ -41,10 +42,12 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "data": DATASETS,
     "partition": PARTITIONS,
     "sampling": SAMPLERS,
+    "lr_schedule": RATES,
     "loss": LOSSES,
     "metric": METRICS,
 }
-KEYS = ("method", "methods", "model", "data", "partition", "sampling", "loss", "metrics")  # that take objects
+# keys that take objects
+KEYS = ("method", "methods", "model", "data", "partition", "sampling", "lr_schedule", "loss", "metrics")
 LONGEST = 120  # letters of a label, which names a folder
 
 
@@ -204,6 +207,10 @@ def _sampling(value: Any) -> Held:
     return objects.hold(name, digest, partial(_itself, value), f"Sampler {name}; sha256 {digest}")
 
 
+def _lr_schedule(value: Any) -> Held:
+    return _function("lr_schedule", value, "a function (round) -> the factor on the local step size")
+
+
 def _loss(value: Any) -> Held:
     return _function("loss", value, "a function (outputs, targets) -> one number a sample")
 
@@ -226,6 +233,7 @@ HOLD: Mapping[str, Callable[[Any], Held]] = {
     "data": _data,
     "partition": _partition,
     "sampling": _sampling,
+    "lr_schedule": _lr_schedule,
     "loss": _loss,
     "metric": _metric,
 }

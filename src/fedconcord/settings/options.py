@@ -18,14 +18,8 @@ from fedconcord.settings.settings import Config
 
 TABLE = Path(__file__).parents[1] / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
-OBJECTS = (
-    "data",
-    "partition",
-    "model",
-    "sampling",
-    "loss",
-    "metrics",
-)  # options that take objects of Python beside names
+# options that take objects of Python beside names
+OBJECTS = ("data", "partition", "model", "sampling", "lr_schedule", "loss", "metrics")
 FIRST = ("method", "methods")  # which the functions take by position
 OWN = (("RunOptions", "run", ("seed",)), ("CompareOptions", "compare", ("baselines", "seeds")))  # which one takes alone
 HEAD = '''\

@@ -16,6 +16,7 @@ from fedconcord.federation.clock import DEVICES
 from fedconcord.federation.dropout import DROPOUT
 from fedconcord.federation.features import FEATURES
 from fedconcord.federation.labels import LABELS
+from fedconcord.federation.rates import WHAT, rates
 from fedconcord.federation.sampling import samplers
 from fedconcord.federation.work import WORK, Work
 from fedconcord.local.gradients import ORACLES
@@ -33,6 +34,7 @@ from fedconcord.transforms.uploads import COMPRESSORS
 TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
 PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
     "sampling": ("sampling", samplers()),
+    "lr_schedule": (WHAT, rates()),
     "availability": ("availability", AVAILABILITY),
     "dropout": ("dropout", DROPOUT),
     "devices": ("model of devices", DEVICES),

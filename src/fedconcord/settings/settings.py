@@ -143,6 +143,15 @@ class Config(BaseModel):
         ),
     ] = "auto"
     rounds: Annotated[int, Field(ge=1, description="communication rounds"), Short("rounds", "run")] = 100
+    lr_schedule: Annotated[
+        str,
+        Field(
+            description="how the local step size goes on from round to round, a factor on it, or "
+            "package.module:function for your own",
+            json_schema_extra={"wanted": "a schedule such as cosine(100) or step(30,0.1)"},
+        ),
+        Short("lr_schedule", "job"),
+    ] = "constant"
     sampling: Annotated[
         str,
         Field(
