@@ -57,7 +57,7 @@ def _questions(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray
     each = outputs.double()
     first = _first(outputs, targets)
     guess = each.sigmoid() if targets.ndim > 1 else each.softmax(-1)[:, first:]
-    return guess.cpu().numpy(), _truth(outputs, targets)
+    return np.asarray(guess.cpu().numpy()), _truth(outputs, targets)
 
 
 def _first(outputs: Tensor, targets: Tensor) -> int:
@@ -70,7 +70,7 @@ def _truth(outputs: Tensor, targets: Tensor) -> np.ndarray:
     if targets.ndim > 1:
         return np.asarray((targets > 0.5).double().cpu().numpy())
     classes = np.arange(_first(outputs, targets), outputs.shape[1])
-    return (targets.cpu().numpy()[:, None] == classes).astype(np.float64)
+    return np.asarray((targets.cpu().numpy()[:, None] == classes), dtype=np.float64)
 
 
 def log_odds(outputs: Tensor, targets: Tensor) -> np.ndarray:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         from_options,
         merge,
         prepare,
+        seed_list,
         shaped,
         toml_value,
     )
