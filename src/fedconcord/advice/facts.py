@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import rng, tree_bytes
 from fedconcord.data import Dataset
+from fedconcord.federation import weights
 from fedconcord.federation.describe import describe
 from fedconcord.jobs import Job, blank, plan_of
 from fedconcord.problems.streamed import Streamed
@@ -41,6 +42,7 @@ class Facts(NamedTuple):
     chance: float | None  # the same, had these sizes been dealt at random
     features: float | None  # share of the features' variance that lies between clients, labels apart
     model_bytes: int
+    objective: Literal["samples", "clients"] = "clients"  # what counts alike in what FedAvg minimises here
 
     @property
     def share(self) -> float:
@@ -80,6 +82,7 @@ def facts_of(config: Config) -> Facts:
         cohort=replies,
         lost=lost,
         samples=(int(samples.min()), float(samples.mean()), int(samples.max())),
+        objective=weights.minimised(job.algorithm.weights),
         steps=(int(steps.min()), float(steps.mean()), int(steps.max())),
         step_spread=float(steps.std() / steps.mean()),
         labels=labels,

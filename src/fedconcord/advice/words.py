@@ -16,6 +16,7 @@ from fedconcord.settings.sections import LR
 from fedconcord.settings.settings import NATURAL
 
 YARDSTICK = "fedavg"  # which every tuning has beside the methods that are named
+FAR = 10  # times the smallest client, from where on it matters whether clients count alike
 UNSAID = {*OF_METHODS, "seed", "seeds", "out", "checkpoint"}  # settings that the next command does not repeat
 
 
@@ -65,6 +66,15 @@ def fact_lines(facts: Facts) -> list[str]:
         f"samples a client: {spread(*facts.samples)}; local steps in a round: {spread(*facts.steps)}",
         f"the model: {size(facts.model_bytes)}",
     ]
+    least, _, most = facts.samples
+    if most > FAR * least:
+        said.append(
+            "sizes: every client counts alike in what is minimised, the smallest as much as one "
+            f"{most / least:,.0f} times its size; --objective samples counts every sample alike"
+            if facts.objective == "clients"
+            else f"sizes: every sample counts alike in what is minimised, so that the largest client counts "
+            f"{most / least:,.0f} times the smallest; --objective clients counts every client alike"
+        )
     if facts.labels is not None:
         said.append(
             f"labels: a client's mix is {facts.labels:.2f} from that of all (0 to 2; {facts.chance:.2f} by chance)"

@@ -47,6 +47,7 @@ class Sampler(NamedTuple):
     by_loss: bool = False  # asks for losses
     repeats: bool = False  # may draw a client more than once
     poisson: bool = False  # every client on its own coin of probability S/N, and no other rule
+    by_size: bool = False  # draws large clients more often, so that equal weights count samples
     takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
     identity: Identity = UNNAMED  # which sampling with which parameters; see `basis.identity`
 
@@ -100,7 +101,7 @@ def by_size() -> Sampler:
         chosen = cumulative(sizes).searchsorted(points, side="right")
         return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
 
-    return Sampler(draw, takes_all="never", repeats=True)
+    return Sampler(draw, takes_all="never", repeats=True, by_size=True)
 
 
 @once
@@ -188,7 +189,7 @@ def power_of_choice(
         chosen = asked[np.argsort(-losses(asked), kind="stable")[:cohort]]
         return _once(chosen, np.nan, len(asked))
 
-    return Sampler(draw, known=False, by_loss=True)
+    return Sampler(draw, known=False, by_loss=True, by_size=True)
 
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from fedconcord.core import Plan, Weights
@@ -12,6 +14,11 @@ def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
     """p [N], each client's weight in the objective sum_i p_i f_i: equal for `uniform`, by size otherwise."""
     p = np.ones_like(sizes) if kind == "uniform" else sizes
     return np.asarray(p / p.sum())
+
+
+def minimised(kind: Weights) -> Literal["samples", "clients"]:
+    """What the objective is a mean over: every sample, or every client, counts alike."""
+    return "clients" if kind == "uniform" else "samples"
 
 
 @once

@@ -24,6 +24,7 @@ OPTIONS = (
     Option("model", "model", "job", "NAME", True, "", "2nn", "the model, or package.module:factory for your own"),
     Option("loss", "loss", "job", "NAME", True, "loss such as huber(1.0)", "none", "the loss of a sample, or package.module:function; the usual one of the target if none"),
     Option("metrics", "metrics", "job", "LIST", True, "list of metrics such as rmse,mae", "none", "what is measured on the test set, by name or package.module:function; the first ranks; the usual ones of the target if empty"),
+    Option("objective", "objective", "job", "NAME", True, "one of auto, samples, clients, paper", "auto", "what methods minimise where their papers leave it open: the mean over samples, over clients, or what each paper has; auto: samples where data of your own come in clients, else paper"),
     Option("clients", "clients", "data", "N", False, "integer >= 1", "50", "clients in all, N"),
     Option("cohort", "cohort", "job", "N", False, "integer >= 1", "10", "clients that take part in a round; 10, or all if fewer"),
     Option("rounds", "rounds", "run", "N", False, "integer >= 1", "100", "communication rounds"),
@@ -82,6 +83,9 @@ class Shared(TypedDict, total=False):
 
     metrics: str | Sequence[str] | object | None
     "What is measured on the test set, by name or package.module:function; the first ranks; the usual ones of the target if empty (list of metrics such as rmse,mae). [none]"
+
+    objective: Literal["auto", "samples", "clients", "paper"] | None
+    "What methods minimise where their papers leave it open: the mean over samples, over clients, or what each paper has; auto: samples where data of your own come in clients, else paper (one of auto, samples, clients, paper). [auto]"
 
     clients: int | None
     "Clients in all, N (integer >= 1). [50]"

@@ -55,6 +55,7 @@ class Head:
     clients_judged: dict[str, Any] | None = None  # how the final model serves the clients
     baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
     privacy: dict[str, Any] | None = None  # what a private run spent
+    objective: Literal["samples", "clients"] | None = None  # what counts alike in what is minimised
     own: bool = False  # the method answers with a model a client
 
 

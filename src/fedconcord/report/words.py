@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedconcord.report.format import goal_value, lead_words, listing, value
 from fedconcord.report.metric import Metric
 from fedconcord.report.remarks import Below, below, falls, noise_words
@@ -95,8 +97,24 @@ def words(s: Summary) -> list[str]:
             f"{len(v.seeds)} seeds leave the t test {degrees}: only large differences can be told apart, and "
             "“not separated” does not mean “equal”."
         )
-    said += _target_words(s)
+    said += _objective_words(s) + _target_words(s)
     return said + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
+
+
+def _objective_words(s: Summary) -> list[str]:
+    """What the methods minimise, where clients have unequal numbers of samples, so that it matters."""
+    sizes = next((r.counts.sum(1) for m in s.methods for r in m.runs if r.counts is not None), np.ones(1))
+    kinds = {m.name: m.runs[0].head.objective for m in s.methods}
+    if sizes.max() == sizes.min() or None in kinds.values():
+        return []
+    means = {"samples": "samples, so that clients count by what they hold", "clients": "clients, which count alike"}
+    parts = []
+    for kind, mean in means.items():
+        names = [esc(s.method(name).short) for name, one in kinds.items() if one == kind]
+        if names:
+            who = "every method" if len(names) == len(kinds) > 1 else listing(names)
+            parts.append(f"{who} minimise{'s' * (len(names) in (1, len(kinds)))} the mean over {mean}")
+    return [f"In training, {'; '.join(parts)} (clients hold {sizes.min():,.0f} to {sizes.max():,.0f} samples)."]
 
 
 def _below_words(s: Summary) -> list[str]:

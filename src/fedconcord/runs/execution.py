@@ -12,6 +12,7 @@ from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import errors, files
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem
+from fedconcord.federation import weights
 from fedconcord.jobs import Row
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.card import card
@@ -56,6 +57,7 @@ def execute(
             "data": config.data,
             "model": config.model or "none",
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
+            "objective": weights.minimised(start.job.algorithm.weights),
             "target": config.eval.target,
             "ranking": ranking(problem),
             "config": planned.config.as_dict(),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import settings as settings_module
+from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import files, folders, process, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock, readme
@@ -18,6 +19,7 @@ from fedconcord.runs.begun import Begun, begun
 from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.runs.sending import packed
 from fedconcord.settings import Config, Source
+from fedconcord.settings.settings import NATURAL
 
 ON_RESUME = frozenset(  # settings that a resumed job may change
     (
@@ -25,7 +27,8 @@ ON_RESUME = frozenset(  # settings that a resumed job may change
         *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
     )
 )
-ALL = {"validation": "none"}  # of a folder that was written before clients set samples apart by themselves
+# of a folder that was written before clients set samples apart by themselves, and before data had a say in weights
+ALL = {"validation": "none", "objective": "paper"}
 GROWS = ("methods", "seeds", "baselines")  # lists that a resumed comparison may add to
 FORMAT = 1
 
@@ -298,7 +301,28 @@ def notes(planned: Sequence[Planned]) -> list[str]:
     first = planned[0]
     of_data = [*settings_module.notes(first.config), *(() if first.held is None or first.resume else (first.held,))]
     private = [settings_module.privacy_note(one.config) for one in planned if one.config.seed == first.config.seed]
-    return [*of_data, *(said for said in private if said is not None)]
+    return [*of_data, *_objective(planned), *(said for said in private if said is not None)]
+
+
+def _objective(planned: Sequence[Planned]) -> list[str]:
+    """What is minimised, where clients of the user's own differ in size."""
+    first = planned[0].config
+    if first.partition != NATURAL or settings_module.kind_of(first.data) == "named":
+        return []
+    natural = settings_module.dataset_of(first.data, first.data_dir, first.seed or 0, first.input).natural
+    sizes = [len(samples) for samples in natural or ()]
+    ours = [one.config for one in planned if one.config.seed == first.seed and one.config.method not in BASELINES]
+    if not ours or len(set(sizes)) < 2:
+        return []
+    counted = {config.label: config.algorithm.get("weights") for config in ours}
+    alike = [str(label) for label, kind in counted.items() if kind is None]
+    some = f"clients have {min(sizes):,} to {max(sizes):,} training samples"
+    if all(kind in (None, "uniform") for kind in counted.values()):
+        way = "" if len(alike) == len(counted) else "; --objective samples counts every sample alike"
+        return [f"{some}, and every client counts alike in what is minimised{way}"]
+    but = f", but every client alike with {', '.join(alike)}, as published" if alike else ""
+    way = "--objective clients counts every client alike"
+    return [f"{some}, and every sample counts alike in what is minimised{but}; {way}"]
 
 
 def ahead(planned: Sequence[Planned], folder: Path, jobs: int = 1) -> str:

@@ -12,11 +12,12 @@ from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
 from fedconcord.core import Algorithm
 from fedconcord.settings.baselines import registry_of, settings_for
-from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, work_of
+from fedconcord.settings.own import kind_of
+from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, part, work_of
 from fedconcord.settings.privacy import calibrated
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import LR, LocalSettings, PrivacySettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import NATURAL, Config
 from fedconcord.settings.sources import prepare
 from fedconcord.transforms.adaptive import CLIPS
 
@@ -136,21 +137,49 @@ def single(config: Config, method: str, seed: int) -> Config:
     call, overrides = read_method(method, config.algorithm)
     overrides = labelled(config, call, overrides)
     parts = {key: canonical(key, overrides.get(key, getattr(config, key))) for key in PARTS_OF_METHOD}
+    privacy = privacy_for(config.privacy, call.name, overrides)
+    weights = weights_by(config, call, privacy, parts["aggregate"])
     one = config.model_copy(
         update={
             "method": call.name,
             "methods": None,
             "baselines": [],
-            "algorithm": call.resolved(),
+            "algorithm": {**call.resolved(), **weights},
             "label": overrides.get("label") or text_of(config, call, overrides).removeprefix(objects.PREFIX),
             "seed": seed,
             "seeds": None,
             "local": with_lr(local_for(config.local, call.name, overrides), call),
-            "privacy": privacy_for(config.privacy, call.name, overrides),
+            "privacy": privacy,
             **parts,
         }
     )
     return calibrated(one)
+
+
+def weights_by(
+    config: Config, call: factories.Call, privacy: PrivacySettings, aggregate: str | None
+) -> dict[str, Value]:
+    """The `weights` of a method that takes them and whose text leaves them open, as the objective has it.
+
+    `auto` weighs by samples where data of the user's own come in clients, but not where that is protected (privacy),
+    counts for nothing (aggregation rules) or is in the draw already.
+
+    Raises:
+        UserError: an objective and a sampling by size, which are two answers to one question.
+    """
+    kind = config.objective
+    if kind == "paper" or "weights" in call.given or "weights" not in call.resolved():
+        return {}
+    drawn = part("sampling", config.sampling).by_size
+    if kind == "auto":
+        own = config.partition == NATURAL and kind_of(config.data) != "named"
+        return {"weights": "size"} if own and not drawn and privacy.clip is None and aggregate is None else {}
+    if drawn:
+        raise UserError(
+            f"objective {kind} weighs the clients of a cohort, and sampling {config.sampling} draws them by size; "
+            f"leave objective out, or say the weights of the method, as in {call.name}(weights=uniform)"
+        )
+    return {"weights": "size" if kind == "samples" else "uniform"}
 
 
 def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:

@@ -124,6 +124,14 @@ class Config(BaseModel):
             json_schema_extra={"wanted": "a task such as semi(alpha_r=0.1) or clustering(k=10)"},
         ),
     ] = None
+    objective: Annotated[
+        Literal["auto", "samples", "clients", "paper"],
+        Field(
+            description="what methods minimise where their papers leave it open: the mean over samples, over clients, "
+            "or what each paper has; auto: samples where data of your own come in clients, else paper",
+        ),
+        Short("objective", "job"),
+    ] = "auto"
     regulariser: Annotated[
         str | None,
         Field(

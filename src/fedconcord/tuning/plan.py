@@ -15,7 +15,7 @@ from fedconcord.engines import Stacked
 from fedconcord.jobs import resolved
 from fedconcord.runs import lock, readme
 from fedconcord.runs.folder import refuse_taken
-from fedconcord.runs.plan import Planned, new_folder, prepared, threads
+from fedconcord.runs.plan import ALL, Planned, new_folder, prepared, threads
 from fedconcord.settings import Config, Source
 from fedconcord.tuning.rungs import Rung, cost, rungs_of
 from fedconcord.tuning.scores import Objective, objective_of
@@ -109,7 +109,11 @@ def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
     for given in ({name: value for name, value in asked._asdict().items() if value}, *changes):
         for key in given:
             raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
-    return _planned(folder, settings_module.resolve_compare(settings_module.from_nested(nested, NAME)), before)
+    return _planned(
+        folder,
+        settings_module.resolve_compare(settings_module.from_nested({"objective": ALL["objective"], **nested}, NAME)),
+        before,
+    )
 
 
 def save(tuning: Tuning, found: Mapping[str, Any]) -> None:
