@@ -316,7 +316,7 @@ MUTATIONS: dict[str, Mutation] = {
         (TUNING, "-k", "digits"),
     ),
     "tune: a trial that diverged may win": Mutation(
-        (Edit("tuning/scores.py", "return one.broken, one.missed", "return 0, one.missed"),), (TUNING, "-k", "order")
+        (Edit("tuning/scores.py", "return one.broken, *first", "return 0, *first"),), (TUNING, "-k", "order")
     ),
     "tune: the same values whatever was found": Mutation(
         (Edit("tuning/study.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),

@@ -22,6 +22,7 @@ import fedconcord
 from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis.audit import Attack, audit
+from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors, tree_leaves
 from fedconcord.core.flat import Layout
@@ -132,7 +133,7 @@ def test_the_command_and_its_predictions(tmp_path: Path, monkeypatch: pytest.Mon
     held = {name: leaf.numpy().astype(np.float64) for name, leaf in weights_of(tmp_path / "r").items()}
     assert np.array_equal(held["1.weight"], backbone)
     np.save(tmp_path / "backbone.npy", backbone + 1)
-    other = command("run", "--resume", "r", "--rounds", "3")
+    other = command("run", "--resume", "r", "--rounds", "3", "--trust")
     assert other.returncode == 2
     assert re.search(
         r"belongs to another job, whose problem\.frozen is \"2080 numbers, sha256 \w+\" where this one's is",
@@ -142,7 +143,7 @@ def test_the_command_and_its_predictions(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     np.save("x.npy", PIXELS)
-    fedconcord.predict("r", "x.npy", "p.csv")
+    fedconcord.predict("r", "x.npy", "p.csv", trust=True)
     monkeypatch.delitem(sys.modules, "ownnet")
     told, want = lines_of(tmp_path / "p.csv"), forward(held)
     assert [int(row["label"]) for row in told] == want.argmax(1).tolist()
@@ -208,6 +209,7 @@ def test_sites_have_the_servers_frozen_values(tmp_path: Path, monkeypatch: pytes
 
     own.net = net  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "frozen_sites", own)
+    imports.trust("frozen_sites:net")
     rows = np.random.default_rng(0).standard_normal((30, 4))
     lines = [[f"{value:.4f}" for value in row[:3]] + ["yes" if row[0] + row[3] > 0 else "no"] for row in rows]
     head, every = ["u", "v", "w", "label"], list[list[str]]()

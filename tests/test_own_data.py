@@ -103,7 +103,7 @@ def test_statistics_from_sums_of_clients_are_those_of_the_pool() -> None:
     mean = mean_of(first)
     second = squares(values, owner, 40, mean)
     np.testing.assert_allclose(mean, np.nanmean(values, 0), rtol=1e-14)
-    np.testing.assert_allclose(scale_of(second), np.nanstd(values, 0), rtol=1e-12)
+    np.testing.assert_allclose(scale_of(second, mean), np.nanstd(values, 0), rtol=1e-12)
     # a client's message is made of its own rows alone, and has no more numbers however many these are
     for i in (0, 39):
         alone = sums(values[owner == i], np.zeros((owner == i).sum(), int), 1)

@@ -18,9 +18,9 @@ def test_the_page_says_what_happens(tmp_path: Path) -> None:
     assert [said for said, _ in done if said is not None] == [found for said, found in done if said is not None]
     assert len(done) == 6  # a module and five commands
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert lines[0] == "row,progression"
+    assert lines[0] == "row,site,progression,unseen"
     assert len(lines) == 443
-    assert 25 < sum(float(line.split(",")[1]) for line in lines[1:]) / 442 < 346  # in the label's own unit
+    assert 25 < sum(float(line.split(",")[2]) for line in lines[1:]) / 442 < 346  # in the label's own unit
 
 
 def test_the_tables_are_what_their_script_writes(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_interval_is_shown_from_five_seeds_on(n: int, bar: int, tmp_path: Pat
     around = f"± {100 * i.half:.2f}" if bar else f"[90.00, {100 * max(values):.2f}]"
     shown = f"{100 * i.mean:.2f} {around}"
     assert metric_cell(s.primary, s.rows[0].final) == shown
-    assert table(s, s.rows).rows[0][2] == shown
+    assert table(s, s.rows).rows[0][1] == shown
     assert ("± its 95 % t interval" in table(s, s.rows).caption) == bool(bar)
     assert ("[lowest, highest seed]" in table(s, s.rows).caption) != bool(bar)
     assert bars(s, "final") == bar
@@ -54,7 +54,7 @@ def test_an_interval_is_shown_from_five_seeds_on(n: int, bar: int, tmp_path: Pat
 def test_no_bound_that_is_printed_lies_beyond_the_seeds(tmp_path: Path) -> None:
     """Two seeds of a t interval would have 12.7 times their half range."""
     s = plant(tmp_path, {"a": [0.9, 0.8], "b": [0.7, 0.75]})
-    cells = [table(s, [row]).rows[0][2] for row in s.rows]
+    cells = [table(s, [row]).rows[0][1] for row in s.rows]
     assert cells == ["85.00 [80.00, 90.00]", "72.50 [70.00, 75.00]"]
     assert "a 85.00 % (2 seeds: 80.00 % to 90.00 %)" in said(plant(tmp_path / "one", {"a": [0.9, 0.8]})).replace(
         "ends at test accuracy ", ""

@@ -301,7 +301,7 @@ def test_a_reply_that_is_not_finite_changes_nothing_for_the_others(name: str) ->
 
 
 @pytest.mark.parametrize("attack", [hostile.alie(0.4), hostile.ipm(0.4)])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "fedcm"])
 def test_who_colludes_may_be_late(name: str, attack: hostile.Attack) -> None:
     """What they claim counts in the round that their reply comes in, beside the honest ones of that round."""
     late = {"devices": lognormal(0.9), "deadline": 0.12, "late": "keep"}

@@ -95,6 +95,7 @@ def chosen(asked: Sequence[str]) -> list[Federation]:
     for one in found:
         if by_folder.setdefault(one.folder.casefold(), one) != one:
             raise UserError(f"two federations are called {one.name!r}; every one needs a name of its own")
+    imports.trust(*(one.settings for one in by_folder.values()))
     return list(by_folder.values())
 
 
@@ -104,7 +105,6 @@ def _file(path: Path) -> list[Federation]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UserError(f"cannot read the federations {path}: {why}") from None
-    imports.trust(*(one.settings for one in found))
     return found
 
 
