@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedconcord import settings
 from fedconcord.basis.errors import UserError
+from fedconcord.deploy.judging import summed
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures
-from fedconcord.problems.losses import METRICS, metric
+from fedconcord.problems.losses import METRICS, check_metrics, metric
 from fedconcord.problems.probabilities import BINS, auroc, average_precision, brier, ece
 from fedconcord.settings import from_nested
 
@@ -31,6 +32,27 @@ def drawn(classes: int, n: int = 400) -> tuple[Tensor, Tensor, np.ndarray]:
     outputs = torch.randn(n, classes, generator=generator, dtype=torch.float64)
     truth = torch.multinomial(outputs.softmax(1), 1, generator=generator)[:, 0]
     return outputs, truth, outputs.softmax(1).numpy()
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.3])
+def test_sensitivity_and_specificity_at_a_threshold(threshold: float) -> None:
+    outputs, truth, p = drawn(2)
+    y, told = truth.numpy(), p[:, 1] >= threshold
+    asked = [metric(f"{name}({threshold})") for name in ("sensitivity", "specificity")]
+    want = [metrics.recall_score(y, told, pos_label=k) for k in (1, 0)]
+    assert [one.value(outputs, truth) for one in asked] == pytest.approx(want, rel=1e-12)
+    end = "" if threshold == 0.5 else f"_at_{threshold}"
+    assert [one.name for one in asked] == [f"sensitivity{end}", f"specificity{end}"]
+    assert math.isnan(asked[0].value(outputs[truth == 0], truth[truth == 0]))
+    parts = [summed(one) for one in asked]  # as sites send it
+    halves = (slice(0, 150), slice(150, 400))
+    sums = [sum(one.sums(outputs[h], truth[h]) for h in halves) for one in parts if one is not None]
+    got = [one.value(total.numpy(), 400, 2) for one, total in zip(parts, sums, strict=True) if one is not None]
+    assert got == pytest.approx(want, rel=1e-12)
+    with pytest.raises(UserError, match="is of two classes, and the data have 3"):
+        check_metrics(asked, truth, 3)
+    with pytest.raises(UserError, match="threshold must be a number > 0 and < 1, given 1"):
+        metric("sensitivity(1)")
 
 
 def test_two_classes_as_scikit_learn_has_them() -> None:

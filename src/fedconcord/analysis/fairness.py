@@ -36,7 +36,8 @@ class Spread(NamedTuple):
 
 def higher_is_better(metric: str) -> bool:
     """Whether more of a metric is better, by its name: of those that are listed, and of accuracies."""
-    return METRICS[metric].higher if metric in METRICS else metric.endswith("accuracy")
+    known = METRICS.get(metric.partition("_at_")[0])
+    return metric.endswith("accuracy") if known is None else known.higher
 
 
 def spread(values: np.ndarray, higher: bool) -> Spread:

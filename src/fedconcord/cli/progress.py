@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import shlex
 import time
@@ -253,6 +254,7 @@ def say_summary(*folders: Path) -> None:
     from fedconcord.report.load import load_data_sets
     from fedconcord.report.summary import summarise
     from fedconcord.report.tables import metric_cell, reach_cell, seeds_cell, target_words
+    from fedconcord.report.words import majority_words
     from fedconcord.report.worth import client_sentences, sentences, worth
 
     sets = load_data_sets(folders)
@@ -271,7 +273,10 @@ def say_summary(*folders: Path) -> None:
     console.print(table)
     if math.isfinite(summary.target):
         say(target_words(summary))
-    if (found := worth(summary)) is not None:
+    found = worth(summary)
+    for sentence in majority_words(summary) if found is None or found.majority is None else ():
+        say(html.unescape(sentence))
+    if found is not None:
         clients = client_sentences(found)
         for sentence in (*sentences(found), *(clients if len(clients) <= NAMED else ())):
             say(sentence)

@@ -107,6 +107,8 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     text, held = settings_module.named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
+    if source.values.get("data") is not None and values.get("objective", "auto") == "auto":
+        values["objective"] = "paper"  # known data that the job cuts, and no site's own
     config = settings_module.resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(held)))
     if config.method in BASELINES:
         raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")

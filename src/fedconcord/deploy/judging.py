@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.problems import Supervised
-from fedconcord.problems.losses import METRICS, Metric
+from fedconcord.problems.losses import AT, METRICS, Metric
 from fedconcord.problems.resident import Resident
 
 
@@ -89,6 +89,17 @@ def _brier(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.double().softmax(-1) - truth.double()).square()[:, first:].sum(-1)
 
 
+def _hits(second: bool, threshold: float) -> Summed:
+    """Of one of two classes the samples that are told so, and all."""
+
+    def sums(outputs: Tensor, classes: Tensor) -> Tensor:
+        mine = classes == int(second)
+        said = outputs.double().softmax(-1)[:, 1] >= threshold
+        return torch.stack([((said == second) & mine).sum(), mine.sum()]).double()
+
+    return Summed(sums, lambda sums, *_: float(sums[0] / sums[1]) if sums[1] else math.nan)
+
+
 SUMS: Mapping[str, Summed] = {
     "accuracy": _mean(lambda outputs, classes: outputs.argmax(-1) == classes),
     "label_accuracy": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).double().mean(-1)),
@@ -105,6 +116,14 @@ SUMS: Mapping[str, Summed] = {
 }
 
 
+def summed(metric: Metric) -> Summed | None:
+    """How sums give a metric, if they do."""
+    base, _, threshold = metric.name.partition("_at_")
+    if base in AT and metric.targets == METRICS[base].targets:
+        return _hits(base == "sensitivity", float(threshold or 0.5))
+    return SUMS.get(metric.name) if METRICS.get(metric.name) is metric else None
+
+
 def check_summed(metrics: Sequence[Metric]) -> None:
     """Refuse a metric that sums do not give.
 
@@ -112,7 +131,7 @@ def check_summed(metrics: Sequence[Metric]) -> None:
         UserError: the first of them.
     """
     for one in metrics:
-        if one.name not in SUMS or METRICS.get(one.name) is not one:
+        if summed(one) is None:
             raise UserError(
                 f"metric {one.name} is no function of sums over samples, which is all that sites send; use "
                 f"{', '.join(name for name in SUMS if set(METRICS[name].targets) & set(one.targets))}"
@@ -137,7 +156,7 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
         losses.append(float(each.double().sum()))
         if k == 0:
             pair = problem.in_units(outputs), problem.in_units(targets)
-            sums = tuple(SUMS[metric.name].sums(*pair).cpu() for metric in problem.metrics)
+            sums = tuple(_sums_of(metric).sums(*pair).cpu() for metric in problem.metrics)
     return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
 
 
@@ -150,7 +169,7 @@ def form_of(problem: Supervised) -> Figures:
     kind = torch.int64 if problem.target == "class" else problem.dtype
     none = torch.zeros(0, dtype=kind) if problem.target == "class" else torch.zeros(0, problem.classes, dtype=kind)
     outputs = torch.zeros(0, problem.classes, dtype=problem.dtype)
-    sums = tuple(SUMS[metric.name].sums(outputs, none) for metric in problem.metrics)
+    sums = tuple(_sums_of(metric).sums(outputs, none) for metric in problem.metrics)
     return Figures(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64), sums)
 
 
@@ -159,7 +178,7 @@ def of_site(problem: Supervised, one: Figures) -> dict[str, float]:
     tested = int(one.counts[0])
     loss = float(one.losses[0]) / tested if tested else math.nan
     pairs = zip(problem.metrics, one.sums, strict=True)
-    return {"loss": loss} | {metric.name: _value(problem, metric.name, sums, tested) for metric, sums in pairs}
+    return {"loss": loss} | {metric.name: _value(problem, metric, sums, tested) for metric, sums in pairs}
 
 
 def pooled(problem: Supervised, every: Sequence[Figures]) -> dict[str, float]:
@@ -167,12 +186,18 @@ def pooled(problem: Supervised, every: Sequence[Figures]) -> dict[str, float]:
     tested, trained = (int(sum(int(one.counts[k]) for one in every)) for k in (0, 1))
     test, train = (float(sum(float(one.losses[k]) for one in every)) for k in (0, 1))
     found = {
-        f"test_{metric.name}": _value(problem, metric.name, torch.stack([one.sums[k] for one in every]).sum(0), tested)
+        f"test_{metric.name}": _value(problem, metric, torch.stack([one.sums[k] for one in every]).sum(0), tested)
         for k, metric in enumerate(problem.metrics)
     }
     losses = {"test_loss": test / tested if tested else math.nan, "train_loss": train / trained}
     return found | losses
 
 
-def _value(problem: Supervised, metric: str, sums: Tensor, samples: int) -> float:
-    return SUMS[metric].value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan
+def _sums_of(metric: Metric) -> Summed:
+    known = summed(metric)
+    assert known is not None  # `check_summed` refused it
+    return known
+
+
+def _value(problem: Supervised, metric: Metric, sums: Tensor, samples: int) -> float:
+    return _sums_of(metric).value(sums.cpu().numpy(), samples, problem.classes) if samples else math.nan

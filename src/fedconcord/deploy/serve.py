@@ -22,6 +22,7 @@ from fedconcord.deploy.handshake import Agreed
 from fedconcord.deploy.late import Newcomers
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
+from fedconcord.federation.weights import minimised
 from fedconcord.jobs import Job, Row, State, Step
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
@@ -148,6 +149,7 @@ def _served(
         "data": f"{len(found.sites)} sites",
         "model": config.model or DEFAULT_MODEL,
         "partition": "natural",
+        "objective": minimised(job.algorithm.weights),
         "target": config.eval.target,
         "ranking": [{"column": f"test_{metric.name}", "higher": metric.higher} for metric in inner.metrics],
         "config": settings,

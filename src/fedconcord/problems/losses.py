@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
 from fedconcord.basis.objects import name_of
@@ -160,6 +161,28 @@ def _macro_f1(outputs: Tensor, targets: Tensor) -> float:
     return float(_f1((predicted & true).sum(0).double(), predicted.sum(0), true.sum(0)).mean())
 
 
+Threshold = Annotated[float, Field(gt=0, lt=1, description="probability from which the second of two classes is said")]
+
+
+def sensitivity(threshold: Threshold = 0.5) -> Metric:
+    """Share of the second of two classes that is told from a threshold on: the ill that are found."""
+    return _of_two("sensitivity", threshold, second=True)
+
+
+def specificity(threshold: Threshold = 0.5) -> Metric:
+    """Share of the first of two classes that stays below a threshold: the well that are left alone."""
+    return _of_two("specificity", threshold, second=False)
+
+
+def _of_two(name: str, threshold: float, second: bool) -> Metric:
+    named = name if threshold == 0.5 else f"{name}_at_{threshold:g}"
+    value = functools.partial(probabilities.right, threshold=threshold, second=second)
+    return Metric(named, ("class",), value, True)
+
+
+AT: Mapping[str, Callable[..., Metric]] = {"sensitivity": sensitivity, "specificity": specificity}
+"""Metrics that take a threshold."""
+
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy", ("class",), _accuracy, True),
     "macro_f1": Metric("macro_f1", ("class", "labels"), _macro_f1, True),
@@ -173,6 +196,7 @@ METRICS: dict[str, Metric] = {
     "average_precision": Metric("average_precision", ("class", "labels"), probabilities.average_precision, True),
     "brier": Metric("brier", ("class", "labels"), probabilities.brier, False),
     "ece": Metric("ece", ("class",), probabilities.ece, False),
+    **{name: make() for name, make in AT.items()},
 }
 MEANING: Mapping[str, str] = {
     "accuracy": "share of samples whose class has the largest output",
@@ -186,6 +210,8 @@ MEANING: Mapping[str, str] = {
     "auroc": "area under the ROC curve; of more than two classes or labels the mean, each against the rest",
     "average_precision": "area under precision against recall; of more than two classes or labels the mean of each",
     "brier": "mean squared error of the probabilities; of more than two classes summed over them",
+    "sensitivity": "share of the second of two classes that is told at probability 0.5, or as sensitivity(0.3) says",
+    "specificity": "share of the first of two classes that stays below 0.5, or as specificity(0.3) says",
     "ece": "expected calibration error: |accuracy - confidence| in 15 bins of the largest probability",
 }
 DEFAULT_METRICS: Mapping[Target, tuple[str, ...]] = {
@@ -250,6 +276,9 @@ def metric(name: str) -> Metric:
     Raises:
         UserError: there is none.
     """
+    if name.partition("(")[0] in AT:
+        made: Metric = factories.build(AT, "metric", name)
+        return made
     if name not in (known := Open(METRICS, "metric", _own_metric)):
         raise unknown("metric", name, METRICS)
     return known[name]
@@ -286,6 +315,8 @@ def check_metrics(metrics: Sequence[Metric], targets: Tensor, outputs: int) -> N
         UserError: the first of them.
     """
     for one in metrics if len(targets) else ():
+        if one.name.partition("_at_")[0] in AT and outputs != 2:
+            raise UserError(f"metric {one.name} is of two classes, and the data have {outputs}; use macro_f1 or auroc")
         if one in METRICS.values() and not defined(one, targets, outputs):
             raise UserError(f"metric {one.name} needs test samples of two classes or more; leave it out, or give more")
 

@@ -40,6 +40,14 @@ def brier(outputs: Tensor, targets: Tensor) -> float:
     return float(squares.mean() if targets.ndim > 1 else squares.sum(1).mean()) if len(squares) else math.nan
 
 
+def right(outputs: Tensor, classes: Tensor, threshold: float, second: bool) -> float:
+    """Of the samples of one of two classes the share that is told so, where the second class is said from a probability
+    on: sensitivity of the second class, specificity of the first. NaN without such samples."""
+    mine = classes == int(second)
+    said = outputs.double().softmax(-1)[:, 1] >= threshold
+    return float((said == second)[mine].double().mean()) if len(outputs) and bool(mine.any()) else math.nan
+
+
 def ece(outputs: Tensor, classes: Tensor) -> float:
     """Expected calibration error: sum over `BINS` bins of share of samples * |accuracy - mean confidence|, confidence
     being the largest probability (Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. (3))."""

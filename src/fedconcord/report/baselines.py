@@ -26,6 +26,14 @@ ENDS = 5  # of more clients: those that gain most, and least
 POINTS = 1500  # clients in the figure
 
 
+class Titled(NamedTuple):
+    """A table with its title."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 class Section(NamedTuple):
     """What the page shows."""
 
@@ -36,6 +44,7 @@ class Section(NamedTuple):
     caption: str
     clients_header: tuple[str, ...]
     clients: tuple[tuple[str, ...], ...]  # by name; none where they have no names
+    more: tuple[Titled, ...]  # a table of every metric by model, and of each other metric by client
     csv: str  # a line a seed and client, plain numbers
 
 
@@ -52,6 +61,7 @@ def section(s: Summary) -> Section | None:
         _caption(s, w),
         ("client", "samples", *(m.name for m in w.models)),
         _clients(w),
+        _more(w),
         _csv(w),
     )
 
@@ -66,13 +76,14 @@ def _caption(s: Summary, w: Worth) -> str:
         else "each client's own training samples: nothing was set apart (validation), so being alone looks too good"
     )
     draws = "seeds and of each its clients" if len(w.seeds) > 1 else "clients, as there is one seed"
+    around = "t intervals over seeds" if w.sites else f"intervals of a bootstrap that draws {draws}"
     return (
         f"{w.metric.title.capitalize()}{' in %' if w.metric.percent else ''} of the final models on {on}; means over "
         "clients and seeds. Alone (local): every client takes the local steps that it takes in the federation, on a "
         "model of its own. Pooled: one model on all samples, with as many steps as all clients together. Both from the "
         "methods' start, at the job's own local settings. All samples: a client counts as much as it holds. "
         f"{s.primary.title.capitalize()}: of the last round; alone the mean over clients' own models. Gain: better "
-        f"than alone. In brackets 95 % intervals of a bootstrap that draws {draws}; clients that never took part are "
+        f"than alone. In brackets 95 % {around}; clients that never took part are "
         "left out of what concerns being alone."
     )
 
@@ -97,10 +108,29 @@ def _clients(w: Worth) -> tuple[tuple[str, ...], ...]:
     if len(found) > LISTED:
         found = (*found[:ENDS], *found[-ENDS:])
 
-    def cell(v: float) -> str:
-        return value(w.metric, v) if math.isfinite(v) else NONE
+    return tuple((c.name, f"{c.samples:g}", *(_cell(w.metric, v) for v in c.figures)) for c in found)
 
-    return tuple((c.name, f"{c.samples:g}", *map(cell, c.figures)) for c in found)
+
+def _more(w: Worth) -> tuple[Titled, ...]:
+    """Every metric of the models, and of the clients that have names."""
+    if len(w.more) < 2:
+        return ()
+    titles = tuple(f.metric.title for f in w.more)
+    means = tuple((m.name, *(_cell(f.metric, f.means[k]) for f in w.more)) for k, m in enumerate(w.models))
+    found = [Titled(f"Every metric, mean over {'sites' if w.sites else 'clients'}", ("model", *titles), means)]
+    rows = np.mean([*w.samples.values()], 0)
+    for f in w.more[1:] if w.sites else ():
+        each = (
+            (name, f"{rows[i]:g}", *(_cell(f.metric, float(one[i])) for one in f.each))
+            for i, name in enumerate(w.names)
+        )
+        header = ("site", "samples", *(m.name for m in w.models))
+        found.append(Titled(f"{f.metric.title[:1].upper()}{f.metric.title[1:]} by site", header, tuple(each)))
+    return tuple(found)
+
+
+def _cell(metric: Metric, v: float) -> str:
+    return value(metric, v) if math.isfinite(v) else NONE
 
 
 def _csv(w: Worth) -> str:

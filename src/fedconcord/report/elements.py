@@ -109,7 +109,10 @@ def worth(found: Section, figures: str) -> str:
     """What baselines say: sentences, a figure, a table of models and one of clients."""
     said = "".join(f"<p>{esc(sentence)}</p>" for sentence in found.sentences)
     table = f'{pairs(found.rows, found.header)}<p class="note">{esc(found.caption)}</p>'
-    return said + figures + table + (pairs(found.clients, found.clients_header) if found.clients else "")
+    more = "".join(
+        f"<details><summary>{esc(one.title)}</summary>{pairs(one.rows, one.header)}</details>" for one in found.more
+    )
+    return said + figures + table + (pairs(found.clients, found.clients_header) if found.clients else "") + more
 
 
 def terms(pairs: Sequence[tuple[str, str]]) -> str:

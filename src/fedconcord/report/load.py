@@ -56,6 +56,7 @@ class Head:
     baseline: Literal["local", "pooled"] | None = None  # what methods are judged against, and not ranked among them
     privacy: dict[str, Any] | None = None  # what a private run spent
     objective: Literal["samples", "clients"] | None = None  # what counts alike in what is minimised
+    majority: tuple[str, float] | None = None  # a class with half of the training samples or more, and its share
     own: bool = False  # the method answers with a model a client
 
 

@@ -49,6 +49,8 @@ KNOWN = (  # the first that every run has ranks the methods
     Metric("test_auroc", "test AUROC", higher=True),
     Metric("test_average_precision", "test average precision", higher=True),
     Metric("test_brier", "test Brier score", higher=False),
+    Metric("test_sensitivity", "test sensitivity", higher=True, percent=True),
+    Metric("test_specificity", "test specificity", higher=True, percent=True),
     Metric("test_ece", "test calibration error", higher=False),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
@@ -66,6 +68,10 @@ def metric_of(column: str) -> Metric:
         if m.column.startswith("test_") and column.removeprefix("validation_") == m.column.removeprefix("test_"):
             own = "validation" if column.startswith("validation_") else ""
             return replace(m, column=column, title=f"{own} {m.title.removeprefix('test ')}".strip())
+    base, at, threshold = column.partition("_at_")
+    if at and base.endswith(("sensitivity", "specificity")):
+        known = metric_of(base)
+        return replace(known, column=column, title=f"{known.title} at {threshold}")
     accuracy = column.endswith("accuracy")
     return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
 

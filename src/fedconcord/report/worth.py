@@ -1,9 +1,10 @@
 """Whether federation is worth it, in numbers: every client under the federated models, alone, and under the pooled one.
 
-A unit is a client of one seed, judged on its own held-out samples by the final models of that seed's runs. Intervals
-are percentiles of a hierarchical bootstrap: seeds are drawn with replacement and of each its clients, a mean over the
-clients of a seed and then over the seeds; with one seed clients alone are drawn, and with fewer than five units there
-is no interval.
+A unit is a client of one seed, judged on its own held-out samples by the final models of that seed's runs, in the
+metric that ranks. Intervals are percentiles of a hierarchical bootstrap: seeds are drawn with replacement and of each
+its clients, a mean over the clients of a seed and then over the seeds; with one seed clients alone are drawn, and with
+fewer than five units there is no interval. Few clients that have names are sites, and no draw of others:
+their interval is Student's over the seeds' means, and a site that is judged on few samples is named and left out.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.report.format import value
+from fedconcord.analysis.fairness import spread
+from fedconcord.report.format import listing, value
 from fedconcord.report.load import Array, Run, columns
 from fedconcord.report.metric import Metric, metric_of
-from fedconcord.report.stats import LEVEL, Interval
+from fedconcord.report.stats import LEVEL, Interval, interval
 from fedconcord.report.summary import Summary
 
 DRAWS = 2000  # of the bootstrap
 MANY = 2000  # clients of a seed, beyond which a mean of resampled clients is drawn as a normal number
 FEWEST = 5  # units that an interval is of
+SITES = 20  # clients with names, up to which they are sites
+ROWS = 10  # samples that a site is judged on, at least
 
 
 class Model(NamedTuple):
@@ -59,6 +63,14 @@ class Named(NamedTuple):
     figures: tuple[float, ...]  # of `Worth.models`
 
 
+class Figures(NamedTuple):
+    """Another metric of the clients, as `by_name` and the models have them."""
+
+    metric: Metric
+    means: tuple[float, ...]  # of `Worth.models`: over clients, then seeds
+    each: tuple[Array, ...]  # of `Worth.models`: [N], mean over seeds
+
+
 class Worth(NamedTuple):
     """Everything that the section says."""
 
@@ -71,6 +83,10 @@ class Worth(NamedTuple):
     pooled: Model | None
     methods: tuple[Model, ...]  # as the table of results has them: the one that ranks first, first
     gains: tuple[Gain, ...]  # a method each; none without `alone`
+    sites: bool  # the clients are few and have names
+    few: tuple[str, ...]  # sites with too few samples, which means and gains leave out
+    more: tuple[Figures, ...]  # every metric of the clients, the one above first
+    majority: tuple[str, float] | None  # the commonest class and its share, where the metric is an accuracy
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -81,12 +97,9 @@ def worth(s: Summary) -> Worth | None:
     """The numbers, or None without baselines or finished runs of one seed that are judged alike."""
     judged = [r for m in s.methods for r in m.finished if r.head.clients_judged is not None]
     beside = [r for r in s.baselines if r.head.clients_judged is not None and r.head.status == "complete"]
-    about = [r.head.clients_judged or {} for r in (*judged, *beside)]
-    kinds = {(one["metric"], one["split"]) for one in about}
-    if not judged or not beside or len(kinds) != 1:
+    splits = {(r.head.clients_judged or {})["split"] for r in (*judged, *beside)}
+    if not judged or not beside or len(splits) != 1:
         return None
-    column, split = kinds.pop()
-    metric = metric_of(column)
     groups = {row.name: [r for r in judged if r.name == row.name] for row in s.rows}
     groups = {name: runs for name, runs in groups.items() if runs}
     others = {name: [r for r in beside if r.name == name] for name in dict.fromkeys(r.name for r in beside)}
@@ -97,27 +110,55 @@ def worth(s: Summary) -> Worth | None:
     tables = {r.folder: columns(r.folder / "clients.csv") for runs in every for r in runs if r.head.seed in seeds}
     if len({len(t["client"]) for t in tables.values()}) != 1:
         return None
+    known = [name for name in next(iter(tables.values())) if all(name in t for t in tables.values())]
+    figures = [name for name in known if name not in NO_FIGURES and not name.endswith("_personalised")]
+    column = s.primary.column.removeprefix("test_").removeprefix("validation_")
+    if column not in figures:  # a loss, which every client has, of methods that are ranked by what no client has
+        column = (judged[0].head.clients_judged or {})["metric"]
+    metric = metric_of(column)
+    first = {seed: next(r for r in judged if r.head.seed == seed) for seed in seeds}
+    samples = {seed: _column(tables[r.folder], "samples") for seed, r in first.items()}
+    names = tuple(tables[first[seeds[0]].folder]["name"])
+    sites = any(names) and len(names) <= SITES
+    counted = np.mean([*samples.values()], 0) >= (ROWS if sites else 0)
     found = {
-        name: _model(name, [r for r in runs if r.head.seed in seeds], tables, metric, s.primary)
+        name: _model(name, [r for r in runs if r.head.seed in seeds], tables, metric, s.primary, counted)
         for name, runs in (groups | others).items()
     }
     sign = 1 if metric.higher else -1
     alone = [found[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
     pooled = [found[name] for name, runs in others.items() if runs[0].head.baseline == "pooled"]
-    first = {seed: next(r for r in judged if r.head.seed == seed) for seed in seeds}
     methods = tuple(found[name] for name in groups)
     base = max(alone, key=lambda m: sign * m.mean) if alone else None
-    return Worth(
+    w = Worth(
         metric,
-        split,
+        splits.pop(),
         seeds,
-        {seed: _column(tables[r.folder], "samples") for seed, r in first.items()},
-        tuple(tables[first[seeds[0]].folder]["name"]),
+        samples,
+        names,
         base,
         max(pooled, key=lambda m: sign * m.mean) if pooled else None,
         methods,
-        () if base is None else tuple(_gain(m, base, sign) for m in methods),
+        () if base is None else tuple(_gain(m, base, sign, counted, sites) for m in methods),
+        sites,
+        tuple(name for name, enough in zip(names, counted, strict=True) if not enough),
+        (),
+        judged[0].head.majority if metric.column == "accuracy" else None,
     )
+    folders = [[r.folder for r in (groups | others)[m.name] if r.head.seed in seeds] for m in w.models]
+    order = [column, *(name for name in figures if name != column)]
+    return w._replace(more=tuple(_figures(metric_of(name), folders, tables, counted) for name in order))
+
+
+NO_FIGURES = ("client", "name", "split", "samples", "hostile", "refused")  # columns of clients.csv
+
+
+def _figures(
+    metric: Metric, folders: Sequence[Sequence[Path]], tables: Mapping[Path, dict[str, list[str]]], counted: Array
+) -> Figures:
+    values = [np.stack([_column(tables[folder], metric.column) for folder in one]) for one in folders]
+    means = tuple(float(np.mean([mean_of(v[counted]) for v in one])) for one in values)
+    return Figures(metric, means, tuple(np.array([mean_of(v) for v in one.T]) for one in values))
 
 
 def _column(table: Mapping[str, Sequence[str]], name: str) -> Array:
@@ -125,20 +166,27 @@ def _column(table: Mapping[str, Sequence[str]], name: str) -> Array:
 
 
 def _model(
-    name: str, runs: Sequence[Run], tables: Mapping[Path, dict[str, list[str]]], metric: Metric, primary: Metric
+    name: str,
+    runs: Sequence[Run],
+    tables: Mapping[Path, dict[str, list[str]]],
+    metric: Metric,
+    primary: Metric,
+    counted: Array,
 ) -> Model:
     by_seed = {r.head.seed: _column(tables[r.folder], metric.column) for r in runs}
     weights = {r.head.seed: _column(tables[r.folder], "samples") for r in runs}
     weighted = [
-        float(np.average(v[known], weights=weights[seed][known])) if (known := ~np.isnan(v)).any() else math.nan
+        float(np.average(v[known], weights=weights[seed][known]))
+        if (known := counted & ~np.isnan(v)).any()
+        else math.nan
         for seed, v in by_seed.items()
     ]
     return Model(
         name,
         by_seed,
-        float(np.mean([mean_of(v) for v in by_seed.values()])),
+        float(np.mean([mean_of(v[counted]) for v in by_seed.values()])),
         float(np.mean(weighted)),
-        float(np.mean([(r.head.clients_judged or {})["worst_decile"] for r in runs])),
+        float(np.mean([spread(v[counted], metric.higher).worst_decile for v in by_seed.values()])),
         float(np.mean([r.metrics[primary.column][-1] if primary.column in r.metrics else math.nan for r in runs])),
     )
 
@@ -149,13 +197,20 @@ def mean_of(values: Array) -> float:
     return float(known.mean()) if known.size else math.nan
 
 
-def _gain(method: Model, alone: Model, sign: int) -> Gain:
-    each = [sign * (method.by_seed[seed] - alone.by_seed[seed]) for seed in sorted(method.by_seed)]
+def _gain(method: Model, alone: Model, sign: int, counted: Array, sites: bool) -> Gain:
+    each = [sign * (method.by_seed[seed] - alone.by_seed[seed])[counted] for seed in sorted(method.by_seed)]
     each = [values[~np.isnan(values)] for values in each]
     every = np.concatenate(each)
     more, less = int((every > 0).sum()), int((every < 0).sum())
-    share = bootstrap([(values > 0).astype(np.float64) for values in each])
-    return Gain(more, len(every) - more - less, less, share, bootstrap(each))
+    shares = [(values > 0).astype(np.float64) for values in each]
+    how = over_seeds if sites else bootstrap
+    return Gain(more, len(every) - more - less, less, how(shares), how(each))
+
+
+def over_seeds(groups: Sequence[Array]) -> Interval:
+    """The mean over groups of each one's mean, and its t interval, of the same clients in every seed."""
+    found = interval([float(values.mean()) for values in groups if values.size])
+    return found if found.n >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
 def bootstrap(groups: Sequence[Array]) -> Interval:
@@ -190,39 +245,72 @@ def _resampled(draw: np.random.Generator, values: Array, times: int) -> Array:
 def sentences(w: Worth) -> tuple[str, ...]:
     """The verdict, for the method that ranks first: chosen by the clients' figures, its own would be too good."""
     m = w.methods[0]
+    if why := _unsaid(w):
+        return (f"Whether federation is worth it is not said: {why}.",)
     levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
 
     def said(figure: str) -> str:
         return ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
 
     samples = "" if said("samples") == said("mean") else f"; over all their samples: {said('samples')}"
-    own = "" if w.split == "validation" else ", on the samples that they trained on"
-    means = f"Mean {w.metric.title} over clients{own}: {said('mean')}{samples}."
+    always = f"; always answering {w.majority[0]} {100 * w.majority[1]:.1f} %" if w.majority else ""
+    means = f"Mean {w.metric.title} over {_who(w)}: {said('mean')}{samples}{always}."
     if w.alone is None:
         return (means,)
     g = w.gains[0]
-    found = [f"{_verdict(g)} {means}", _gains(w, m, g)]
+    found = [f"{_verdict(w, g)} {means}", _gains(w, m, g)]
     if w.pooled is not None and g.mean.low > 0:
         sign = 1 if w.metric.higher else -1
         share = sign * (m.mean - w.alone.mean) / (sign * (w.pooled.mean - w.alone.mean) or math.inf)
         if 0 < share < 1:
             found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
         else:
-            found.append(f"One model on all samples in one place serves the clients no better than {m.name}.")
+            found.append(f"One model on all samples in one place serves the {_who(w)} no better than {m.name}.")
+    if w.sites and math.isfinite(g.mean.low):
+        found.append(
+            f"The interval is over {len(w.seeds)} seeds, each with its own split of the same sites' samples; it says "
+            "nothing of other sites."
+        )
+    if w.few:
+        rows = np.mean([*w.samples.values()], 0)
+        named = listing([f"{name} ({rows[w.names.index(name)]:.3g})" for name in w.few])
+        found.append(f"Left out, as fewer than {ROWS} samples are set apart there: {named}.")
     return tuple(found)
 
 
-def _verdict(g: Gain) -> str:
+def _who(w: Worth) -> str:
+    return "sites" if w.sites else "clients"
+
+
+def _unsaid(w: Worth) -> str:
+    """Why there is no verdict, if there is none."""
+    if w.split != "validation":
+        return (
+            "clients set no samples apart, and on samples that it trained on a client alone looks too good; set "
+            "validation, as in validation=0.2"
+        )
+    if w.few and len(w.few) == len(w.names):
+        return f"no site sets {ROWS} samples or more apart; set validation higher, or add samples"
+    if math.isnan(w.methods[0].mean):
+        return f"{w.metric.title} is not defined on any client's samples"
+    return ""
+
+
+def _verdict(w: Worth, g: Gain) -> str:
     if not math.isfinite(g.mean.low):
-        return f"There are too few clients for an interval ({g.units})."
+        what = (
+            f"seeds for an interval over seeds ({len(w.seeds)})" if w.sites else f"clients for an interval ({g.units})"
+        )
+        return f"There are too few {what}."
+    here = "at these sites" if w.sites else "here"
     if g.mean.low > 0:
-        return "Federation is worth it here."
-    return "Federation is not worth it here." if g.mean.high < 0 else "Whether federation is worth it is open."
+        return f"Federation is worth it {here}."
+    return f"Federation is not worth it {here}." if g.mean.high < 0 else "Whether federation is worth it is open."
 
 
 def _gains(w: Worth, m: Model, g: Gain) -> str:
     same = f", {g.same} {'are' if g.same != 1 else 'is'} as well off" if g.same else ""
-    clients = "clients" if len(w.seeds) == 1 else f"clients of {len(w.seeds)} seeds"
+    clients = _who(w) if len(w.seeds) == 1 else f"{_who(w)} of {len(w.seeds)} seeds"
     return (
         f"{g.more} of {g.units} {clients} ({_share(g.share)}) fare better under {m.name} than alone{same}, {g.less} "
         f"{'fare' if g.less != 1 else 'fares'} worse; the mean gain is {lead(w.metric, g.mean)}."
@@ -230,7 +318,7 @@ def _gains(w: Worth, m: Model, g: Gain) -> str:
 
 
 def _share(i: Interval) -> str:
-    known = f", {100 * i.low:.0f} to {100 * i.high:.0f} %" if math.isfinite(i.low) else ""
+    known = f", {100 * max(i.low, 0):.0f} to {100 * min(i.high, 1):.0f} %" if math.isfinite(i.low) else ""
     return f"{100 * i.mean:.0f} %{known}"
 
 
@@ -254,10 +342,12 @@ def by_name(w: Worth) -> tuple[Named, ...]:
 
 
 def client_sentences(w: Worth) -> tuple[str, ...]:
-    """One a client that has a name: alone, under the best method, pooled."""
+    """One a client that has a name and enough samples: alone, under the best method, pooled; none without a verdict."""
     models, best = w.models, w.methods[0]
     words = {id(w.alone): "alone", id(best): f"under {best.name}", id(w.pooled): "pooled"}
     chosen = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
     return tuple(
-        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in chosen)}" for c in by_name(w)
+        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in chosen)}"
+        for c in (() if _unsaid(w) else by_name(w))
+        if c.name not in w.few
     )

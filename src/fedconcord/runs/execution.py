@@ -64,6 +64,8 @@ def execute(
             "evaluation": settings_module.evaluation(config, problem, why) | holding(planned),
             "baseline": config.method if config.method in BASELINES else None,
         }
+        if (most := majority(problem)) is not None:
+            info["majority"] = most
         if said := settings_module.words(info["config"]):
             info["objects"] = said
         resume = planned.resume and (folder / "run.json").exists()
@@ -125,6 +127,17 @@ def modelled(problem: Problem) -> Supervised | None:
     """What has the model: also where its clients cannot be judged one by one."""
     smooth = problem.smooth if isinstance(problem, Regularised) else problem
     return smooth.judged if isinstance(smooth, Streamed) else supervised(smooth)
+
+
+def majority(problem: Problem) -> tuple[str, float] | None:
+    """The class with half of the training samples or more, and its share, which one that learns nothing has right."""
+    inner = modelled(problem)
+    if inner is None or inner.target != "class" or not len(inner.y):
+        return None
+    counts = inner.y.flatten().bincount(minlength=inner.classes)
+    most, share = int(counts.argmax()), float(counts.max()) / len(inner.y)
+    names = inner.data.output_names or [str(k) for k in range(inner.classes)]
+    return (names[most], share) if share >= 0.5 else None
 
 
 def ranking(problem: Problem) -> list[dict[str, object]]:
