@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -312,6 +313,9 @@ def test_what_left_a_site_is_written_down_and_no_row_is_in_it(files: Path, tmp_p
         with (tmp_path / "sites" / site["name"] / "sent.csv").open() as file:
             sent = list(csv.DictReader(file))
         assert sum(int(line["bytes"]) for line in sent) == site["bytes_sent"]
+        place = tmp_path / "sites" / site["name"] / sent[-1]["run"]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place / "setup.frame")] == [0o700, 0o600]
+        assert stat.S_IMODE((place / "row.safetensors").stat().st_mode) == 0o600
         assert {line["run"] for line in sent} == {json.loads((tmp_path / "run/deployment.json").read_text())["run"]}
         assert [line["kind"] for line in sent[:4]] == ["here", "summed", "summed", "ready"]
         forms = {line["kind"]: line["tensors"] for line in sent}

@@ -20,8 +20,8 @@ import fedconcord
 from fedconcord.algorithms import METHODS, family
 from fedconcord.analysis.surrogate import Surrogate, chi_square, surrogate
 from fedconcord.cli import call
-from fedconcord.core import Algorithm, rng
-from fedconcord.diagnosis import course, findings, gradients, history, look, memory, skew, subject, vra
+from fedconcord.core import Algorithm, rng, tensors
+from fedconcord.diagnosis import course, findings, gradients, history, look, memory, page, skew, subject, vra
 from fedconcord.diagnosis.drift import control, drift, rank_correlation, remedies
 from fedconcord.diagnosis.measures import MEASURES, numbers
 from fedconcord.engines import Serial, Stacked
@@ -511,6 +511,31 @@ def test_the_command_on_digits(tmp_path: Path) -> None:
     assert page.count("<figure") == page.count("</figure>") >= 6
     with open(run / "diagnosis" / "clients.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 2 * 12
+
+
+def test_threads_are_the_runs_and_another_cause_is_named(tmp_path: Path) -> None:
+    """Where a run had other threads than are usual here, its rounds are trained again with those."""
+    run = tmp_path / "run"
+    assert call(["run", *SMALL, "--method", "fedavg", "--out", str(run)]) == 0
+    described = json.loads((run / "run.json").read_text())
+    saved = described["threads"]
+    here = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if here > 1 else 2)
+        seen = subject.of_run(run, [4])
+        assert seen.config.engine.threads == saved
+        assert page.diagnosed(seen, tmp_path / "again").same_model is True
+    finally:
+        torch.set_num_threads(here)
+    named = tensors.read(run / "model.safetensors")[0]
+    tensors.write(run / "model.safetensors", {name: leaf + 1e-7 for name, leaf in named.items()})
+    described["versions"]["torch"] = "1.0"
+    (run / "run.json").write_text(json.dumps(described))
+    (run / "checksums.json").unlink()
+    done = subprocess.run([sys.executable, "-m", "fedconcord", "diagnose", str(run), "--at", "4"], capture_output=True)
+    said = " ".join(done.stdout.decode().split())
+    assert "end NOT at the run's own model, bit for bit: it was computed otherwise (torch 1.0 then and" in said
+    assert "it was computed otherwise (torch 1.0 then and" in (run / "diagnose.html").read_text()
 
 
 def test_the_checkpoint_gives_what_training_again_gives(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def write_bytes(path: Path, *pieces: bytes | memoryview, mode: int = 0o666) -> N
         temporary.unlink(missing_ok=True)
 
 
+def private_folder(path: Path) -> None:
+    """A folder for its owner's eyes, made if it is not there; one that is there keeps its mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def sweep(folder: Path) -> None:
     """Remove what processes left half written, in a folder and below, that were killed; those that live finish it."""
     for path in folder.rglob(".*.tmp"):
@@ -71,7 +78,28 @@ def as_csv(header: Sequence[str], rows: Iterable[Mapping[str, Any] | Sequence[An
     """What `write_csv` writes."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerow(map(inert, header))
     for row in rows:
-        writer.writerow([row.get(name, "") for name in header] if isinstance(row, Mapping) else row)
+        cells = [row.get(name, "") for name in header] if isinstance(row, Mapping) else row
+        writer.writerow(map(inert, cells))
     return out.getvalue().encode()
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
+
+
+def inert(cell: Any) -> Any:
+    """A cell that no spreadsheet computes: a text that begins as a formula does, and is no number, has an apostrophe
+    before it; so has one that begins with such an apostrophe, that `plain` gives every text back."""
+    if not isinstance(cell, str) or not cell.lstrip("'").startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def plain(cell: str) -> str:
+    """The text of a cell that `inert` wrote."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULA) else cell

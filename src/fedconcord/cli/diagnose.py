@@ -57,7 +57,9 @@ def diagnose(
     for sentence in done.verdict:
         say(f"- {sentence}")
     if done.same_model is not None:
-        say(f"the rounds trained again end {'at' if done.same_model else 'NOT at'} the run's own model, bit for bit")
+        end = "at" if done.same_model else "NOT at"
+        other = "" if done.same_model else f": it was computed otherwise ({done.why_other}), which moves last digits"
+        say(f"the rounds trained again end {end} the run's own model, bit for bit{other}")
     say(f"diagnosis: {done.page}")
 
 

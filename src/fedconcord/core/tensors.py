@@ -38,10 +38,12 @@ ZEROS = b"0" * 8
 PIECE = 2**24  # bytes read at once
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, mode: int = 0o666
+) -> None:
     """Write tensors and metadata atomically, from the tensors' own memory; `safetensors.save` holds all twice more.
 
-    The widest numbers come first, so that all are aligned.
+    The widest numbers come first, so that all are aligned; `mode` is that of `files.write_bytes`.
     """
     header: dict[str, Any] = {"__metadata__": {"checksum": ZEROS.decode(), **(metadata or {})}}
     pieces, end = list[memoryview](), 0
@@ -56,7 +58,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     found = zlib.crc32(text, zlib.crc32(length))
     for piece in pieces:
         found = zlib.crc32(piece, found)
-    files.write_bytes(path, length, OPENING, b"%08x" % found, text[len(OPENING) + len(ZEROS) :], *pieces)
+    files.write_bytes(path, length, OPENING, b"%08x" % found, text[len(OPENING) + len(ZEROS) :], *pieces, mode=mode)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.files import write_bytes
+from fedconcord.basis.files import private_folder, write_bytes
 
 try:
     from cryptography import x509
@@ -74,7 +74,7 @@ def write_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Server
     files = server_files(folder)
     if any(path.exists() for path in files):
         raise UserError(f"{folder} has a server's keys already; sites trust them: name another folder or delete them")
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     now = datetime.datetime.now(datetime.UTC)
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
 
@@ -134,7 +134,7 @@ def write_site(folder: Path, site: str) -> Path:
     Raises:
         UserError: the key is there already.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     path = folder / f"{site}.key"
     if path.exists():
         raise UserError(f"{path} is there already; the server knows the site by it: delete it to make another")

@@ -44,4 +44,4 @@ class FileShelf(NamedTuple):
 
     def write(self, kept: Kept) -> None:
         """Keep this in its place."""
-        tensors.write(self.path, tree_leaves(kept))
+        tensors.write(self.path, tree_leaves(kept), mode=0o600)

@@ -179,9 +179,9 @@ class Site:
             raise FrameError("its folder is set up for this run otherwise; two sites cannot share a folder")
         opened = self._made(frame)
         if frame.fields["begins"]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(path.with_name("ready.json"), opened.said.fields)
-            files.write_bytes(path, data)  # last: with it the run is known
+            files.private_folder(path.parent)
+            files.write_bytes(path.with_name("ready.json"), files.as_json(opened.said.fields), mode=0o600)
+            files.write_bytes(path, data, mode=0o600)  # last: with it the run is known
             self._opened = opened
         return codec.write(opened.said)
 
@@ -264,7 +264,7 @@ class Site:
         if not found:
             raise FrameError("it is out of date, or not for this site")
         if frame.kind == "ask":
-            files.write_bytes(asked, data)
+            files.write_bytes(asked, data, mode=0o600)
         return found[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
@@ -296,8 +296,9 @@ class Site:
         """A line of sent.csv."""
         frame, out = codec.read(sent), io.StringIO()
         tensors = " ".join(f"{name}{list(leaf.shape)}" for name, leaf in frame.tensors.items())
-        csv.writer(out, lineterminator="\n").writerow([frame.method, frame.kind, frame.round, len(sent), tensors])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        cells = (frame.method, frame.kind, frame.round, len(sent), tensors)
+        csv.writer(out, lineterminator="\n").writerow(map(files.inert, cells))
+        files.private_folder(self.folder)
         with (self.folder / "sent.csv").open("a", encoding="utf-8") as file:
             file.write(("" if file.tell() else "run,kind,round,bytes,tensors\n") + out.getvalue())
 

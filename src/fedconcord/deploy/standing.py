@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from fedconcord.basis import files
 from fedconcord.basis.errors import LostError, UserError
 from fedconcord.deploy import commands, grid, keys
 from fedconcord.deploy.nodes import ANSWERS, HELD, Link, Node, Nodes, Tell
@@ -63,7 +64,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
     if not data.exists():
         raise UserError(f"there is no file {data}; --data names the site's samples")
     keys.check_reachable(address, authority)
-    place.mkdir(parents=True, exist_ok=True)
+    files.private_folder(place)
     link = Link(address, authority)
     with closing(grid.Control(*link)) as control:
         end = time.monotonic() + HELD

@@ -20,7 +20,7 @@ from fedconcord.diagnosis.course import Diagnosis, diagnose
 from fedconcord.diagnosis.figures import SHARES, drawings
 from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, numbers
-from fedconcord.diagnosis.subject import Subject, same_model
+from fedconcord.diagnosis.subject import Subject, same_model, why_other
 from fedconcord.report import elements
 from fedconcord.report.figures.style import styled
 from fedconcord.report.format import compact
@@ -60,6 +60,7 @@ class Diagnosed(NamedTuple):
     page: Path  # diagnose.html
     verdict: list[str]  # three to five sentences
     numbers: dict[str, Any]  # what diagnosis.json holds
+    why_other: str  # what may have moved last digits, where they do not end at the run's own model
     same_model: bool | None  # whether the rounds trained again end at the run's own model; None without a run
 
 
@@ -88,7 +89,7 @@ def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lamb
         files.write_text(folder / "diagnose.html", page)
     except OSError as error:
         raise UserError(f"cannot write the diagnosis to {folder}: {error.strerror or error}") from None
-    return Diagnosed(folder / "diagnose.html", verdict(said), told, same)
+    return Diagnosed(folder / "diagnose.html", verdict(said), told, why_other(subject), same)
 
 
 def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> dict[str, Any]:
@@ -256,8 +257,9 @@ def _notes(subject: Subject, found: Diagnosis, same: bool | None) -> list[str]:
         )
     if same is False:
         out.append(
-            "The rounds trained again do not end at the model in the run's folder, bit for bit: another version, "
-            "machine or number of threads computed it. The numbers are those of this machine's rounds."
+            "The rounds trained again do not end at the model in the run's folder, bit for bit: it was computed "
+            f"otherwise ({why_other(subject)}), which moves last digits. The numbers are those of this machine's "
+            "rounds."
         )
     return out
 

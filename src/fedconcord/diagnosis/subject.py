@@ -18,7 +18,7 @@ from fedconcord.jobs import Job, State, blank, checkpoint, resolved
 from fedconcord.report.load import data_name
 from fedconcord.runs.begun import Begun
 from fedconcord.runs.final import MODEL
-from fedconcord.runs.folder import CHECKPOINT, read_description
+from fedconcord.runs.folder import CHECKPOINT, read_description, versions
 from fedconcord.runs.results import as_before
 from fedconcord.settings import Config, Source
 
@@ -71,6 +71,8 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     if any("engine.name" in source.values for source in changes):
         nested.pop("wire", None)
     config = settings_module.resolve_run(settings_module.from_nested(nested, "run.json"), *changes)
+    if config.engine.threads is None and isinstance(saved.get("threads"), int):  # as many as the run found where it was
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": saved["threads"]})})
     done = int(saved.get("rounds_done", 0))
     at = _rounds(rounds, done, f"{folder} has done {done} rounds")
     job = _job(config)
@@ -145,6 +147,16 @@ def same_model(subject: Subject, state: State) -> bool | None:
         return None
     ours = subject.job.problem.evaluator.export(x)
     return all(torch.equal(named[name], tensor.cpu()) for name, tensor in ours.items())
+
+
+def why_other(subject: Subject) -> str:
+    """What may have moved the last bits between the run and its rounds trained again."""
+    here = {"threads": subject.config.engine.threads or torch.get_num_threads(), **versions()}
+    then = {"threads": subject.saved.get("threads"), **subject.saved.get("versions", {})}
+    parts = [
+        f"{name} {then[name]} then and {now} now" for name, now in here.items() if then.get(name) not in (None, now)
+    ]
+    return ", ".join(parts) or "on another processor, or in parts with other threads or versions"
 
 
 def _job(config: Config) -> Job:

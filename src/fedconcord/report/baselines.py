@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from typing import NamedTuple
 
@@ -11,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedconcord.basis.files import as_csv
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
 from fedconcord.report.format import value, wrap
@@ -134,14 +133,12 @@ def _cell(metric: Metric, v: float) -> str:
 
 
 def _csv(w: Worth) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["seed", "client", "name", "split", "samples", *(m.name for m in w.models)])
+    rows = []
     for seed in w.seeds:
         found = zip(*(m.by_seed[seed].tolist() for m in w.models), strict=True)
         for i, (name, n, figures) in enumerate(zip(w.names, w.samples[seed].tolist(), found, strict=True)):
-            writer.writerow([seed, i, name, w.split, f"{n:g}", *("" if math.isnan(v) else v for v in figures)])
-    return out.getvalue()
+            rows.append([seed, i, name, w.split, f"{n:g}", *("" if math.isnan(v) else v for v in figures)])
+    return as_csv(["seed", "client", "name", "split", "samples", *(m.name for m in w.models)], rows).decode()
 
 
 # -- figure --------------------------------------------------------------------------------------------------------

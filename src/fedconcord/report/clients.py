@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedconcord.basis.files import as_csv
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import value, wrap
@@ -293,14 +292,12 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
 
 
 def _csv(found: Sequence[tuple[Any, Sequence[Run]]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     facts = ("round", "split", "metric", "judged", "without_samples", *FIGURES)
-    writer.writerow(["name", "seed", *facts, *(f"{figure}_personalised" for figure in FIGURES)])
+    rows = []
     for method, runs in found:
         for r in runs:
             about = r.head.clients_judged or {}
             own = about.get("personalised", {})
             cells = [*(about[fact] for fact in facts), *(own.get(figure, "") for figure in FIGURES)]
-            writer.writerow([method.name, r.head.seed, *cells])
-    return out.getvalue()
+            rows.append([method.name, r.head.seed, *cells])
+    return as_csv(["name", "seed", *facts, *(f"{figure}_personalised" for figure in FIGURES)], rows).decode()

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.files import plain
 
 Array = NDArray[np.float64]
 FORMAT = 1
@@ -134,7 +135,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     for i, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise UserError(f"{path}: row {i} has {len(row)} cells where the header has {len(header)}")
-    return header, body
+    return [*map(plain, header)], [[*map(plain, row)] for row in body]
 
 
 def columns(path: Path) -> dict[str, list[str]]:

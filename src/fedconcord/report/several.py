@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,7 @@ from pathlib import Path
 
 from fedconcord.basis import folders
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.files import as_csv
 from fedconcord.report import elements, tables
 from fedconcord.report.figures import by_axis, ranked
 from fedconcord.report.figures.critical import critical
@@ -139,12 +138,11 @@ def rank_table(every: Mapping[str, Summary], r: Ranks) -> Table:
 
 
 def _csv(every: Mapping[str, Summary], r: Ranks) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "average_rank", "data", "name", "rank", "final", "metric"])
+    rows = []
     for method, there, line, average in zip(r.methods, r.names, r.ranks, r.average, strict=True):
         for (data, s), own, rank in zip(every.items(), there, line, strict=True):
             final = row_of(s, own).final.mean
             cell = f"{final:.10g}" if math.isfinite(final) else ""
-            writer.writerow([method, f"{average:.10g}", data, own, f"{rank:g}", cell, s.primary.column])
-    return out.getvalue()
+            rows.append([method, f"{average:.10g}", data, own, f"{rank:g}", cell, s.primary.column])
+    header = ["method", "average_rank", "data", "name", "rank", "final", "metric"]
+    return as_csv(header, rows).decode()

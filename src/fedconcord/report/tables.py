@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from fedconcord.basis.files import as_csv
 from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.format import compact, goal_value
 from fedconcord.report.metric import Metric
@@ -187,11 +186,9 @@ def caption(s: Summary) -> str:
 
 def to_csv(s: Summary) -> str:
     """Plain numbers in base units, one line a method and model; empty cells where there is no number."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     spread = ("mean", "low", "high")
     metric, loss = s.primary.column, s.loss.column if s.loss else "loss"
-    writer.writerow(
+    header = (
         ["name", "model", "runs", "finished", "state"]
         + [f"final_{metric}_{k}" for k in spread]
         + [f"last_{metric}_{k}" for k in spread]
@@ -202,6 +199,7 @@ def to_csv(s: Summary) -> str:
         + [f"seconds_per_round_{k}" for k in spread]
         + ["answers_with"]
     )
+    rows = []
     for row in (*s.rows, *s.second):
         costs: list[float] = []
         for cost in ("round", "bytes", "gradient_steps"):
@@ -209,13 +207,13 @@ def to_csv(s: Summary) -> str:
             costs += list(interval(got)[:3]) if len(got) == len(row.reach) else [math.nan] * 3
         numbers = [*row.final[:3], *row.last[:3], *(row.loss[:3] if row.loss else [math.nan] * 3)]
         seeds = ";".join(f"{r.round:g}" if r.round is not None else f">{r.ended:g}" for r in row.reach)
-        writer.writerow(
+        rows.append(
             [row.name, row.model, row.runs, row.finished, row.notes or "complete", *map(_number, numbers)]
             + [_number(s.target), sum(r.round is not None for r in row.reach), *map(_number, costs), seeds]
             + [_number(v) for v in row.seconds[:3]]
             + [s.method(row.name).answer]
         )
-    return out.getvalue()
+    return as_csv(header, rows).decode()
 
 
 def _number(v: float) -> str:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fedconcord.basis import factories, files, imports, sums
-from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.errors import UserError, reason, unknown
 from fedconcord.core import tensors
 from fedconcord.models import models
-from fedconcord.problems.card import FORMAT
+from fedconcord.problems.card import FORMAT, check
 from fedconcord.report.load import columns
 from fedconcord.runs import folder
 from fedconcord.runs.final import MODEL, MODELS
@@ -105,8 +105,10 @@ def load(
         ) from None
     except (OSError, ValueError) as broken:
         raise UserError(f"cannot read the model of {run} ({broken}); restore it or run again") from None
-    if about.get("format") != FORMAT:
-        raise UserError(f"{run / 'model.json'}: its format is {about.get('format')!r}, this version reads {FORMAT}")
+    given = about.get("format") if isinstance(about, dict) else type(about).__name__
+    if given != FORMAT:
+        raise UserError(f"{run / 'model.json'}: its format is {given!r}, this version reads {FORMAT}")
+    about = check(about, run / "model.json")
     if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
         raise UserError(
             f"{run} diverged, so its model answers nothing of use; run again with a smaller --lr, or take it "
@@ -125,7 +127,14 @@ def load(
             if model is None
             else f"{run}: its weights are not those of a model {written}; give the model that the run was begun with"
         ) from None
-    return Trained(about, Program(made.to(getattr(torch, about["dtype"])), about).eval())
+    try:
+        program = Program(made.to(getattr(torch, about["dtype"])), about).eval()
+    except (KeyError, TypeError, ValueError, RuntimeError) as wrong:
+        raise UserError(
+            f"{run / 'model.json'}: its preprocessing or unit is not what a run writes ({reason(wrong)}); restore it "
+            "or run again"
+        ) from None
+    return Trained(about, program)
 
 
 def _weights(run: Path, client: str | None) -> Path:
