@@ -21,7 +21,7 @@ import pytest
 from fedconcord import settings as config
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
-from fedconcord.data import esr, fetch, har, mnist
+from fedconcord.data import data_folder, esr, fetch, fmnist, har, mnist
 from fedconcord.data.fetch import PUBLISHED, Download
 from fedconcord.data.folder import read_numbers
 from test_data import idx
@@ -81,6 +81,7 @@ def publish(
         server.content[path] = data
         downloads.append(Download((server.url + path,), md5(data), made)._replace(**more))
     monkeypatch.setitem(PUBLISHED, name, tuple(downloads))
+    monkeypatch.delitem(fetch.CONTENTS, name, raising=False)
 
 
 def archive(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
@@ -494,3 +495,40 @@ def test_mistakes(
 def test_data_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["data"]) == 0
     assert "fetch" in capsys.readouterr().out
+
+
+def test_files_that_lie_there_are_those_that_were_published_however_packed(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Debian's package has Fashion-MNIST: packed anew, below the system's folder, and looked for there by itself."""
+    system, cache = tmp_path / "system", tmp_path / "cache"
+    system.mkdir()
+    for path in (data_dir / "fmnist").glob("*-ubyte.gz"):
+        content = gzip.decompress(path.read_bytes())
+        if "images" in path.name:
+            (system / path.name.removesuffix(".gz")).write_bytes(content)
+        else:
+            (system / path.name).write_bytes(gzip.compress(content, 1))
+            assert (system / path.name).read_bytes() != path.read_bytes()
+    monkeypatch.setattr(sys.modules["fedconcord.data.fmnist"], "SYSTEM", system)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("FEDCONCORD_DATA", raising=False)
+    assert len(fmnist(data_folder(None), 0).train_y) == 60_000
+    with pytest.raises(UserError, match="needs the files"):  # who names a folder means that one
+        fmnist(tmp_path / "named", 0)
+    (cache / "fedconcord" / "data").mkdir(parents=True)
+    (cache / "fedconcord" / "data" / "fmnist").symlink_to(system)
+    for path in system.glob("*-images-*"):
+        packed = gzip.compress(path.read_bytes(), 1)
+        path.unlink()
+        path.with_name(f"{path.name}.gz").write_bytes(packed)
+    assert call(["data", "fetch", "fmnist"]) == 0  # nothing is fetched: what is there is as published
+    labels = system / "t10k-labels-idx1-ubyte.gz"
+    wrong = bytearray(gzip.decompress(labels.read_bytes()))
+    wrong[100] = (wrong[100] + 1) % 10
+    labels.write_bytes(gzip.compress(bytes(wrong)))
+    with pytest.raises(UserError, match=r"it unpacks to SHA-256 \w+, the published t10k-labels-idx1-ubyte is 0402a96d"):
+        fmnist(data_folder(None), 0)
+    capsys.readouterr()
+    assert call(["data", "fetch", "fmnist"]) == 2
+    assert "delete the file and fetch it again" in capsys.readouterr().err

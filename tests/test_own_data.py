@@ -308,8 +308,7 @@ def repeated(text: str) -> str:
             FULL + "unk,m,1,a\n6,f,0,b\nunk,f,0,a\nn k,f,0,a\n",
             ASK,
             "t.csv: column 'age' is numbers but for 3 texts ('unk', 'n k'), rows 6, 8, 9 below the header; if they "
-            "stand for no value, give --set 'input.missing=unk,n k', and if the numbers are names, --set "
-            "input.categories=age, or repair the file",
+            "stand for no value, give --set 'input.missing=unk,n k', or repair the file",
         ),
         (FULL, ASK._replace(label=("sex",), target="number"), "t.csv: label column 'sex' has 'm', which is no number"),
         (FULL, ASK._replace(label=("y", "age"), target="labels"), "label column 'age' has '2'; labels are 0 or 1"),

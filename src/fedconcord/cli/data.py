@@ -46,6 +46,8 @@ def describe(
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)
+    for sentence in settings.notes(resolved):
+        say(sentence)
     say(title)
     lines = summary(found)
     wide = max(len(quantity) for quantity, _ in lines)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from fedconcord.basis.errors import LostError, UserError
@@ -101,15 +102,26 @@ def try_(
 @app_flower.command("check")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def check_(given: Given, sites: Sites = None) -> None:
-    """Compare what server and sites make of a job, as before round 0. Nothing starts."""
+    """Show the sites' files side by side, and compare what server and sites make of a job. Nothing starts."""
     with importing():
         from fedconcord.deploy import trial
 
     settings = _settings(given)
     members = _members(sites, settings, given["clients"] is not None)
+    seen = trial.side_by_side(settings, members)
+    if seen.names:
+        table = Table(box=None, pad_edge=False)
+        for title in ("", *seen.names):
+            table.add_column(escape(title), overflow="fold")
+        for row in seen.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for sentence in seen.doubts:
+        say(sentence)
     with TemporaryDirectory() as place:
         _refuse(trial.differences(settings, members, Path(place)))
-    say(f"{len(members)} sites can begin this job")
+    doubtful = f"; {len(seen.doubts)} thing{'s' * (len(seen.doubts) != 1)} above may be wrong" if seen.doubts else ""
+    say(f"{len(members)} sites can begin this job{doubtful}")
 
 
 @app_flower.command()

@@ -23,8 +23,11 @@ from typing import NamedTuple
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.data.cifar10 import TEST, TRAIN
+from fedconcord.data.fmnist import CONTENTS as FMNIST
 from fedconcord.data.har import FILES as HAR
 from fedconcord.data.har import FOLDER as HAR_FOLDER
+from fedconcord.data.mnist import CONTENTS as MNIST
+from fedconcord.data.mnist import check
 
 BLOCK = 1 << 18  # bytes read at once
 TIMEOUT = 60.0  # seconds without a byte
@@ -54,6 +57,7 @@ def _idx(folder: str, sums: Mapping[str, str], *bases: str) -> tuple[Download, .
     )
 
 
+CONTENTS = {"mnist": MNIST, "fmnist": FMNIST}  # data sets whose files say what they hold
 PUBLISHED: dict[str, tuple[Download, ...]] = {
     "mnist": _idx(
         "mnist",
@@ -124,7 +128,8 @@ def fetch(
     progress: Progress = lambda name, got, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
-    """Fetch what is missing of a data set into the data folder; the paths of its files, fetched or already there.
+    """Fetch what is missing of a data set into the data folder; the paths of its files, fetched or already there, which
+    must be the published ones where that is known.
 
     Args:
         again: fetch also what is there.
@@ -140,6 +145,8 @@ def fetch(
         paths = [folder / path for path in download.files]
         found += paths
         if not again and all(path.is_file() for path in paths):
+            for path in paths if name in CONTENTS else ():
+                check(path, CONTENTS[name])
             continue
         if mirror is not None:
             download = download._replace(urls=(f"{mirror.rstrip('/')}/{download.name}",))

@@ -21,6 +21,11 @@ def data_folder(given: str | None) -> Path:
     chosen = given or os.environ.get("FEDCONCORD_DATA")
     if chosen:
         return Path(chosen).expanduser()
+    return usual_folder()
+
+
+def usual_folder() -> Path:
+    """Where data files lie if nobody names a folder."""
     return folders.user_cache() / "data"
 
 

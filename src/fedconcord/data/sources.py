@@ -23,6 +23,7 @@ from fedconcord.basis.errors import UserError, closest
 BLOCK = 1 << 22  # bytes of a CSV file in a batch
 ROWS = 1 << 16  # rows of another file in a batch
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "None")  # texts of no value
+SHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")  # endings of spreadsheets
 SEPARATORS = ",;\t|"
 
 Batch = Mapping[str, pa.Array]
@@ -54,12 +55,20 @@ def open_table(path: Path, missing: Sequence[str] = ()) -> Source:
             f"there is no file {path}; give the path of a table, or a name that `fedconcord list data` shows"
         )
     kind = path.suffix.lower()
+    if kind in SHEETS:
+        raise UserError(
+            f"{path} is a spreadsheet; save the sheet with the table as CSV UTF-8, with one line of column names on top"
+        )
     if kind not in READERS:
         raise UserError(
             f"cannot tell what {path} is from the ending {kind!r}; tables end in {', '.join(READERS)}, arrays in .npz"
         )
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty; a table has a header and at least two rows")
+    with path.open("rb") as file:
+        head = file.read(200)
+    if kind in (".csv", ".tsv") and (head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.count(0) > len(head) // 4):
+        raise UserError(f"{path.name} is in UTF-16; save it as CSV UTF-8")
     with _sentences(path):
         source = READERS[kind](path)
     return _without(_checked(source), missing)

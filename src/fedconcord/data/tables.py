@@ -16,6 +16,7 @@ import numpy as np
 from fedconcord.basis.errors import UserError
 from fedconcord.data import labels
 from fedconcord.data.dataset import Dataset
+from fedconcord.data.doubts import doubts
 from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
 from fedconcord.data.mixed import refuse_mixed
 from fedconcord.data.preprocess import (
@@ -89,6 +90,7 @@ def read_table(path: Path, given: Input) -> Dataset:
     fill(source, columns, tested, train_x, test_x)
     if other:
         fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
+    doubtful = doubts(source, features, given.client)
     exact = np.int64 if survey.target.kind == "class" else np.float32
     named = given.client is not None
     return Dataset(
@@ -102,7 +104,7 @@ def read_table(path: Path, given: Input) -> Dataset:
         target=survey.target.kind,
         client_names=survey.clients if named else None,
         output_names=survey.target.names,
-        preprocessing=_description(columns, survey, given, unit, bool(given.statistics)),
+        preprocessing=_description(columns, survey, given, unit, doubtful),
         unit=unit,
     )
 
@@ -321,9 +323,13 @@ def _other(path: Path, source: Source, features: Sequence[str], survey: Survey, 
 
 
 def _description(
-    columns: Sequence[Column], survey: Survey, given: Input, unit: tuple[list[float], list[float]] | None, told: bool
+    columns: Sequence[Column],
+    survey: Survey,
+    given: Input,
+    unit: tuple[list[float], list[float]] | None,
+    doubtful: Sequence[str],
 ) -> dict[str, Any]:
-    said = [survey.target.said] if survey.target.said else []
+    told, said = bool(given.statistics), [*([survey.target.said] if survey.target.said else []), *doubtful]
     if given.client is not None:
         alone = int((np.bincount(survey.owner) == 1).sum())
         if alone and given.test is None:

@@ -16,6 +16,7 @@ from fedconcord.deploy import commands, grid, keys
 from fedconcord.deploy.app import PACKAGE, Order, write_app
 from fedconcord.deploy.form import input_settings, source_of
 from fedconcord.deploy.nodes import ANSWERS, Link, Node, Nodes, Tell
+from fedconcord.deploy.overview import Overview, overview
 from fedconcord.deploy.processes import Processes, check_loopback, environment, free_port, lost_sentence
 from fedconcord.deploy.serve import check
 from fedconcord.deploy.site import NAMED, Site
@@ -63,6 +64,16 @@ def job_of(place: Path) -> Path:
     if not found:
         raise UserError(f"{place} has no trial to continue; --resume takes the folder of results of an earlier one")
     return found[-1]
+
+
+def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
+    """What the sites' own files hold, and what looks wrong.
+
+    Raises:
+        UserError: the job's settings are wrong; a site's file cannot be read.
+    """
+    given = input_settings(source_of(settings))
+    return overview({one.name: federated.hold(one.data, given) for one in members if one.data is not None})
 
 
 def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from fedconcord.basis import grammar
 from fedconcord.basis.search import Search
 from fedconcord.options.option import Short
 
@@ -283,7 +284,9 @@ class InputSettings(BaseModel):
     ignore: Annotated[list[str], Field(description="columns that are left out")] = []
     categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
     missing: Annotated[
-        list[str], Field(description="texts that stand for no value, beside the empty one, ?, NA, NaN and null")
+        list[str],
+        BeforeValidator(lambda value: [grammar.text(one) for one in value] if isinstance(value, list) else value),
+        Field(description="texts that stand for no value, beside the empty one, ?, NA, NaN and null"),
     ] = []
     statistics: Annotated[
         str | None,

@@ -1,0 +1,160 @@
+"""The sites' files side by side, for who has them all at hand: a rehearsal (`flower check`), and nothing that is sent.
+
+What one site's file cannot show is seen here: a class that only one of them writes so, a column in another unit, a
+file that is there twice. Notes, no refusals: what sites cannot begin with, `differences` refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.data import federated
+from fedconcord.data.doubts import doubts
+from fedconcord.data.inputs import FEW
+from fedconcord.data.sources import numbers, texts
+
+SHOWN = 5  # texts in a cell
+
+
+class Site(NamedTuple):
+    """What is seen of a site's table."""
+
+    rows: int
+    labels: Mapping[str, Counter[str]]  # label column -> its values
+    numbers: Mapping[str, np.ndarray]  # column -> its known numbers
+    texts: Mapping[str, Counter[str]]  # column -> its texts
+    missing: Mapping[str, float]  # column -> share of rows without a value
+    digest: str  # of all rows, in any order
+    doubts: tuple[str, ...]
+
+
+class Overview(NamedTuple):
+    """A table with a line a column and a column a site, and what looks wrong, a sentence each."""
+
+    names: tuple[str, ...]  # of the sites
+    rows: tuple[tuple[str, ...], ...]  # what it is of, then a cell a site
+    doubts: tuple[str, ...]
+
+
+def overview(files: Mapping[str, federated.Held]) -> Overview:
+    """What the sites' tables hold, by site; nothing of arrays."""
+    sites = {name: _site(held) for name, held in files.items() if held.source is not None}
+    if not sites:
+        return Overview((), (), ())
+    columns = list(dict.fromkeys(name for site in sites.values() for name in site.missing))
+    rows = [("rows", *(f"{site.rows:,}" for site in sites.values()))]
+    for label in next(iter(sites.values())).labels:
+        rows.append((f"label {label}", *(_values(site.labels.get(label, Counter())) for site in sites.values())))
+    for column in columns:
+        rows.append((column, *(_cell(site, column) for site in sites.values())))
+    said = [f"site {name}: {doubt}" for name, site in sites.items() for doubt in site.doubts]
+    return Overview(tuple(sites), tuple(rows), (*said, *_classes(sites), *_columns(sites, columns), *_same(sites)))
+
+
+def _site(held: federated.Held) -> Site:
+    assert held.source is not None
+    names = list(held.columns)
+    parts: dict[str, list[object]] = {name: [] for name in names}
+    for batch in held.source.batches(names):
+        for name in names:
+            parts[name] += texts(batch[name]).to_pylist()
+    known = {name: [value for value in values if value is not None] for name, values in parts.items()}
+    digits = {}
+    for name in names:
+        if held.columns[name] == "number":
+            every = [numbers(batch[name]) for batch in held.source.batches([name])]
+            each = np.concatenate([one for one in every if one is not None] or [np.empty(0)])
+            digits[name] = each[np.isfinite(each)]
+    rows = sorted(zip(*([str(value) for value in parts[name]] for name in sorted(names)), strict=True))
+    return Site(
+        held.rows,
+        {one.name: Counter(str(one.values[int(code)]) for code in one.code.tolist()) for one in held.labels},
+        digits,
+        {name: Counter(map(str, known[name])) for name in names if held.columns[name] == "text"},
+        {name: 1 - len(known[name]) / max(held.rows, 1) for name in names},
+        hashlib.sha256(repr(rows).encode()).hexdigest(),
+        tuple(doubts(held.source, names, None)),
+    )
+
+
+def _values(counts: Counter[str]) -> str:
+    """Classes with their rows; of many different values their number."""
+    if len(counts) > FEW:
+        return f"{len(counts)} values"
+    return ", ".join(f"{value} {count:,}" for value, count in sorted(counts.items()))
+
+
+def _cell(site: Site, column: str) -> str:
+    if column not in site.missing:
+        return "not there"
+    if site.missing[column] == 1:
+        return "empty"
+    empty = f", {100 * site.missing[column]:.0f} % missing" if site.missing[column] > 0 else ""
+    if column in site.numbers:
+        values = site.numbers[column]
+        return f"{values.min():.4g} to {values.max():.4g}{empty}"
+    listed = sorted(site.texts[column])
+    return ", ".join(listed[:SHOWN]) + (f", ... ({len(listed)})" if len(listed) > SHOWN else "") + empty
+
+
+def _classes(sites: Mapping[str, Site]) -> list[str]:
+    """Classes that one site alone has, or that differ by their writing, and sites with one class."""
+    said = []
+    for label in next(iter(sites.values())).labels:
+        of = {name: set(site.labels[label]) for name, site in sites.items() if label in site.labels}
+        if any(len(values) > FEW for values in of.values()):
+            continue
+        for name, values in of.items():
+            others = set().union(*(more for other, more in of.items() if other != name)) if len(of) > 1 else values
+            for value in sorted(values - others):
+                like = sorted(other for other in others if other.strip().casefold() == value.strip().casefold())
+                way = f"; others write {like[0]!r}: write it alike" if like else "; is it a class of its own?"
+                said.append(f"site {name}: no other site has the class {value!r} of {label!r}{way}")
+            if len(values) == 1:
+                said.append(f"site {name}: every row has {label!r} {next(iter(values))!r}; it has no second class")
+    return said
+
+
+def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
+    """Columns without values, of two kinds, with texts of one site alone, or with numbers of another size."""
+    said = []
+    for column in columns:
+        empty = [name for name, site in sites.items() if site.missing.get(column) == 1]
+        said += [f"site {name}: column {column!r} has nothing in it" for name in empty]
+        words = {name: set(site.texts[column]) for name, site in sites.items() if column in site.texts}
+        digits = {name: site.numbers[column] for name, site in sites.items() if column in site.numbers}
+        if words and digits:
+            one, other = next(iter(words)), next(iter(digits))
+            said.append(
+                f"column {column!r} has texts at {', '.join(words)} ({', '.join(sorted(words[one])[:SHOWN])}) and "
+                f"numbers at {', '.join(digits)} ({digits[other].min():g} to {digits[other].max():g}): code it alike"
+            )
+        for name, values in words.items():
+            rest = [more for other, more in words.items() if other != name]
+            others = set().union(*rest) if rest else values
+            if alone := sorted(values - others):
+                listed = ", ".join(map(repr, alone[:SHOWN])) + (", ..." if len(alone) > SHOWN else "")
+                said.append(f"site {name}: no other site has in column {column!r}: {listed}")
+        for name, each in digits.items():
+            elsewhere = [more for other, more in digits.items() if other != name]
+            low, high = (f([f(more) for more in elsewhere] or [f(each)]) for f in (np.min, np.max))
+            if len(elsewhere) > 1 and (each.min() > high or each.max() < low):
+                said.append(
+                    f"site {name}: column {column!r} is {each.min():g} to {each.max():g}, at all others {low:g} to "
+                    f"{high:g}; is it in another unit?"
+                )
+    return said
+
+
+def _same(sites: Mapping[str, Site]) -> list[str]:
+    first: dict[str, str] = {}
+    return [
+        f"sites {first[site.digest]} and {name} hold the same rows; is one file there twice?"
+        for name, site in sites.items()
+        if first.setdefault(site.digest, name) != name
+    ]
