@@ -212,8 +212,9 @@ def _all(
     sentences = [f"site {post.sites[i]}: {text}" for i, text in sorted(why.items())]
     if silent:
         sentences.append(
-            f"site{'s' * (len(silent) > 1)} {', '.join(silent)} did not answer within {TRIES} times {post.wait:g} s; "
-            "start them, leave them out of the sites, or have them come later (--later)"
+            f"site{'s' * (len(silent) > 1)} {', '.join(silent)} gave no answer in {TRIES} tries, after "
+            f"{post.waited:.0f} s of at most {TRIES * post.wait:g}: not connected, or "
+            "its app failed, which its log says; start them, leave them out of the sites, or have them come later (--later)"
         )
     raise_any(sentences)
     return [found[i] for i in fields]

@@ -7,6 +7,7 @@ refusals in a row, and the site is asked no more.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -68,6 +69,7 @@ class Post:
         most: int = 2**26,
     ) -> None:
         self.sites, self.run, self.exchange, self.wait, self.most = tuple(sites), run, exchange, wait, most
+        self.lasted = self.waited = 0.0  # seconds, of the last exchange and of all
         self.see = see or (lambda event: None)
         self.records = [Record() for _ in sites]
         self.joining: Joining | None = None
@@ -90,7 +92,10 @@ class Post:
             raise UserError(f"no site is left: {'; '.join(r.left_out for r in self.records if r.left_out)}")
         messages = {i: self._question(i, data) for i, data in messages.items()}
         asked = {self.sites[i]: data for i, data in messages.items() if self.records[i].left_out is None}
+        began = time.monotonic()
         came = self.exchange(asked, self.wait) if asked else {}
+        self.lasted = time.monotonic() - began
+        self.waited += self.lasted
         found = {}
         for i, data in messages.items():
             record, name = self.records[i], self.sites[i]
@@ -191,7 +196,7 @@ class Post:
         record.missed += not there
         if there != record.there:
             record.there = there
-            said = f"site {name} answers again" if there else f"site {name} did not answer within {self.wait:g} s"
+            said = f"site {name} answers again" if there else f"site {name} did not answer; waited {self.lasted:.0f} s"
             self.see(Event("back" if there else "missing", said, name))
 
     def write(self) -> dict[str, Any]:
