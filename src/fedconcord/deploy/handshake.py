@@ -213,8 +213,8 @@ def _all(
     if silent:
         sentences.append(
             f"site{'s' * (len(silent) > 1)} {', '.join(silent)} gave no answer in {TRIES} tries, after "
-            f"{post.waited:.0f} s of at most {TRIES * post.wait:g}: not connected, or "
-            "its app failed, which its log says; start them, leave them out of the sites, or have them come later (--later)"
+            f"{post.waited:.0f} s of at most {TRIES * post.wait:g}: not connected, or its app failed, see its log; "
+            "start them, leave them out, or have them come later (--later)"
         )
     raise_any(sentences)
     return [found[i] for i in fields]
