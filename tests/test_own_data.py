@@ -385,7 +385,7 @@ def chosen_rows(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "said"),
     [
-        ("t.xlsx", lambda path: path.write_text("x"), "from the ending '.xlsx'; tables end in .csv, .tsv, .par"),
+        ("t.sav", lambda path: path.write_text("x"), "from the ending '.sav'; tables end in .csv, .tsv, .par"),
         ("gone.csv", lambda path: None, "gone.csv; give the path of a table, or a name that `fed"),
         ("x.parquet", lambda path: path.write_bytes(b"PAR1" + bytes(99)), "cannot read x.parquet: "),
         ("x.parquet", truncated, "cannot read x.parquet: "),

@@ -11,46 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fedconcord.basis import files, sums
+from fedconcord.basis.spread import Spread, spread
 from fedconcord.core import Problem
 from fedconcord.problems.judging import supervised
 from fedconcord.problems.losses import METRICS
 from fedconcord.problems.per_client import Scores
 
 
-class Spread(NamedTuple):
-    """One metric over the clients that have samples to be judged on."""
-
-    mean: float
-    std: float
-    worst_decile: float
-    best_decile: float
-    gap: float  # best minus worst decile, in absolute value
-    worst: float
-
-
 def higher_is_better(metric: str) -> bool:
     """Whether more of a metric is better, by its name: of those that are listed, and of accuracies."""
     known = METRICS.get(metric.partition("_at_")[0])
     return metric.endswith("accuracy") if known is None else known.higher
-
-
-def spread(values: np.ndarray, higher: bool) -> Spread:
-    """The figures above of values [N]; NaN is a client without samples, which is left out."""
-    known = np.sort(values[~np.isnan(values)])
-    if not len(known):
-        return Spread(*[math.nan] * len(Spread._fields))
-    tenth = math.ceil(len(known) / 10)
-    low, high = float(known[:tenth].mean()), float(known[-tenth:].mean())
-    worst, best = (low, high) if higher else (high, low)
-    return Spread(
-        float(known.mean()), float(known.std()), worst, best, high - low, float(known[0] if higher else known[-1])
-    )
 
 
 def main_metric(scores: Scores) -> str:

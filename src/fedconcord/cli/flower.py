@@ -102,7 +102,7 @@ def try_(
 @app_flower.command("check")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def check_(given: Given, sites: Sites = None) -> None:
-    """Show the sites' files side by side, and compare what server and sites make of a job. Nothing starts."""
+    """Show sites' files side by side; compare what all make of a job."""
     with importing():
         from fedconcord.deploy import trial
 
