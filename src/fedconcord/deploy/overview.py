@@ -143,7 +143,8 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
         for name, each in digits.items():
             elsewhere = [more for other, more in digits.items() if other != name]
             low, high = (f([f(more) for more in elsewhere] or [f(each)]) for f in (np.min, np.max))
-            if len(elsewhere) > 1 and (each.min() > high or each.max() < low):
+            far = high - low  # neighbours' ranges may well touch; those of two units lie apart
+            if len(elsewhere) > 1 and (each.min() > high + far or each.max() < low - far):
                 said.append(
                     f"site {name}: column {column!r} is {each.min():g} to {each.max():g}, at all others {low:g} to "
                     f"{high:g}; is it in another unit?"
