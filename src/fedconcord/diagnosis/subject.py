@@ -22,6 +22,7 @@ from fedconcord.runs.folder import CHECKPOINT, read_description, versions
 from fedconcord.runs.results import as_before
 from fedconcord.settings import Config, Source
 
+MOST_THREADS = 1024  # that a folder may ask for
 ENGINES = ("stacked", "serial")
 WHERE = ("engine.name", "engine.device", "engine.threads", "data_dir", "out")
 
@@ -71,8 +72,9 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     if any("engine.name" in source.values for source in changes):
         nested.pop("wire", None)
     config = settings_module.resolve_run(settings_module.from_nested(nested, "run.json"), *changes)
-    if config.engine.threads is None and isinstance(saved.get("threads"), int):  # as many as the run found where it was
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": saved["threads"]})})
+    threads = saved.get("threads")  # as many as the run found where it was
+    if config.engine.threads is None and isinstance(threads, int) and 0 < threads <= MOST_THREADS:
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
     done = int(saved.get("rounds_done", 0))
     at = _rounds(rounds, done, f"{folder} has done {done} rounds")
     job = _job(config)

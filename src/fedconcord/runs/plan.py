@@ -307,7 +307,7 @@ def notes(planned: Sequence[Planned]) -> list[str]:
 def _objective(planned: Sequence[Planned]) -> list[str]:
     """What is minimised, where clients of the user's own differ in size."""
     first = planned[0].config
-    if first.partition != NATURAL or settings_module.kind_of(first.data) == "named":
+    if first.partition != NATURAL or settings_module.kind_of(first.data) != "file":
         return []
     natural = settings_module.dataset_of(first.data, first.data_dir, first.seed or 0, first.input).natural
     sizes = [len(samples) for samples in natural or ()]
