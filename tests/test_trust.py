@@ -168,6 +168,7 @@ def test_a_model_of_ones_own_is_named_again_or_trusted(
     assert own("diagnose", "o", "--at", "1", "--model", model) == 0
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_goes_on_in_workers(own: Callable[..., int]) -> None:
     job = ["--methods", "fedavg,mymodule:mine(label=mine)", *JOB, "--jobs", "2", "--out", "o"]
     assert own("compare", *job) == 0
