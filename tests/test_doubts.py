@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedconcord.basis.errors import UserError
@@ -16,7 +18,8 @@ from fedconcord.data import federated
 from fedconcord.data.doubts import doubts
 from fedconcord.data.inputs import Input
 from fedconcord.data.own import read_own
-from fedconcord.data.sources import open_table
+from fedconcord.data.sources import numbers, open_table
+from fedconcord.settings.sections import InputSettings
 from pages import ROOT
 
 ASK = Input(label=("ill",), client="site")
@@ -88,6 +91,31 @@ def test_codes_for_no_value_and_rows_twice_are_said(tmp_path: Path, capsys: pyte
         assert "7 of 67 rows are in it before, equal in every column" in said
     assert call([*run, "--out", str(tmp_path / "s"), "--set", "input.missing=-9"]) == 0
     assert "has -9" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_number_for_no_value_is_meant_by_its_value(kind: str, tmp_path: Path) -> None:
+    """However it is written, and where the file holds numbers; a text with spaces stays the text that it is."""
+    values = ["-9", "-9.0", "1.5", "n k", "2"] if kind == "csv" else [-9.0, -9.0, 1.5, None, 2.0]
+    path = tmp_path / f"t.{kind}"
+    if kind == "csv":
+        path.write_text("\n".join(["u", *values]) + "\n")
+    else:
+        pq.write_table(pa.table({"u": values}), path)
+    asked = InputSettings(missing=["n k", -9])
+    assert asked.missing == ["n k", "-9"]
+    [batch] = open_table(path, asked.missing).batches(["u"])
+    found = numbers(batch["u"])
+    assert found is not None
+    assert found[np.isfinite(found)].tolist() == [1.5, 2.0]
+
+
+def test_ids_of_a_large_table_leave_no_site(tmp_path: Path) -> None:
+    """More different texts than are told apart are ids whatever their share."""
+    rows = [f"CH{i:06d},{i % 7},{i % 2}" for i in range(30_000)]
+    (tmp_path / "t.csv").write_text("\n".join(["patient,u,ill", *rows]) + "\n")
+    with pytest.raises(UserError, match=r"column 'patient' has 10000 different texts or more in 30000 rows"):
+        federated.hold(tmp_path / "t.csv", ASK._replace(client=None))
 
 
 def test_what_is_in_order_gives_no_alarm(tmp_path: Path) -> None:

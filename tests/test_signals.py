@@ -72,3 +72,23 @@ def test_sigterm_to_the_workers_of_a_comparison_too(tmp_path: Path) -> None:
     assert {run["status"] for run in found} == {"interrupted"}
     assert (tmp_path / "c" / "fedavg" / "seed-0" / "checkpoint.safetensors").exists()
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_run_before_its_first_round(tmp_path: Path) -> None:
+    """As callbacks of compilers do, called from C: their exceptions are printed, and forgotten."""
+    program = (
+        "import contextlib, os, signal, sys\n"
+        "from fedconcord.cli.main import main\n"
+        "from fedconcord.runs import execution\n"
+        "load = execution.wanted\n"
+        "def swallowing(*given):\n"
+        "    with contextlib.suppress(KeyboardInterrupt):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return load(*given)\n"
+        "execution.wanted = swallowing\n"
+        "sys.argv = ['fedconcord', 'run', '--data', 'digits', '--rounds', '3', '--out', 'r']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "interrupted"

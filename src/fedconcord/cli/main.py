@@ -29,6 +29,7 @@ from fedconcord.cli import (  # noqa: F401  (commands of `app`)
     tune,
 )
 from fedconcord.cli.base import app, complain, fail
+from fedconcord.runs import interrupts
 
 
 def _usage(error: Any) -> str:
@@ -93,6 +94,8 @@ def main() -> None:
     process.settle()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _as_first_interrupt())
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by a shell's background
+            signal.signal(signal.SIGINT, interrupts.raising)
     warnings.showwarning = lambda message, *where, **more: complain(f"warning: {message}")
     code = call(sys.argv[1:])
     if code == 130:  # after a second Ctrl-C threads may still compute, which the interpreter's end would wait for

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedconcord.basis.errors import UserError
-from fedconcord.data.sources import Source, texts
+from fedconcord.data.sources import NUMBER, Source, texts
 
-NUMBER = r"^\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity|nan))\s*$"
 DECIMAL = r"^\s*[+-]?\d+,\d+\s*$"  # a number with a decimal comma
 SHOWN = 3  # rows and texts in the sentence
 IDS, ALL = 20, 0.9  # rows, and share of different texts in them, from which on a column holds ids
@@ -63,11 +62,12 @@ def refuse_mixed(source: Source, columns: Sequence[str]) -> None:
         if others[name] and len(numbers[name]) >= len(others[name]):
             raise UserError(_sentence(source.path.name, name, list(others[name]), rows[name], count[name]))
         different, values = len(numbers[name]) + len(others[name]), known[name]
-        if values >= IDS and different >= ALL * values:
+        if values >= IDS and different >= min(ALL * values, MOST):
+            more = " or more" if different >= MOST else ""
             raise UserError(
-                f"{source.path.name}: column {name!r} has {different} different texts in {values} rows, as numbers of "
-                "patients have, and tells nothing of a new row; texts are told to the server and all sites: leave it "
-                f"out with --set {shlex.quote(f'input.ignore={name}')}"
+                f"{source.path.name}: column {name!r} has {different} different texts{more} in {values} rows, as "
+                "numbers of patients have, and tells nothing of a new row; texts are told to the server and all sites: "
+                f"leave it out with --set {shlex.quote(f'input.ignore={name}')}"
             )
 
 

@@ -6,6 +6,7 @@ A file is never held whole: a batch of it is read, used and let go, as often as 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ BLOCK = 1 << 22  # bytes of a CSV file in a batch
 ROWS = 1 << 16  # rows of another file in a batch
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "None")  # texts of no value
 SHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")  # endings of spreadsheets
+NUMBER = r"^\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity|nan))\s*$"
 SEPARATORS = ",;\t|"
 
 Batch = Mapping[str, pa.Array]
@@ -43,7 +45,8 @@ class Source(NamedTuple):
 def open_table(path: Path, missing: Sequence[str] = ()) -> Source:
     """A table by the ending of its name; a folder must hold a data set that `datasets` saved.
 
-    Texts in `missing` are read as no value, whatever their column.
+    Texts in `missing` are read as no value, whatever their column; a number among them also where it is written
+    otherwise (-9.0 for -9), or where the file holds numbers.
 
     Raises:
         UserError: the file is missing, empty, of another kind or broken, or names a column twice.
@@ -75,18 +78,28 @@ def open_table(path: Path, missing: Sequence[str] = ()) -> Source:
 
 
 def _without(source: Source, missing: Sequence[str]) -> Source:
-    """The table with these texts read as no value."""
+    """The table with these texts, and the numbers among them, read as no value."""
     if not missing:
         return source
     none = pa.array(missing, pa.string())
+    codes = pa.array([float(text) for text in missing if re.match(NUMBER, text)], pa.float64())
 
     def known(values: pa.Array) -> pa.Array:
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
+        if _is_number(values.type):
+            return pc.if_else(
+                pc.is_in(values.cast(pa.float64(), safe=False), codes), pa.scalar(None, values.type), values
+            )
         if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
             return values
         values = values.cast(pa.string())
-        return pc.if_else(pc.is_in(pc.utf8_trim_whitespace(values), none), pa.scalar(None, pa.string()), values)
+        trimmed, empty = pc.utf8_trim_whitespace(values), pa.scalar(None, pa.string())
+        gone = pc.is_in(trimmed, none)
+        if len(codes):
+            number = pc.if_else(pc.match_substring_regex(trimmed, NUMBER), trimmed, empty).cast(pa.float64())
+            gone = pc.or_(gone, pc.is_in(number, codes))
+        return pc.if_else(gone, empty, values)
 
     def batches(columns: Sequence[str]) -> Iterator[Batch]:
         return ({name: known(values) for name, values in batch.items()} for batch in source.batches(columns))

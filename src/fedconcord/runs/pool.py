@@ -21,6 +21,7 @@ from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.objects import Held
 from fedconcord.jobs import Row
+from fedconcord.runs import interrupts
 from fedconcord.runs.execution import attempt
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.outcome import Finished, Progress, finished, not_done
@@ -160,13 +161,13 @@ class _Pool:
     def work(self, todo: Sequence[int], jobs: int) -> None:
         self.todo = list(todo)
         told = 0
-        with _counted_interrupts() as interrupts:
+        with _counted_interrupts() as count:
             try:
                 for _ in range(jobs):
                     self._join()
                 while self.workers:
-                    if interrupts[0] > told:
-                        told = interrupts[0]
+                    if count[0] > told:
+                        told = count[0]
                         self._stop(told)
                     try:
                         worker, event = self.events.get(timeout=0.2)
@@ -295,7 +296,7 @@ def worker() -> None:
             told = times
             _thread.interrupt_main()
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupts.raising)
     signal.signal(signal.SIGTERM, lambda number, frame: stop(1))  # a scheduler's, to all processes: the parent's word
 
     def listen() -> None:
@@ -322,6 +323,7 @@ def worker() -> None:
                 known += unpacked(task["objects"])
                 continue
             told = 0
+            interrupts.forget()
             imports.trust(task["trusted"])
             source = settings_module.from_nested(task["config"], "settings")
             entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"], task["held"])

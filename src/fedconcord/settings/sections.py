@@ -256,6 +256,11 @@ class PrivacySettings(BaseModel):
     ] = "central"
 
 
+def _as_text(value: object) -> object:
+    """A number, which `--set input.missing=-9` is read as, as its text; anything else as it is."""
+    return grammar.text(value) if type(value) in (int, float) else value
+
+
 class InputSettings(BaseModel):
     """How data of your own are read: a table, arrays, images."""
 
@@ -285,8 +290,10 @@ class InputSettings(BaseModel):
     categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
     missing: Annotated[
         list[str],
-        BeforeValidator(lambda value: [grammar.text(one) for one in value] if isinstance(value, list) else value),
-        Field(description="texts that stand for no value, beside the empty one, ?, NA, NaN and null"),
+        BeforeValidator(lambda given: [*map(_as_text, given)] if isinstance(given, list) else given),
+        Field(
+            description="texts that stand for no value, beside the empty one, ?, NA, NaN and null; numbers, by value"
+        ),
     ] = []
     statistics: Annotated[
         str | None,
