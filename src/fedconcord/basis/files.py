@@ -32,8 +32,7 @@ def write_bytes(path: Path, *pieces: bytes | memoryview, mode: int = 0o666) -> N
 def private_folder(path: Path) -> None:
     """A folder for its owner's eyes, made if it is not there; one that is there keeps its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def sweep(folder: Path) -> None:

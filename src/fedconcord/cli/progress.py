@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import shlex
 import time
@@ -275,7 +274,7 @@ def say_summary(*folders: Path) -> None:
         say(target_words(summary))
     found = worth(summary)
     for sentence in majority_words(summary) if found is None or found.majority is None else ():
-        say(html.unescape(sentence))
+        say(sentence)
     if found is not None:
         clients = client_sentences(found)
         for sentence in (*sentences(found), *(clients if len(clients) <= NAMED else ())):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 import socket
 import ssl
@@ -121,11 +120,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
     """For its owner's eyes from the first byte on."""
-    before = os.umask(0o077)
-    try:
-        write_bytes(path, key.private_bytes(PEM, form, serialization.NoEncryption()))
-    finally:
-        os.umask(before)
+    write_bytes(path, key.private_bytes(PEM, form, serialization.NoEncryption()), mode=0o600)
 
 
 def write_site(folder: Path, site: str) -> Path:

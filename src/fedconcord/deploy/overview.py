@@ -7,6 +7,7 @@ file that is there twice. Notes, no refusals: what sites cannot begin with, `dif
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -26,10 +27,10 @@ class Site(NamedTuple):
 
     rows: int
     labels: Mapping[str, Counter[str]]  # label column -> its values
-    numbers: Mapping[str, np.ndarray]  # column -> its known numbers
+    numbers: Mapping[str, tuple[float, float]]  # column -> the smallest and largest of its known numbers
     texts: Mapping[str, Counter[str]]  # column -> its texts
     missing: Mapping[str, float]  # column -> share of rows without a value
-    digest: str  # of all rows, in any order
+    digest: int  # the sum of its rows' digests: of all rows, in any order
     doubts: tuple[str, ...]
 
 
@@ -58,27 +59,29 @@ def overview(files: Mapping[str, federated.Held]) -> Overview:
 
 def _site(held: federated.Held) -> Site:
     assert held.source is not None
-    names = list(held.columns)
-    parts: dict[str, list[object]] = {name: [] for name in names}
+    names = sorted(held.columns)
+    words = {name: Counter[str]() for name in names if held.columns[name] == "text"}
+    ends: dict[str, tuple[float, float]] = {}
+    known, total = Counter[str](), 0
     for batch in held.source.batches(names):
         for name in names:
-            parts[name] += texts(batch[name]).to_pylist()
-    known = {name: [value for value in values if value is not None] for name, values in parts.items()}
-    digits = {}
-    for name in names:
-        if held.columns[name] == "number":
-            every = [numbers(batch[name]) for batch in held.source.batches([name])]
-            each = np.concatenate([one for one in every if one is not None] or [np.empty(0)])
-            digits[name] = each[np.isfinite(each)]
-    rows = sorted(zip(*([str(value) for value in parts[name]] for name in sorted(names)), strict=True))
+            if name in words:
+                words[name].update(one for one in texts(batch[name]).to_pylist() if one is not None)
+                known[name] = words[name].total()
+            elif (each := numbers(batch[name])) is not None and (each := each[np.isfinite(each)]).size:
+                known[name] += each.size
+                low, high = ends.get(name, (math.inf, -math.inf))
+                ends[name] = min(low, float(each.min())), max(high, float(each.max()))
+        for row in zip(*(texts(batch[name]).to_pylist() for name in names), strict=True):
+            total += int.from_bytes(hashlib.blake2b(repr(row).encode(), digest_size=16).digest())
     return Site(
         held.rows,
         {one.name: Counter(str(one.values[int(code)]) for code in one.code.tolist()) for one in held.labels},
-        digits,
-        {name: Counter(map(str, known[name])) for name in names if held.columns[name] == "text"},
-        {name: 1 - len(known[name]) / max(held.rows, 1) for name in names},
-        hashlib.sha256(repr(rows).encode()).hexdigest(),
-        tuple(doubts(held.source, names, None)),
+        ends,
+        words,
+        {name: 1 - known[name] / max(held.rows, 1) for name in held.columns},
+        total,
+        tuple(doubts(held.source, list(held.columns), None)),
     )
 
 
@@ -96,8 +99,8 @@ def _cell(site: Site, column: str) -> str:
         return "empty"
     empty = f", {100 * site.missing[column]:.0f} % missing" if site.missing[column] > 0 else ""
     if column in site.numbers:
-        values = site.numbers[column]
-        return f"{values.min():.4g} to {values.max():.4g}{empty}"
+        low, high = site.numbers[column]
+        return f"{low:.4g} to {high:.4g}{empty}"
     listed = sorted(site.texts[column])
     return ", ".join(listed[:SHOWN]) + (f", ... ({len(listed)})" if len(listed) > SHOWN else "") + empty
 
@@ -132,7 +135,7 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
             one, other = next(iter(words)), next(iter(digits))
             said.append(
                 f"column {column!r} has texts at {', '.join(words)} ({', '.join(sorted(words[one])[:SHOWN])}) and "
-                f"numbers at {', '.join(digits)} ({digits[other].min():g} to {digits[other].max():g}): code it alike"
+                f"numbers at {', '.join(digits)} ({digits[other][0]:g} to {digits[other][1]:g}): code it alike"
             )
         for name, values in words.items():
             rest = [more for other, more in words.items() if other != name]
@@ -140,20 +143,22 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
             if alone := sorted(values - others):
                 listed = ", ".join(map(repr, alone[:SHOWN])) + (", ..." if len(alone) > SHOWN else "")
                 said.append(f"site {name}: no other site has in column {column!r}: {listed}")
-        for name, each in digits.items():
+        for name, (least, most) in digits.items():
             elsewhere = [more for other, more in digits.items() if other != name]
-            low, high = (f([f(more) for more in elsewhere] or [f(each)]) for f in (np.min, np.max))
+            if len(elsewhere) < 2:
+                continue
+            low, high = min(one[0] for one in elsewhere), max(one[1] for one in elsewhere)
             far = high - low  # neighbours' ranges may well touch; those of two units lie apart
-            if len(elsewhere) > 1 and (each.min() > high + far or each.max() < low - far):
+            if least > high + far or most < low - far:
                 said.append(
-                    f"site {name}: column {column!r} is {each.min():g} to {each.max():g}, at all others {low:g} to "
-                    f"{high:g}; is it in another unit?"
+                    f"site {name}: column {column!r} is {least:g} to {most:g}, at all others {low:g} to {high:g}; is "
+                    "it in another unit?"
                 )
     return said
 
 
 def _same(sites: Mapping[str, Site]) -> list[str]:
-    first: dict[str, str] = {}
+    first: dict[int, str] = {}
     return [
         f"sites {first[site.digest]} and {name} hold the same rows; is one file there twice?"
         for name, site in sites.items()

@@ -97,17 +97,18 @@ def words(s: Summary) -> list[str]:
             f"{len(v.seeds)} seeds leave the t test {degrees}: only large differences can be told apart, and "
             "“not separated” does not mean “equal”."
         )
-    said += majority_words(s) + _objective_words(s) + _target_words(s)
+    said += map(esc, majority_words(s))
+    said += _objective_words(s) + _target_words(s)
     return said + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
 
 
 def majority_words(s: Summary) -> list[str]:
-    """What no model need be trained for, where an accuracy is told."""
+    """What no model need be trained for, where an accuracy is told; plain text."""
     most = s.methods[0].runs[0].head.majority if s.methods else None
     told = {str(entry["column"]) for m in s.methods for r in m.runs for entry in r.head.ranking}
     if most is None or "test_accuracy" not in told | {s.primary.column}:
         return []
-    return [f"Always answering “{esc(most[0])}” is right for {100 * most[1]:.1f} % of the clients' samples."]
+    return [f"Always answering “{most[0]}” is right for {100 * most[1]:.1f} % of the clients' samples."]
 
 
 def _objective_words(s: Summary) -> list[str]:

@@ -27,6 +27,7 @@ DRAWS = 2000  # of the bootstrap
 MANY = 2000  # clients of a seed, beyond which a mean of resampled clients is drawn as a normal number
 FEWEST = 5  # units that an interval is of
 SITES = 20  # clients with names, up to which they are sites
+NO_FIGURES = ("client", "name", "split", "samples", "hostile", "refused")  # columns of clients.csv
 ROWS = 10  # samples that a site is judged on, at least
 
 
@@ -148,9 +149,6 @@ def worth(s: Summary) -> Worth | None:
     folders = [[r.folder for r in (groups | others)[m.name] if r.head.seed in seeds] for m in w.models]
     order = [column, *(name for name in figures if name != column)]
     return w._replace(more=tuple(_figures(metric_of(name), folders, tables, counted) for name in order))
-
-
-NO_FIGURES = ("client", "name", "split", "samples", "hostile", "refused")  # columns of clients.csv
 
 
 def _figures(

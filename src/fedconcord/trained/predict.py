@@ -100,8 +100,10 @@ def predict(
 
 
 def check_threshold(card: Mapping[str, Any], threshold: float | None) -> None:
-    """Raises:
-    UserError: it is no probability, or the model's answers have no threshold.
+    """Refuse a threshold that means nothing.
+
+    Raises:
+        UserError: it is no probability, or the model's answers have no threshold.
     """
     if threshold is None:
         return

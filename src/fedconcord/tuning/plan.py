@@ -111,7 +111,7 @@ def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
             raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
     return _planned(
         folder,
-        settings_module.resolve_compare(settings_module.from_nested({"objective": ALL["objective"], **nested}, NAME)),
+        settings_module.resolve_compare(settings_module.from_nested({**ALL, **nested}, NAME)),
         before,
     )
 
