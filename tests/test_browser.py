@@ -50,6 +50,7 @@ def beyond(page: Path, place: Path) -> tuple[dict[int, list[int]], list[str]]:
     return dict(zip(WIDTHS, json.loads(seen[1]), strict=True)), errors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
 def test_the_report_fits_narrow_and_wide_windows(tmp_path: Path) -> None:
     realistic(tmp_path / "every column", methods=4, seeds=2)

@@ -161,6 +161,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(whole: Path, tmp_path: 
     assert_same(whole / FOLDERS[1], out)
 
 
+@pytest.mark.slow  # test_hostile and test_signals end and resume runs in the fast tier
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"
     process = start(*COMPARE, "--out", out)

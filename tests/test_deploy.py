@@ -26,6 +26,7 @@ from fedconcord.data.mnist import read_idx
 from fedconcord.models import MODELS
 from fedconcord.trained.predict import read
 from fedconcord.trained.program import Program, load
+from tiers import tiers
 
 LOADER = """
 import sys, numpy, torch
@@ -85,7 +86,7 @@ def test_the_exported_program_in_a_fresh_process(model: str, runs: Path, tmp_pat
     assert about["input"] == "float32 [batch, 1, 8, 8], raw"
 
 
-@pytest.mark.parametrize("model", ["2nn", "cnn1"])
+@pytest.mark.parametrize("model", tiers(["2nn", "cnn1"], quick=("2nn",)))
 def test_the_onnx_program_in_onnxruntime(model: str, runs: Path, tmp_path: Path) -> None:
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     path = fedconcord.export(runs / model, "onnx", tmp_path / "deep" / "model.onnx")

@@ -513,6 +513,7 @@ def test_the_command_on_digits(tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == 2 * 12
 
 
+@pytest.mark.slow
 def test_threads_are_the_runs_and_another_cause_is_named(tmp_path: Path) -> None:
     """Where a run had other threads than are usual here, its rounds are trained again with those."""
     run = tmp_path / "run"

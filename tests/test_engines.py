@@ -42,6 +42,7 @@ from fedconcord.problems import Supervised, quadratics
 from fedconcord.problems.regularisers import l1
 from fedconcord.transforms.tables import with_table
 from table import TABLE, batches_of, make
+from tiers import tiers
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     "generic": lambda: nn.Sequential(
@@ -132,8 +133,18 @@ def test_stacked_equals_serial(name: str) -> None:
         assert_same(run(replace(job, engine=Stacked(width))), reference)
 
 
-@pytest.mark.parametrize("network", KERNELS)
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+@pytest.mark.parametrize(
+    ("name", "network"),
+    tiers(
+        [(name, network) for name in sorted(set(METHODS) - {"fedhybrid"}) for network in KERNELS],
+        quick=[
+            (name, network)
+            for name in sorted(set(METHODS) - {"fedhybrid"})
+            for network in KERNELS
+            if network == "dense" or name in ("scaffold", "fedsmoo", "mimesvrg", "vrlsgd")
+        ],
+    ),
+)
 def test_kernels_and_workers_equal_serial(name: str, network: str) -> None:
     """The short loop, where it applies, on any number of threads."""
     schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
@@ -291,7 +302,7 @@ def test_the_short_loop_is_the_loop(name: str) -> None:
     ],
     ids=["momentum", "decay-clip", "full", "sam", "svrg", "tolerance", "tolerance-decay", "nesterov", "clip-direction"],
 )
-@pytest.mark.parametrize("name", ["fednova", "fedadmm", "scaffold"])
+@pytest.mark.parametrize("name", tiers(("fednova", "fedadmm", "scaffold"), quick=("fednova",)))
 def test_every_solver_setting_on_every_engine(name: str, solver: Solver) -> None:
     for network in NETWORKS:
         job = Job(small(network), METHODS[name](), SCHEDULE, solver, Serial())

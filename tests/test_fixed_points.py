@@ -18,6 +18,7 @@ from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.testing.bench import run
 from table import TABLE, make
+from tiers import tiers
 
 CPU = torch.device("cpu")
 
@@ -57,11 +58,7 @@ def test_every_method_has_a_row() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *PARTIAL,
-        "scaffold option 1",
-        *(pytest.param(f"losac {kind}", marks=pytest.mark.slow) for kind in ("mean", "gradient")),
-    ],
+    tiers([*PARTIAL, "scaffold option 1", "losac mean", "losac gradient"], quick=("scaffold", "fedvra", "fedadmm")),
 )
 def test_reaches_the_optimum_with_absent_clients(name: str) -> None:
     extra = {"option 1": {"option": 1}, "mean": {"block_scale": "mean"}, "gradient": {"init": "gradient"}}
@@ -69,7 +66,7 @@ def test_reaches_the_optimum_with_absent_clients(name: str) -> None:
     assert gap(job(make(name, **extra.get(variant, {}))), TABLE[name].rounds) < 1e-10
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", tiers(FULL, quick=("fedpd", "mimesvrg")))
 def test_reaches_the_optimum_with_all_clients(name: str) -> None:
     this = job(make(name), cohort=20)
     if TABLE[name].equal_steps:
@@ -78,7 +75,9 @@ def test_reaches_the_optimum_with_all_clients(name: str) -> None:
     assert gap(this, TABLE[name].rounds) < 1e-10
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.exact == "no"])
+@pytest.mark.parametrize(
+    "name", tiers([name for name, row in TABLE.items() if row.exact == "no"], quick=("fedavg", "fedcm", "fedsam"))
+)
 def test_methods_that_claim_nothing_stop_elsewhere(name: str) -> None:
     """The tests above can fail: on the same job these stop far away, though every client takes part."""
     assert gap(job(make(name), cohort=20), 500) > 1e-3
@@ -137,6 +136,7 @@ def test_fedavg_stops_at_lemma_1(eta: float) -> None:
         assert float((x - limit).norm()) < 0.1 * float((x - p._optimum).norm())
 
 
+@pytest.mark.slow  # lemma 1 is checked above, and by a recipe
 def test_fednova_has_no_such_bias() -> None:
     """Its limit differs from the optimum by O(eta): ten times smaller steps, about ten times closer."""
     p = fednova_quadratics(0, 30, torch.float64, CPU)
@@ -272,7 +272,7 @@ def test_the_local_solver_alone() -> None:
 QUICK = ("fedcm", "mofedsam", "scaffold", "fednova")
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE])
+@pytest.mark.parametrize("name", tiers(TABLE, QUICK))
 @pytest.mark.parametrize(
     ("solver", "lr", "plain"),
     [(Solver(momentum=0.8), 0.01, 0.05), (Solver(step_decay=0.6), 0.1, 0.05), (Solver(pace=delta()), 1.0, 0.3)],

@@ -162,7 +162,13 @@ def test_inexact_admm_reaches_the_sparse_minimiser(options: dict[str, Any], lr: 
     assert torch.equal(x != 0, exact != 0)  # the server's prox gives zeros; a mean of clients need not
 
 
-@pytest.mark.parametrize(("name", "options"), [("scaffold", {}), ("losac", {"blocks": 3, "block_scale": "mean"})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("scaffold", {}),
+        pytest.param("losac", {"blocks": 3, "block_scale": "mean"}, marks=pytest.mark.slow),
+    ],
+)
 def test_local_prox_reaches_the_sparse_minimiser(name: str, options: dict[str, Any]) -> None:
     assert gap(*sparse_job(METHODS[name](**options)), 1500) < 1e-10
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pages import ROOT, command, does, prepare, steps
+from tiers import tiers
 
 PAGE = ROOT / "docs" / "own-data.md"
 
@@ -75,16 +76,19 @@ def test_a_second_package_brings_data_model_and_metric(package: Path, tmp_path: 
     assert float(rows[-1].split(",")[1]) < float(rows[0].split(",")[1])
 
 
+WRONG = [
+    ("theirs.parts:flat", "the model answers 2 samples with (2, 2), and the data need (2, 1): one row a sample"),
+    ("theirs.parts:number", "model theirs.parts:number returned int; return a torch.nn.Module"),
+    ("theirs.parts:broken", "model theirs.parts:broken failed for samples of shape (3,): KeyError: 'width'"),
+    ("theirs.parts:nett", "model theirs.parts:nett: theirs.parts has no 'nett' (did you mean 'Net'?)"),
+    ("theirs.gone:net", "cannot import the model theirs.gone:net: ModuleNotFoundError: No module named"),
+    ("theirs.parts:Net(width=2)", "model theirs.parts:Net has no parameter 'width'; it has hidden"),
+]
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
-    [
-        ("theirs.parts:flat", "the model answers 2 samples with (2, 2), and the data need (2, 1): one row a sample"),
-        ("theirs.parts:number", "model theirs.parts:number returned int; return a torch.nn.Module"),
-        ("theirs.parts:broken", "model theirs.parts:broken failed for samples of shape (3,): KeyError: 'width'"),
-        ("theirs.parts:nett", "model theirs.parts:nett: theirs.parts has no 'nett' (did you mean 'Net'?)"),
-        ("theirs.gone:net", "cannot import the model theirs.gone:net: ModuleNotFoundError: No module named"),
-        ("theirs.parts:Net(width=2)", "model theirs.parts:Net has no parameter 'width'; it has hidden"),
-    ],
+    tiers(WRONG, quick=WRONG[:2]),
 )
 def test_a_wrong_model_of_ones_own_is_one_sentence(package: Path, tmp_path: Path, model: str, said: str) -> None:
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))

@@ -30,6 +30,7 @@ from fedconcord.tuning.space import space_of
 from table import TABLE, make
 from test_engines import SCHEDULE, assert_same, run, small
 from test_fixed_points import gap, problem
+from tiers import tiers
 
 CPU = torch.device("cpu")
 RULES = {"delta": delta(), "dog": dog(), "normed": normed()}
@@ -41,12 +42,8 @@ def paced(name: str) -> bool:
 
 
 PACED = [name for name in METHODS if paced(name)]
-EACH = [  # what differs: a normaliser, a pull, SAM's tilt, a table, a snapshot
-    name
-    if name in ("scaffold", "afedpd", "fedsmoo", "losac", "mimesvrg")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in PACED
-]
+EACH = tiers(PACED, quick=("scaffold", "afedpd", "fedsmoo", "losac", "mimesvrg"))
+"""What differs: a normaliser, a pull, SAM's tilt, a table, a snapshot."""
 
 
 # -- the published loops, written out ----------------------------------------------------------------------------------
@@ -213,7 +210,7 @@ def test_the_normaliser_is_the_response_to_unit_gradients(kind: str) -> None:
     assert float(done.normaliser) * 0.5 == pytest.approx(moved, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fednova_vr", "feddyn", "afedpd"])
+@pytest.mark.parametrize("name", tiers(["scaffold", "fednova_vr", "feddyn", "afedpd"], quick=("scaffold", "afedpd")))
 def test_exact_methods_stay_exact(name: str) -> None:
     """Heterogeneous quadratics, absent clients and unequal steps."""
     job = full(name, delta())

@@ -23,6 +23,7 @@ from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.two_block import Stated
 from table import make
+from tiers import tiers
 
 SIZES = [6, 9, 14, 8, 23]
 PARTS = np.split(np.arange(60), np.cumsum(SIZES)[:-1])
@@ -185,7 +186,9 @@ def assert_same(a: State, b: State, tolerance: float) -> None:
 
 @pytest.mark.parametrize("batch", [4, None])
 @pytest.mark.parametrize("build", [small, clusters])
-@pytest.mark.parametrize("name", ["fedvra", "fedavg", "scaffold", "fedprox", "feddyn", "fedadmm"])
+@pytest.mark.parametrize(
+    "name", tiers(["fedvra", "fedavg", "scaffold", "fedprox", "feddyn", "fedadmm"], quick=("scaffold", "fedadmm"))
+)
 def test_stacked_equals_serial(name: str, build: Callable[[], Problem], batch: int | None) -> None:
     job = Job(build(), make(name), replace(SCHEDULE, batch_size=batch), engine=Serial())
     assert job.problem.objective.private is not None

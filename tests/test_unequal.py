@@ -30,6 +30,7 @@ from fedconcord.transforms.late import with_late_replies
 from table import TABLE, make
 from test_engines import SCHEDULE, assert_same, run, small
 from test_fixed_points import gap, job
+from tiers import tiers
 
 SIZES = np.array([1.0, 2, 3, 4, 10])
 SLOW = clock.lognormal(spread=1.0, jitter=0.3)
@@ -94,7 +95,7 @@ def test_cyclic_takes_everybody_once_a_cycle() -> None:
     ],
     ids=["coins", "per_client", "day_night", "markov"],
 )
-@pytest.mark.parametrize("name", ["everyone", "bernoulli"])
+@pytest.mark.parametrize("name", tiers(["everyone", "bernoulli"], quick=("everyone",)))
 def test_available_clients_have_known_probabilities(rule: availability.Availability, name: str) -> None:
     rules = Rules(KNOWN[name], rule)
     assert rules.known()
@@ -331,8 +332,13 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    tiers(
+        [(name, limit) for name in METHODS for limit in LIMITS],
+        quick=[(name, limit) for name in METHODS for limit in LIMITS if limit == "dropout" or name == "scaffold"],
+    ),
+)
 def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path) -> None:
     """Engines agree to 1e-12, and a run that is interrupted while replies are on their way goes on to the same bits."""
     algorithm = with_late_replies(make(name)) if limit == "keep" else make(name)
@@ -361,16 +367,16 @@ def test_every_method_works_or_is_refused(name: str, limit: str, tmp_path: Path)
         assert sum(int((waited > 0).sum()) for waited in comes if waited is not None) > 0
 
 
-QUICK = {("scaffold", "keep"), ("fedvra", "dropout")}
-
-
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [
-        pytest.param(name, limit, marks=() if (name, limit) in QUICK else pytest.mark.slow)
-        for name in ("scaffold", "fednova_vr", "fedadmm", "feddyn", "losac", "fedvra")
-        for limit in ("dropout", "keep")
-    ],
+    tiers(
+        [
+            (name, limit)
+            for name in ("scaffold", "fednova_vr", "fedadmm", "feddyn", "losac", "fedvra")
+            for limit in ("dropout", "keep")
+        ],
+        quick=[("fedvra", "dropout")],
+    ),
 )
 def test_exact_methods_stay_exact(name: str, limit: str) -> None:
     this = job(make(name) if limit == "dropout" else with_late_replies(make(name)), lr=0.05)

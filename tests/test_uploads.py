@@ -30,6 +30,7 @@ from fedconcord.transforms.uploads import (
 )
 from table import TABLE, make
 from test_fixed_points import gap, job, run
+from tiers import tiers
 
 ALL = {
     "quantise": quantise(127),
@@ -278,11 +279,10 @@ EXACT = [name for name, row in TABLE.items() if row.exact == "partial"]
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        pytest.param(name, how, marks=() if how == "kept" or name in ("scaffold", "losac") else pytest.mark.slow)
-        for name in EXACT
-        for how in ("kept", "topk")
-    ],
+    tiers(
+        [(name, how) for name in EXACT for how in ("kept", "topk")],
+        quick=[("scaffold", "kept"), ("losac", "kept"), ("scaffold", "topk")],
+    ),
 )
 def test_with_feedback_exact_methods_stay_exact(name: str, how: str) -> None:
     """Two of six entries, or levels -2 .. 2, and they still go to the optimum."""
@@ -290,7 +290,7 @@ def test_with_feedback_exact_methods_stay_exact(name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("compressor", [quantise(2), topk(0.34, feedback=False)], ids=["quantise", "topk"])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", tiers(EXACT, quick=("scaffold", "losac")))
 def test_without_feedback_they_do_not(name: str, compressor: Compressor) -> None:
     """The test above can fail."""
     assert not gap(job(with_uploads(make(name), compressor)), 300) < 1e-2
