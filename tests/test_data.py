@@ -13,10 +13,11 @@ import pytest
 
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, cifar10, cifar100, data_folder, digits, fmnist, mnist, synthetic
-from fedconcord.data.cifar10 import ROW_BYTES, ROWS, read_batch
+from fedconcord.data.cifar import read_rows
 from fedconcord.data.mnist import read_idx
 
 SOMEWHERE = Path("/nonexistent")
+ROWS, ROW_BYTES = 10_000, 1 + 3 * 32 * 32  # of a file of CIFAR-10
 
 
 def idx(array: np.ndarray, magic: bytes | None = None) -> bytes:
@@ -253,20 +254,26 @@ def cifar_file(path: Path, rows: list[bytes], size: int = ROWS * ROW_BYTES) -> P
 
 def test_cifar10_layout(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32)).astype(np.uint8)
-    x, y = read_batch(cifar_file(tmp_path / "b.bin", [b"\x07" + pixels.tobytes(), b"\x09"]))
-    assert y[:3].tolist() == [7, 9, 0]
+    y, x = read_rows(cifar_file(tmp_path / "b.bin", [b"\x07" + pixels.tobytes(), b"\x09"]), ROWS, 1)
+    assert y[:3, 0].tolist() == [7, 9, 0]
     assert np.array_equal(x[0], pixels)
     assert x.shape == (10_000, 3, 32, 32)
 
 
 def test_cifar10_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"):
+        cifar_file(folder / name, [])
+    path = folder / "data_batch_2.bin"
     for size in (ROWS * ROW_BYTES - 1, (ROWS - 1) * ROW_BYTES, ROWS * ROW_BYTES + 1, 0):
-        path = cifar_file(tmp_path / "b.bin", [], size)
+        cifar_file(path, [], size)
         with pytest.raises(UserError) as error:
-            read_batch(path)
+            cifar10(tmp_path, 0)
         sentence(error, str(path), f"{size} bytes", "30730000")
+    cifar_file(path, [b"\x0a"])
     with pytest.raises(UserError) as error:
-        read_batch(cifar_file(path, [b"\x0a"]))
+        cifar10(tmp_path, 0)
     sentence(error, str(path), "label 10")
 
 

@@ -22,8 +22,8 @@ from fedconcord import settings as config
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.data import data_folder, esr, fetch, fmnist, har, mnist
-from fedconcord.data.fetch import PUBLISHED, Download
-from fedconcord.data.folder import read_numbers
+from fedconcord.data.fetch import PUBLISHED
+from fedconcord.data.published import Download, Published, read_numbers
 from test_data import idx
 
 
@@ -80,8 +80,7 @@ def publish(
     for path, data, made in given:
         server.content[path] = data
         downloads.append(Download((server.url + path,), md5(data), made)._replace(**more))
-    monkeypatch.setitem(PUBLISHED, name, tuple(downloads))
-    monkeypatch.delitem(fetch.CONTENTS, name, raising=False)
+    monkeypatch.setitem(PUBLISHED, name, Published(name, "", name, (), tuple(downloads)))
 
 
 def archive(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
@@ -115,8 +114,8 @@ def tree(folder: Path) -> set[str]:
 
 def test_every_checksum_has_the_form_of_one_and_every_path_stays_below() -> None:
     lengths = {"md5": 32, "sha256": 64}
-    for downloads in PUBLISHED.values():
-        for download in downloads:
+    for published in PUBLISHED.values():
+        for download in published.downloads:
             if download.checksum is not None:
                 kind, _, digits = download.checksum.partition(":")
                 assert len(digits) == lengths[kind]
@@ -136,7 +135,7 @@ def test_files_land_where_the_data_set_looks(name: str, tmp_path: Path) -> None:
         DATASETS[name](tmp_path, 0)
     text = str(error.value)
     assert f"`fedconcord data fetch {name}`" in text
-    for download in PUBLISHED[name]:
+    for download in PUBLISHED[name].downloads:
         for path in download.files:
             inside = Path(path).relative_to(Path(path).parts[0])
             assert str(tmp_path / Path(path).parts[0]) in text
@@ -241,7 +240,8 @@ def test_a_whole_part_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch, se
 def test_the_second_url_where_the_first_fails(monkeypatch: pytest.MonkeyPatch, server: Server, tmp_path: Path) -> None:
     server.content["/b/toy.bin"] = b"right"
     urls = (f"{server.url}/a/toy.bin", f"{server.url}/b/toy.bin")
-    monkeypatch.setitem(PUBLISHED, "toy", (Download(urls, md5(b"right"), {"toy/toy.bin": ""}),))
+    download = Download(urls, md5(b"right"), {"toy/toy.bin": ""})
+    monkeypatch.setitem(PUBLISHED, "toy", Published("toy", "", "toy", (), (download,)))
     assert fetch.fetch("toy", tmp_path)[0].read_bytes() == b"right"
     del server.content["/b/toy.bin"]
     with pytest.raises(UserError, match=r"^cannot fetch toy.bin \(http[^\n]*/a/toy.bin: HTTP 404; [^\n]*/b/[^\n]*404"):
@@ -335,11 +335,12 @@ def test_har_archive_in_archive(monkeypatch: pytest.MonkeyPatch, server: Server,
     members = har_files()
     inner = zipped({f"UCI HAR Dataset/{name}": data for name, data in members.items()})
     data = zipped({"UCI HAR Dataset.names": b"", "UCI HAR Dataset.zip": inner})
-    (published,) = PUBLISHED["har"]
+    (download,) = PUBLISHED["har"].downloads
     url = f"{server.url}/human+activity.zip"
     server.content["/human+activity.zip"] = data
     sum_ = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    monkeypatch.setitem(PUBLISHED, "har", (published._replace(urls=(url,), checksum=sum_),))
+    download = download._replace(urls=(url,), checksum=sum_)
+    monkeypatch.setitem(PUBLISHED, "har", PUBLISHED["har"]._replace(downloads=(download,)))
     fetch.fetch("har", tmp_path)
     got = har(tmp_path, 0)
     assert (got.train_x.shape, got.test_x.shape, got.train_x.dtype) == ((12, 561), (5, 561), np.float32)
@@ -393,9 +394,10 @@ def esr_file(rows: int = 50) -> bytes:
 
 
 def test_esr(monkeypatch: pytest.MonkeyPatch, server: Server, tmp_path: Path) -> None:
-    (published,) = PUBLISHED["esr"]
+    (download,) = PUBLISHED["esr"].downloads
     server.content["/data.csv"] = esr_file()
-    monkeypatch.setitem(PUBLISHED, "esr", (published._replace(urls=(f"{server.url}/data.csv",)),))
+    download = download._replace(urls=(f"{server.url}/data.csv",))
+    monkeypatch.setitem(PUBLISHED, "esr", PUBLISHED["esr"]._replace(downloads=(download,)))
     fetch.fetch("esr", tmp_path)
     got = esr(tmp_path, 0)
     assert (got.train_x.shape, got.test_x.shape, got.train_x.dtype) == ((40, 178), (10, 178), np.float32)
@@ -510,7 +512,8 @@ def test_files_that_lie_there_are_those_that_were_published_however_packed(
         else:
             (system / path.name).write_bytes(gzip.compress(content, 1))
             assert (system / path.name).read_bytes() != path.read_bytes()
-    monkeypatch.setattr(sys.modules["fedconcord.data.fmnist"], "SYSTEM", system)
+    readers = sys.modules["fedconcord.data.mnist"]
+    monkeypatch.setattr(readers, "FMNIST", PUBLISHED["fmnist"]._replace(system=system))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.delenv("FEDCONCORD_DATA", raising=False)
     assert len(fmnist(data_folder(None), 0).train_y) == 60_000

@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from fedconcord.data import Dataset
-from fedconcord.data.cifar10 import MEAN, STD
 from fedconcord.data.dataset import Scale
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 from fedconcord.problems.resident import resident
 
 CPU = torch.device("cpu")
-GREY, COLOUR, PLAIN = Scale(255.0, [0.1307], [0.3081]), Scale(255.0, MEAN, STD), Scale(255.0, [0.0], [1.0])
+GREY, COLOUR, PLAIN = (
+    Scale(255.0, [0.1307], [0.3081]),
+    Scale(255.0, [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]),
+    Scale(255.0, [0.0], [1.0]),
+)
 
 
 def scaled_beforehand(pixels: np.ndarray, scale: Scale) -> np.ndarray:

@@ -38,7 +38,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis import errors
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors
-from fedconcord.data.cifar10 import read_rows
+from fedconcord.data.cifar import read_rows
 from fedconcord.data.inputs import Input
 from fedconcord.data.mnist import read_idx
 from fedconcord.data.own import read_own

@@ -67,14 +67,14 @@ def fetch(
     """Fetch a data set from its publisher and verify it. It goes where runs look for it."""
     from fedconcord.data.fetch import PUBLISHED
     from fedconcord.data.fetch import fetch as fetch_one
-    from fedconcord.data.folder import data_folder
+    from fedconcord.data.published import data_folder
 
     folder = data_folder(data_dir)
     if list_:
-        for name, downloads in PUBLISHED.items():
-            there = all((folder / path).is_file() for download in downloads for path in download.files)
+        for name, published in PUBLISHED.items():
+            there = all((folder / path).is_file() for download in published.downloads for path in download.files)
             say(f"{name}: {'there' if there else 'not there'}, in {folder}")
-            for download in downloads:
+            for download in published.downloads:
                 say(f"  {download.urls[0]} ({download.checksum or 'no checksum'})")
                 if download.note:
                     say(f"    {download.note}")

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedconcord.data.cifar10 import cifar10
-from fedconcord.data.cifar100 import cifar100
+from fedconcord.data.cifar import cifar10, cifar100
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
 from fedconcord.data.esr import esr
-from fedconcord.data.fmnist import fmnist
-from fedconcord.data.folder import data_folder
 from fedconcord.data.har import har
-from fedconcord.data.mnist import mnist
+from fedconcord.data.mnist import fmnist, mnist
+from fedconcord.data.published import data_folder
 from fedconcord.data.synthetic import synthetic
 from fedconcord.data.topics import topics
 

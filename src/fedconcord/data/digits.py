@@ -9,7 +9,7 @@ import numpy as np
 
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.folder import read_numbers
+from fedconcord.data.published import read_numbers
 
 TRAIN_SHARE = 0.8
 

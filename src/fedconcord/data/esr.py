@@ -8,12 +8,29 @@ import numpy as np
 
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.folder import missing, read_labels, read_numbers
+from fedconcord.data.published import Download, Published, read_labels, read_numbers
 
-PAGE = "https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition"
 FEATURES, CLASSES = 178, 5
 TRAIN_SHARE = 0.8
 NAMES = ["seizure", "tumour area", "healthy area", "eyes closed", "eyes open"]
+ESR = Published(
+    "esr",
+    "https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition",
+    "esr",
+    ("data.csv",),
+    (
+        Download(
+            (
+                "https://archive.ics.uci.edu/ml/machine-learning-databases/00388/data.csv",
+                "https://web.archive.org/web/20200318000445id_/"
+                "http://archive.ics.uci.edu/ml/machine-learning-databases/00388/data.csv",
+            ),
+            None,
+            {"esr/data.csv": ""},
+            note="no checksum is known; UCI may have withdrawn the file, then the Internet Archive's copy is taken",
+        ),
+    ),
+)
 
 
 def esr(folder: Path, seed: int, /) -> Dataset:
@@ -26,10 +43,9 @@ def esr(folder: Path, seed: int, /) -> Dataset:
     Raises:
         UserError: the file is missing or not as published.
     """
-    path = folder / "esr" / "data.csv"
-    if not path.is_file():
-        raise missing("esr", path.parent, ["data.csv"], ["data.csv"], PAGE)
-    x, y = read_csv(path)
+    (path,) = ESR.paths(folder)
+    table = read_numbers(path, FEATURES + 1, delimiter=",", skip=(1, 1))  # lines of a name, X1 .. X178 and y in 1 .. 5
+    x, y = table[:, :-1], read_labels(path, table[:, -1], CLASSES)
     order = generator(0, Purpose.SPLIT, client=2).permutation(len(y))
     train, test = np.split(order, [int(TRAIN_SHARE * len(y))])
     mean, std = x[train].mean(axis=0), x[train].std(axis=0)
@@ -37,13 +53,3 @@ def esr(folder: Path, seed: int, /) -> Dataset:
     x = ((x - mean) / std).astype(np.float32)
     scale = {"kind": "scale", "divide": 1.0, "mean": mean.tolist(), "std": std.tolist()}
     return Dataset("esr", x[train], y[train], x[test], y[test], CLASSES, output_names=NAMES, preprocessing=scale)
-
-
-def read_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features [n, 178] float64 and labels [n] int64, 0 .. 4: lines of a name, X1 .. X178 and y in 1 .. 5.
-
-    Raises:
-        UserError: the file cannot be read or is not such a table.
-    """
-    table = read_numbers(path, FEATURES + 1, delimiter=",", skip=(1, 1))
-    return table[:, :-1], read_labels(path, table[:, -1], CLASSES)

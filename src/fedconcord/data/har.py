@@ -7,13 +7,26 @@ from pathlib import Path
 import numpy as np
 
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.folder import damaged, missing, read_labels, read_numbers
+from fedconcord.data.published import Download, Published, damaged, read_labels, read_numbers
 
-PAGE = "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones"
-FOLDER = "UCI HAR Dataset"
-FILES = ["train/X_train.txt", "train/y_train.txt", "train/subject_train.txt", "test/X_test.txt", "test/y_test.txt"]
+FILES = ("train/X_train.txt", "train/y_train.txt", "train/subject_train.txt", "test/X_test.txt", "test/y_test.txt")
 FEATURES, CLASSES = 561, 6
 NAMES = ["walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying"]
+HAR = Published(
+    "har",
+    "https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
+    "UCI HAR Dataset",
+    FILES,
+    (
+        Download(
+            ("https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip",),
+            "sha256:c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",
+            {f"UCI HAR Dataset/{name}": f"UCI HAR Dataset/{name}" for name in FILES},
+            "UCI HAR Dataset.zip",
+            "UCI gives no checksum; this one is what several public projects recorded",
+        ),
+    ),
+)
 
 
 def har(folder: Path, seed: int, /) -> Dataset:
@@ -25,16 +38,12 @@ def har(folder: Path, seed: int, /) -> Dataset:
     Raises:
         UserError: a file is missing or not as published.
     """
-    folder = folder / FOLDER
-    absent = [name for name in FILES if not (folder / name).is_file()]
-    if absent:
-        raise missing("har", folder, FILES, absent, PAGE)
-    train_x, train_y = _pair(folder, "train")
-    test_x, test_y = _pair(folder, "test")
-    path = folder / FILES[2]
-    subject = read_numbers(path, 1)[:, 0].astype(np.int64)
+    x_path, y_path, persons_path, test_x_path, test_y_path = HAR.paths(folder)
+    train_x, train_y = _pair(x_path, y_path)
+    test_x, test_y = _pair(test_x_path, test_y_path)
+    subject = read_numbers(persons_path, 1)[:, 0].astype(np.int64)
     if len(subject) != len(train_y):
-        raise damaged(path, f"it has {len(subject)} lines for {len(train_y)} samples")
+        raise damaged(persons_path, f"it has {len(subject)} lines for {len(train_y)} samples")
     persons = np.unique(subject)
     return Dataset(
         "har",
@@ -49,11 +58,10 @@ def har(folder: Path, seed: int, /) -> Dataset:
     )
 
 
-def _pair(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Features [n, 561] float32 and labels [n] int64, 0 .. 5, of one split."""
-    x = read_numbers(folder / split / f"X_{split}.txt", FEATURES)
-    path = folder / split / f"y_{split}.txt"
-    y = read_labels(path, read_numbers(path, 1)[:, 0], CLASSES)
+    x = read_numbers(x_path, FEATURES)
+    y = read_labels(y_path, read_numbers(y_path, 1)[:, 0], CLASSES)
     if len(x) != len(y):
-        raise damaged(path, f"it has {len(y)} labels for {len(x)} samples")
+        raise damaged(y_path, f"it has {len(y)} labels for {len(x)} samples")
     return x.astype(np.float32), y

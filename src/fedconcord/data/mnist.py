@@ -1,4 +1,4 @@
-"""MNIST (LeCun, Cortes, Burges 1998) from its published IDX files."""
+"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) from their published IDX files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,21 +15,64 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.folder import damaged, missing
+from fedconcord.data.published import Download, Published, damaged
 
-PAGE = "https://yann.lecun.com/exdb/mnist/"
-SPLITS = {"train": "train", "test": "t10k"}
-MEAN, STD = 0.1307, 0.3081
-COUNTS = {"train": 60_000, "t10k": 10_000}  # published samples
-CONTENTS = {  # SHA-256 of the files unpacked: an archive may be packed anew, by a distribution for one
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+COUNTS = (60_000, 10_000)  # published samples, to train and to test
+MEAN, STD = 0.1307, 0.3081  # of MNIST
 CLASSES = 10
+CLOTHES = [
+    *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+]
 PIECE = 2**20  # bytes
 MAX_DEFLATE = 1032  # no gzip stream holds more than this many bytes per byte
+
+
+def _published(
+    name: str, page: str, bases: tuple[str, ...], sums: tuple[tuple[str, str], ...], system: Path | None = None
+) -> Published:
+    """The record of four IDX files.
+
+    Args:
+        sums: for each file in its order the MD5 of the download and the SHA-256 of what it unpacks to: an archive may
+            be packed anew, by a distribution for one.
+    """
+    files = tuple(f"{file}.gz" for file in FILES)
+    downloads = tuple(
+        Download(tuple(f"{base}{file}" for base in bases), f"md5:{md5}", {f"{name}/{file}": ""})
+        for file, (md5, _) in zip(files, sums, strict=True)
+    )
+    contents = {file: sha256 for file, (_, sha256) in zip(FILES, sums, strict=True)}
+    return Published(name, page, name, files, downloads, contents, system)
+
+
+MNIST = _published(
+    "mnist",
+    "https://yann.lecun.com/exdb/mnist/",
+    ("https://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    (  # MD5 as in torchvision
+        ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("d53e105ee54ea40749a09fcbcd1e9432", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ("9fb629c4189551a2d022fa330f9573f3", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("ec29112dd5afa0611ce80d1b7f02629c", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    ),
+)
+FMNIST = _published(
+    "fmnist",
+    "https://github.com/zalandoresearch/fashion-mnist",
+    (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ),
+    (  # MD5 from the publisher's page
+        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+        ("25c81989df183df01b3e8a0aad5dffbe", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+        ("bef4ecab320f06d8554ea6380940ec79", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+        ("bb300cfdad3c16e7a12a480ee83cd310", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+    ),
+    Path("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
+)
 
 
 def mnist(
@@ -47,42 +90,51 @@ def mnist(
     from folder/mnist, gzipped (name ending in .gz, as published) or not; `seed` is not used.
 
     Raises:
-        UserError: a file is missing, truncated or not in the IDX format.
+        UserError: a file is missing, truncated, not in the IDX format or not as published.
     """
     mean, std = {"normal": (MEAN, STD), "unit": (0.0, 1.0)}[pixels]
-    return images("mnist", [folder / "mnist"], PAGE, CONTENTS, mean, std)
+    return _images(MNIST, folder, mean, std)
 
 
-def images(
-    name: str,
-    places: Sequence[Path],
-    page: str,
-    contents: Mapping[str, str],
-    mean: float,
-    std: float,
-    output_names: list[str] | None = None,
-) -> Dataset:
-    """The data set of MNIST's four files, in the first of some folders that has one of them: pixels divided by 255,
-    then (x - mean) / std. Files with as many samples as the published ones must be those, by what they hold.
+def fmnist(folder: Path, seed: int, /) -> Dataset:
+    """Fashion-MNIST clothes, 28x28 grey, 10 classes, 60,000 + 10,000 samples; four files in fmnist/.
+
+    Samples are [1, 28, 28], pixels divided by 255, then (x - 0.2860) / 0.3530. The files are read from folder/fmnist,
+    gzipped (name ending in .gz, as published) or not; where no data folder is named and the user's own has none of
+    them, from Debian's package dataset-fashion-mnist. `seed` is not used.
 
     Raises:
-        UserError: a file is missing (to be had at `page`), truncated, not in the IDX format or not as published.
+        UserError: a file is missing, truncated, not in the IDX format or not as published.
     """
-    folder = next((place for place in places if any(_find(place, file) for file in contents)), places[0])
-    names = list(contents)
-    paths = {file: _find(folder, file) for file in names}
-    absent = [f"{file}.gz" for file, path in paths.items() if path is None]
-    if absent:
-        raise missing(name, folder, [f"{file}.gz" for file in names], absent, page)
-    found = {file: path for file, path in paths.items() if path is not None}
-    train_x, train_y = _pair(found, "train", contents)
-    test_x, test_y = _pair(found, "test", contents)
+    return _images(FMNIST, folder, 0.2860, 0.3530, CLOTHES)
+
+
+def _images(
+    published: Published, folder: Path, mean: float, std: float, output_names: list[str] | None = None
+) -> Dataset:
+    """Pixels divided by 255, then (x - mean) / std. Files with as many samples as the published ones must be those."""
+    paths = published.paths(folder)
+    train_x, train_y = _pair(paths[0], paths[1], COUNTS[0], published.contents)
+    test_x, test_y = _pair(paths[2], paths[3], COUNTS[1], published.contents)
     scale = {"kind": "scale", "divide": 255.0, "mean": [mean], "std": [std]}
-    return Dataset(name, train_x, train_y, test_x, test_y, CLASSES, output_names=output_names, preprocessing=scale)
+    return Dataset(
+        published.name, train_x, train_y, test_x, test_y, CLASSES, output_names=output_names, preprocessing=scale
+    )
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+def _pair(image_path: Path, label_path: Path, count: int, contents: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 1, 28, 28] uint8 and labels [n] of one split."""
+    pixels, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+    if pixels.shape[1:] != (28, 28):
+        raise damaged(image_path, f"its images are {pixels.shape[1]}x{pixels.shape[2]}, the published are 28x28")
+    if len(pixels) != len(labels):
+        raise damaged(label_path, f"it has {len(labels)} labels for the {len(pixels)} images of {image_path.name}")
+    if labels.max() >= CLASSES:
+        raise damaged(label_path, f"it holds the label {labels.max()}, the published are 0 to 9")
+    if len(pixels) == count:
+        _check(image_path, pixels, contents)
+        _check(label_path, labels, contents)
+    return pixels[:, None], labels.astype(np.int64)
 
 
 def check(path: Path, contents: Mapping[str, str]) -> None:
@@ -91,33 +143,15 @@ def check(path: Path, contents: Mapping[str, str]) -> None:
     Raises:
         UserError: it cannot be read, or holds something else.
     """
-    name = path.name.removesuffix(".gz")
-    _check(path, read_idx(path, 3 if "images" in name else 1), contents)
+    _check(path, read_idx(path, 3 if "images" in path.name else 1), contents)
 
 
 def _check(path: Path, array: np.ndarray, contents: Mapping[str, str]) -> None:
     name = path.name.removesuffix(".gz")
-    found = hashlib.sha256(bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape))
-    found.update(np.ascontiguousarray(array).data)
-    if found.hexdigest() != contents[name]:
-        raise damaged(path, f"it unpacks to SHA-256 {found.hexdigest()}, the published {name} is {contents[name]}")
-
-
-def _pair(paths: Mapping[str, Path], split: str, contents: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 1, 28, 28] uint8 and labels [n] of one split."""
-    image_path = paths[f"{SPLITS[split]}-images-idx3-ubyte"]
-    label_path = paths[f"{SPLITS[split]}-labels-idx1-ubyte"]
-    pixels, labels = read_idx(image_path, 3), read_idx(label_path, 1)
-    if pixels.shape[1:] != (28, 28):
-        raise damaged(image_path, f"its images are {pixels.shape[1]}x{pixels.shape[2]}, the published are 28x28")
-    if len(pixels) != len(labels):
-        raise damaged(label_path, f"it has {len(labels)} labels for the {len(pixels)} images of {image_path.name}")
-    if labels.max() >= CLASSES:
-        raise damaged(label_path, f"it holds the label {labels.max()}, the published are 0 to 9")
-    if len(pixels) == COUNTS[SPLITS[split]]:
-        _check(image_path, pixels, contents)
-        _check(label_path, labels, contents)
-    return pixels[:, None], labels.astype(np.int64)
+    digest = hashlib.sha256(bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape))
+    digest.update(np.ascontiguousarray(array).data)
+    if digest.hexdigest() != contents[name]:
+        raise damaged(path, f"it unpacks to SHA-256 {digest.hexdigest()}, the published {name} is {contents[name]}")
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
@@ -147,14 +181,14 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
             if expected > path.stat().st_size * (MAX_DEFLATE if gzipped else 1):
                 raise damaged(path, f"its header says {expected} bytes, more than the file can hold")
             body = np.empty(expected, np.uint8)
-            held = 0  # read in pieces: in one, gzip would hold it twice
-            while piece := file.read(min(PIECE, expected + 1 - held)):
-                if held + len(piece) > expected:
+            filled = 0  # read in pieces: in one, gzip would hold it twice
+            while piece := file.read(min(PIECE, expected + 1 - filled)):
+                if filled + len(piece) > expected:
                     raise damaged(path, f"its header says {expected} bytes of data and it has more")
-                body[held : held + len(piece)] = np.frombuffer(piece, np.uint8)
-                held += len(piece)
+                body[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+                filled += len(piece)
     except (EOFError, OSError, zlib.error) as error:
         raise damaged(path, str(error).rstrip(".") or type(error).__name__) from error
-    if held < expected:
-        raise damaged(path, f"its header says {expected} bytes of data and it has {held}")
+    if filled < expected:
+        raise damaged(path, f"its header says {expected} bytes of data and it has {filled}")
     return body.reshape(sizes)

@@ -12,12 +12,9 @@ from torch import nn
 
 from fedconcord.basis.imports import open_factories
 from fedconcord.models.charlm import charlm
-from fedconcord.models.cnn1 import cnn1
-from fedconcord.models.cnn2 import cnn2
-from fedconcord.models.lenet import lenet
-from fedconcord.models.logreg import logreg
+from fedconcord.models.convolutional import cnn1, cnn2, lenet
+from fedconcord.models.dense import logreg, two_nn
 from fedconcord.models.resnet18 import resnet18
-from fedconcord.models.two_nn import two_nn
 from fedconcord.models.vgg11 import vgg11
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

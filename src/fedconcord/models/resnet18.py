@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.models.image import image_shape
+from fedconcord.models.convolutional import image_shape
 
 WIDTHS = (64, 128, 256, 512)
 

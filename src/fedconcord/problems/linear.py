@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedconcord.data.digits import digits
-from fedconcord.models.logreg import logreg
+from fedconcord.models.dense import logreg
 from fedconcord.problems.convex import Convex, Skew, _deal
 from fedconcord.problems.regularised import Regularised
 from fedconcord.problems.regularisers import Weight, l1

@@ -1,10 +1,15 @@
-"""The two-layer perceptron of LoSAC (ACM TKDD 2023)."""
+"""Models of linear layers alone, for samples of any shape."""
 
 from __future__ import annotations
 
 import math
 
 from torch import nn
+
+
+def logreg(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
+    """Multinomial logistic regression: one linear layer, any sample shape (convex)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def two_nn(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
