@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedconcord
-import fedconcord.basis.identity
+import fedconcord.core.identity
 import fedconcord.trained.program
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, tensors
@@ -125,7 +125,7 @@ OTHERS = {
     "schedule.lr_drops.length is 1": replace(BASE, schedule=Schedule(4, 3, 0.1, batch_size=1, lr_drops=((3, 0.5),))),
     "problem.clients is 7": job(make("fedadmm"), clients=7),
     'engine.rows is "float16"': job(make("fedadmm"), Storage(rows="float16")),
-    'method is "made by hand"': job(replace(make("fedadmm"), identity=fedconcord.basis.identity.UNNAMED)),
+    'method is "made by hand"': job(replace(make("fedadmm"), identity=fedconcord.core.identity.UNNAMED)),
 }
 
 

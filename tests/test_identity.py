@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
-from fedconcord.basis import identity
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity, definition, from_text
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, identity
+from fedconcord.core.identity import UNNAMED, Identity, definition, from_text
 from fedconcord.federation import clock, dropout
 from fedconcord.federation.availability import markov
 from fedconcord.federation.sampling import cyclic

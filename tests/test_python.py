@@ -19,8 +19,8 @@ import torch
 
 import fedconcord
 from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, cli, load, save, start
-from fedconcord.basis.identity import UNNAMED
 from fedconcord.core import tree_leaves
+from fedconcord.core.identity import UNNAMED
 from fedconcord.recipes import RECIPES
 from test_reproduce import SMALL as RECIPE
 

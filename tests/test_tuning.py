@@ -21,7 +21,7 @@ from fedconcord import cli, settings, tuning
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.search import Search, search_of
+from fedconcord.basis.factories import Search, search_of
 from fedconcord.report.metric import metric_of
 from fedconcord.runs.plan import plan_comparison
 from fedconcord.runs.pool import Crew

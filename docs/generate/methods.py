@@ -16,7 +16,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.analysis import catalogue
 from fedconcord.analysis.fits import CLIENTS, COHORT, fits
 from fedconcord.basis import factories, grammar
-from fedconcord.basis.search import search_of
+from fedconcord.basis.factories import search_of
 from fedconcord.core import Algorithm, Oracle, Tree, tree_leaves
 from found import measured, title
 from marks import code, plain, prose, table

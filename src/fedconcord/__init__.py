@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
     from fedconcord.api import compare, diagnose, run, tune, write_report
     from fedconcord.basis.errors import UserError
-    from fedconcord.basis.search import Search
+    from fedconcord.basis.factories import Search
     from fedconcord.core import (
         Algorithm,
         Client,
@@ -147,7 +147,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",
-    "fedconcord.basis.search": "Search",
+    "fedconcord.basis.factories": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
     "fedconcord.federation.sampling": "SAMPLERS Drawn Sampler",
     "fedconcord.federation.schedule": "Schedule",

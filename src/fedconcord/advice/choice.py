@@ -10,7 +10,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.search import search_of
+from fedconcord.basis.factories import search_of
 from fedconcord.core import tree_bytes
 from fedconcord.jobs import Job, refusals, row_bytes
 from fedconcord.settings import Config, Source, build, resolve_run, searched, single

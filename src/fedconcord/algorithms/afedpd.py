@@ -22,9 +22,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Settle
+from fedconcord.core.identity import definition
 
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
 Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]

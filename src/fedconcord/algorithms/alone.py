@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import fedavg
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Local
+from fedconcord.core.identity import definition
 
 
 class Model(NamedTuple):

@@ -33,8 +33,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Normalised
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Rule, Sender, Settle
+from fedconcord.core.identity import definition
 
 LENGTH, LONGEST = 0.4, 2.0  # L, and the longest step over it
 EPS, C, R = 0.02, 0.07, 0.02

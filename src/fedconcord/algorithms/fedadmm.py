@@ -26,9 +26,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, model_of
+from fedconcord.core.identity import definition
 
 Positive = Annotated[float, Field(gt=0)]
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]

@@ -23,9 +23,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Local, Oracle, Weights
+from fedconcord.core.identity import definition
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
 Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM"), Search(0.005, 0.5)]

@@ -20,9 +20,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Cohort, Local, Oracle, Sender
+from fedconcord.core.identity import definition
 
 
 class Server(NamedTuple):

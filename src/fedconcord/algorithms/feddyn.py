@@ -21,9 +21,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Population, Sender
+from fedconcord.core.identity import definition
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser"), Search(0.01, 1.0)]
 

@@ -9,8 +9,8 @@ code are in transforms.server: there any method can have it (`server = extrapola
 from __future__ import annotations
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm
+from fedconcord.core.identity import definition
 from fedconcord.transforms.server import Eps, extrapolation, with_server
 
 

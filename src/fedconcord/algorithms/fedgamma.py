@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import scaffold
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Oracle
+from fedconcord.core.identity import definition
 
 
 @definition()

@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Done, Local, Oracle
+from fedconcord.core.identity import definition
 
 
 class Server(NamedTuple):

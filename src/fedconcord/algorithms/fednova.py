@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core.identity import definition
 
 
 class Message(NamedTuple):

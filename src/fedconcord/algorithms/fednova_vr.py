@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Sender
+from fedconcord.core.identity import definition
 
 
 class Message(NamedTuple):

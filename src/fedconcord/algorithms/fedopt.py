@@ -17,9 +17,9 @@ from typing import Annotated
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm
+from fedconcord.core.identity import definition
 from fedconcord.transforms.server import (
     LR,
     M0,

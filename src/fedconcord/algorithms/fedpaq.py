@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm
+from fedconcord.core.identity import definition
 from fedconcord.transforms.uploads import quantise, with_uploads
 
 

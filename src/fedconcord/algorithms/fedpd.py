@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Done, Local, Settle
+from fedconcord.core.identity import definition
 
 
 class Row(NamedTuple):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.algorithms.feddyn import Alpha
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Tilt
+from fedconcord.core.identity import definition
 
 
 class Server(NamedTuple):

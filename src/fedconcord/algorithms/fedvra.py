@@ -17,9 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
+from fedconcord.core.identity import definition
 
 NonNegative = Annotated[float, Field(ge=0)]
 Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows

@@ -21,8 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Prologue
+from fedconcord.core.identity import definition
 
 Blocks = Annotated[int, Field(ge=1, description="blocks M that a client's samples are cut in")]
 

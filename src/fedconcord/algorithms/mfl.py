@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
-from fedconcord.basis.identity import definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Tree, tree_map
+from fedconcord.core.identity import definition
 
 
 class Server(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Local, Prelude
+from fedconcord.core.identity import definition
 
 
 class Down(NamedTuple):

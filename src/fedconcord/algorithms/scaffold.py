@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core.identity import definition
 
 
 class Server(NamedTuple):

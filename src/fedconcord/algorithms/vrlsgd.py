@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Done, Local, Settle
+from fedconcord.core.identity import definition
 
 
 class Row(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedconcord.analysis.spread import Spread, spread
 from fedconcord.basis import files, sums
-from fedconcord.basis.spread import Spread, spread
 from fedconcord.core import Problem
 from fedconcord.problems.judging import supervised
 from fedconcord.problems.losses import METRICS

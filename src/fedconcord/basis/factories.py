@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
@@ -22,6 +22,23 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.grammar import Spec, Value, parse, plain, shown, text
 from fedconcord.basis.wanted import alternatives, bounds, must_be, near
+
+
+class Search(NamedTuple):
+    """Where a real parameter is looked for when a method is tuned, stated beside its Field, both ends included:
+    `Annotated[float, Field(gt=0), Search(0.001, 1)]` is searched in logarithms."""
+
+    low: float  # the smallest value
+    high: float  # the largest
+    scale: Literal["log", "linear"] = "log"  # in which values are even
+
+    def __str__(self) -> str:
+        return f"{text(self.low)} to {text(self.high)}, {self.scale}"
+
+
+def search_of(annotation: Any) -> Search | None:
+    """The range that an annotation states, None where it states none."""
+    return next((part for part in get_args(annotation)[1:] if type(part) is Search), None)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,8 +17,10 @@ from rich.table import Table
 
 from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.basis.search import Search, search_of
 from fedconcord.cli.base import app, console, say
+
+if TYPE_CHECKING:
+    from fedconcord.basis.factories import Search
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
@@ -194,7 +196,7 @@ def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, 
         (
             option.name,
             "needed" if option.required else grammar.text(option.default),
-            f"{option.kind} {option.range}".strip() + _tuned(search_of(option.annotation)),
+            f"{option.kind} {option.range}".strip() + _tuned(factories.search_of(option.annotation)),
             option.meaning,
         )
         for option in factories.options(factory)

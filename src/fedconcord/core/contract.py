@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from fedconcord.basis.identity import UNNAMED, Identity
+from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.core.objective import Regulariser
 from fedconcord.core.trees import Tree
 
@@ -226,7 +226,7 @@ class Algorithm:
         protection: what differential privacy does to messages; None: nothing.
         unheard: (server, cohort) -> the server after a round without replies; None: as it was.
         refuse: (population, cohort size S) -> why it cannot run, or None.
-        identity: which method with which parameters; see `basis.identity`.
+        identity: which method with which parameters; see `core.identity`.
     """
 
     init: Callable[[Tensor, Population], Tree]

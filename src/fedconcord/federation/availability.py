@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import rng
+from fedconcord.core.identity import UNNAMED, Identity, definition
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 Low = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available least")]

@@ -20,8 +20,8 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.identity import definition
 from fedconcord.core import rng
+from fedconcord.core.identity import definition
 
 
 class Device(NamedTuple):

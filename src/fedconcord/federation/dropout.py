@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import definition
 from fedconcord.core import rng
+from fedconcord.core.identity import definition
 
 Chance = Annotated[float, Field(ge=0, lt=1)]
 Dropout = Callable[[int, int], float]

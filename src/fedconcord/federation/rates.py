@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import definition
 from fedconcord.basis.imports import Open, with_options
+from fedconcord.core.identity import definition
 
 WHAT = "schedule of step sizes"
 Rate = Callable[[int], float]

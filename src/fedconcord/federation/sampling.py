@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.basis.imports import Open, maker
 from fedconcord.core import rng
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.federation.once import once
 from fedconcord.federation.weights import share as weight
 
@@ -49,7 +49,7 @@ class Sampler(NamedTuple):
     poisson: bool = False  # every client on its own coin of probability S/N, and no other rule
     by_size: bool = False  # draws large clients more often, so that equal weights count samples
     takes_all: Literal["full cohort", "always", "never"] = "full cohort"  # when nobody is left out: with a cohort of N
-    identity: Identity = UNNAMED  # which sampling with which parameters; see `basis.identity`
+    identity: Identity = UNNAMED  # which sampling with which parameters; see `core.identity`
 
 
 def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.identity import definition
 from fedconcord.core import rng
+from fedconcord.core.identity import definition
 
 Work = Callable[[int, int, int], float]
 """(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity
 from fedconcord.core import Tree, tensors, tree_leaves, tree_unflatten
+from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.jobs import Job, State, blank
 
 FORMAT = 2

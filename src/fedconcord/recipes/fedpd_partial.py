@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Rho
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Done, Local
+from fedconcord.core.identity import definition
 
 
 class Row(NamedTuple):

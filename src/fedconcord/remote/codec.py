@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.basis.identity import Identity
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
+from fedconcord.core.identity import Identity
 from fedconcord.core.tensors import raw
 
 MAGIC, VERSION = b"FCW1", 1

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.basis.spread import spread
+from fedconcord.analysis.spread import spread
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Array, Run, columns
 from fedconcord.report.metric import Metric, metric_of

@@ -22,9 +22,9 @@ from torch import nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import grammar, imports, objects
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity
 from fedconcord.basis.objects import Held
 from fedconcord.core import Algorithm
+from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.data import DATASETS
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.objects import arrays_of

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedconcord.basis import grammar, wanted
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.settings.sections import SECTIONS
 from fedconcord.settings.settings import Config
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedconcord.basis import grammar
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.options.option import Short
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -25,7 +25,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -39,6 +38,7 @@ from fedconcord.core import (
     tree_leaves,
     tree_map,
 )
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.lift import lift_server
 from fedconcord.transforms.privacy import clipped, norm_of, with_privacy

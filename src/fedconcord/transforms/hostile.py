@@ -22,8 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of, rng, tree_map
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.robust import apart
 
 Share = Annotated[float, Field(ge=0, le=1, description="part of all clients that are hostile, chosen by the seed")]

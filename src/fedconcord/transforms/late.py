@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_map
+from fedconcord.core.identity import definition
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.lift import lift_row
 

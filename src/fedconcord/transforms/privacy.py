@@ -25,7 +25,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import definition
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -38,6 +37,7 @@ from fedconcord.core import (
     tree_leaves,
     tree_map,
 )
+from fedconcord.core.identity import definition
 from fedconcord.transforms import probe
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.uploads import is_packed

@@ -20,8 +20,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import Algorithm, Cohort, Population, Sender, Tree, tree_leaves, tree_map
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_server
 from fedconcord.transforms.probe import contribution
 

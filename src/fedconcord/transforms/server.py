@@ -24,9 +24,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import UNNAMED, Identity, definition
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_server, moved
 
 LR = Annotated[float, Field(gt=0, description="server step size"), Search(0.01, 2.0)]

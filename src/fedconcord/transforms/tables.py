@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.identity import definition
 from fedconcord.core import Algorithm, Client, Done, Local, Tree
+from fedconcord.core.identity import definition
 from fedconcord.transforms.lift import lift_row
 
 

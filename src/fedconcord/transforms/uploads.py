@@ -23,8 +23,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.basis.identity import UNNAMED, Identity, definition
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
+from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_row
 from fedconcord.transforms.probe import message
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.settings import Config, local_for, read_method
 from fedconcord.tuning.search import Found
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedconcord import settings as settings_module
 from fedconcord.basis import files, folders, grammar, sums
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.search import Search
+from fedconcord.basis.factories import Search
 from fedconcord.engines import Stacked
 from fedconcord.jobs import resolved
 from fedconcord.runs import lock, readme

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fedconcord.algorithms import plugins
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest, unknown
-from fedconcord.basis.search import Search, search_of
+from fedconcord.basis.factories import Search, search_of
 from fedconcord.settings import Config, canonical_text, local_for, read_method, searched, with_lr
 from fedconcord.transforms.server import OPTIMIZERS
 
