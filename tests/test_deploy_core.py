@@ -746,7 +746,10 @@ def rewritten(files: Path, folder: Path, change: Callable[[list[list[str]]], lis
 
 
 TABLES: dict[str, tuple[Callable[[list[list[str]]], list[list[str]]], str]] = {
-    "lacks": (lambda rows: [row[1:] for row in rows], "site bern lacks the column 'u', which site basel has"),
+    "another name": (
+        lambda rows: [["U", *rows[0][1:]], *rows[1:]],
+        "site bern lacks the column 'u', which site basel has, and has the column 'U' in its place; name columns alike",
+    ),
     "has": (
         lambda rows: [[*row, "age" if k == 0 else "3"] for k, row in enumerate(rows)],
         "site bern has the column 'age', which site basel lacks",
@@ -760,6 +763,41 @@ TABLES: dict[str, tuple[Callable[[list[list[str]]], list[list[str]]], str]] = {
         "label column 'label' holds numbers at site bern and texts at site basel",
     ),
 }
+
+
+def test_a_site_may_lack_a_column_which_is_one_without_a_value(files: Path, tmp_path: Path) -> None:
+    """A column of numbers, one of texts, and one that the job leaves out; at a site that is there from the start and at
+    one that comes later. The run is the simulation's of a table with empty cells in their place."""
+    shutil.copytree(files, tmp_path / "files")
+    absent = {"bern": ("u", "label 2"), "chur": ("kind", "w")}
+    every = []
+    for name in SITES:
+        with (files / f"{name}.csv").open() as file:
+            rows = [{**row, "label 2": "x"} for row in csv.DictReader(file)]
+        gone = absent.get(name, ())
+        every += [[name, *("" if key in gone else row[key] for key in rows[0])] for row in rows]
+        kept = [key for key in rows[0] if key not in gone]
+        write(tmp_path / "files" / f"{name}.csv", kept, [[row[key] for key in kept] for row in rows])
+    write(tmp_path / "all.csv", ["site", *rows[0]], every)
+    job = with_(BASE, method="scaffold", rounds=2, input={"ignore": [*BASE["input"].get("ignore", []), "label 2"]})
+    here = Federation(job, tmp_path / "files", tmp_path)
+    assert check(here.job, SITES, here.exchange, 1.0) == []
+    here.serve()
+    same(here, *simulated(job, tmp_path / "all.csv"))
+    said = " ".join(json.loads((tmp_path / "run/deployment.json").read_text())["said"])
+    assert "site bern lacks the column 'u', without a value in all of its rows" in said
+    assert "site chur lacks the columns 'w', 'kind'" in said
+
+
+def test_a_site_tells_nothing_of_columns_that_its_job_leaves_out(files: Path, tmp_path: Path) -> None:
+    """Whatever a server asks for: the numbers of patients that input.ignore names, and labels as texts."""
+    here = Federation(with_(BASE, method="fedavg", input={"ignore": ["number"]}), files, tmp_path)
+    told = {"columns": [], "target": "class", "names": ["no", "yes"], "unit": None}
+    for digits, words in ((["u", "number"], []), (["u"], ["label"])):
+        fields = {"told": told, "digits": digits, "words": words}
+        found = codec.read(here.site("bern").answer(codec.write(Frame("sums", "0" * 16, 0, 1, fields, {}))))
+        assert found.kind == "refused"
+        assert found.fields["why"] == "it asks for columns that the site's job does not learn from"
 
 
 @pytest.mark.parametrize("what", TABLES)

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fedconcord.basis.errors import UserError
+from fedconcord.basis.errors import UserError, closest
 from fedconcord.data import labels
 from fedconcord.data.arrays import columns_of, inputs_of, load
 from fedconcord.data.inputs import FEW, Input, Target, held_out, refuse_too_large
 from fedconcord.data.mixed import refuse_mixed
 from fedconcord.data.preprocess import CATEGORIES, Column, Sums, squares, sums, width
-from fedconcord.data.sources import Source, column, numbers, open_table
+from fedconcord.data.sources import Source, numbers, open_table, with_columns
 from fedconcord.data.tables import features_of, fill, first_sums, scan, second_sums
 
 MOST = 10_000  # classes
@@ -99,7 +99,7 @@ def hold(path: Path, given: Input) -> Held:
     source = open_table(path, given.missing)
     if not given.label:
         raise UserError(f"{where}: the job does not say which column is learnt; give input.label")
-    features = features_of(source, given._replace(client=given.client if given.client in source.names else None))
+    features = features_of(source, _of_this_file(source, given))
     found = scan(source, features, list(given.label))
     if found.rows < 2:
         raise UserError(f"{where} has {found.rows or 'a header and no'} row{'s' * (found.rows != 1)}; at least two")
@@ -109,6 +109,18 @@ def hold(path: Path, given: Input) -> Held:
         name: "empty" if name not in found.known else "text" if name in found.text else "number" for name in features
     }
     return Held(path, found.rows, kinds, [found.keys[name] for name in given.label], (), "numbers", source, None)
+
+
+def _of_this_file(source: Source, given: Input) -> Input:
+    """The job's settings for one file, which may lack the column of clients and columns that other sites have. A name
+    that is close to a column of which they say nothing is refused later: one of the two is a misprint."""
+    rest = {*source.names} - {*given.label, *given.ignore, *given.categories, given.client}
+
+    def there(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in source.names or closest(name, rest))
+
+    client = given.client if given.client in source.names else None
+    return given._replace(client=client, ignore=there(given.ignore), categories=there(given.categories))
 
 
 def described(held: Held, given: Input) -> dict[str, Any]:
@@ -166,10 +178,12 @@ def message(
     """
     tested, owner = tested_of(held, client, given), np.zeros(held.rows, np.int64)
     columns, seen = Sums(np.zeros((1, 0)), np.zeros((1, 0))), dict[str, set[str]]()
-    if held.source is not None and means is None:
-        columns, seen = first_sums(held.source, digits, words, owner, tested, 1)
-    elif held.source is not None and means is not None:
-        columns = second_sums(held.source, digits, owner, tested, 1, means.columns)
+    if held.source is not None:
+        source = with_columns(held.source, [*digits, *words])
+        if means is None:
+            columns, seen = first_sums(source, digits, words, owner, tested, 1)
+        else:
+            columns = second_sums(source, digits, owner, tested, 1, means.columns)
     target = Sums(np.zeros((1, 0)), np.zeros((1, 0)))
     if told.target == "number":
         y, who = _y(held, told._replace(unit=None))[~tested], owner[~tested]
@@ -185,23 +199,22 @@ def tested_of(held: Held, client: int, given: Input) -> np.ndarray:
 
 
 def samples(held: Held, client: int, given: Input, told: Told) -> Samples:
-    """The client's samples.
+    """The client's samples; of a column that the file lacks, as of one without values.
 
     Raises:
-        UserError: a column is missing, a value or a label is not what it must be, or they do not fit in memory.
+        UserError: a value or a label is not what it must be, or they do not fit in memory.
     """
     tested = tested_of(held, client, given)
     y = _y(held, told).astype(np.int64 if told.target == "class" else np.float32)
     if held.x is not None:
         return Samples(held.x[~tested], y[~tested], held.x[tested], y[tested])
     assert held.source is not None
-    for one in told.columns:
-        column(held.source, one.name, "the server's columns")
+    source = with_columns(held.source, [one.name for one in told.columns])
     size = width(told.columns)
     refuse_too_large(held.rows * (8 * size + 100), f"{held.path.name}, {held.rows} rows,", given.memory)
     count = int(tested.sum())
     train_x, test_x = (np.empty((n, size), np.float32) for n in (held.rows - count, count))
-    fill(held.source, told.columns, tested, train_x, test_x)
+    fill(source, told.columns, tested, train_x, test_x)
     return Samples(train_x, y[~tested], test_x, y[tested])
 
 

@@ -117,6 +117,21 @@ def column(source: Source, name: str, option: str) -> str:
     return name
 
 
+def with_columns(source: Source, names: Sequence[str]) -> Source:
+    """The table with these columns too: one that it lacks has no value in any row."""
+    absent = [name for name in names if name not in source.names]
+    if not absent:
+        return source
+
+    def batches(columns: Sequence[str]) -> Iterator[Batch]:
+        present = [name for name in columns if name not in absent] or source.names[:1]  # which says how many rows
+        for batch in source.batches(present):
+            empty = pa.nulls(len(batch[present[0]]), pa.string())
+            yield {name: batch.get(name, empty) for name in columns}
+
+    return source._replace(names=[*source.names, *absent], batches=batches)
+
+
 def _checked(source: Source) -> Source:
     twice = [name for name, count in Counter(source.names).items() if count > 1]
     if twice:

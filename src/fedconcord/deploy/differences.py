@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from fedconcord.data.inputs import Input
@@ -132,31 +133,73 @@ def parts_differ(sites: Sequence[str], said: Sequence[Mapping[str, Any]], keys: 
 
 
 def columns_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]], given: Input) -> list[str]:
-    """Columns that a site lacks or has beside the others', and such as hold numbers here and texts there."""
-    found = parts_differ(sites, data, ("inputs", "shape"), "the samples")
-    base = data[0]["columns"]
-    for name, one in zip(sites, data, strict=True):
-        for more, less, what in ((base, one["columns"], "lacks"), (one["columns"], base, "has")):
-            other = [column for column in more if column not in less]
-            if other:
-                listed = ", ".join(repr(column) for column in other[:SHOWN]) + (", ..." if len(other) > SHOWN else "")
-                than = f", which site {sites[0]} has" if what == "lacks" else f", which site {sites[0]} lacks"
-                found.append(
-                    f"site {name} {what} the column{'s' * (len(other) > 1)} {listed}{than}; give all sites the same "
-                    "columns, or name them in input.ignore"
-                )
-    for column in base if not found else ():
+    """Columns that more than half of the sites lack or that some have under another name, and such as hold numbers here
+    and texts there. Other columns a site may lack: they have no value there."""
+    differences = parts_differ(sites, data, ("inputs", "shape"), "the samples")
+    every = columns_of_all(data)
+    having = {column: {k for k, one in enumerate(data) if column in one["columns"]} for column in every}
+    for k, one in enumerate(data):
+        # every site has either this column or that one: the same column twice named, as far as can be seen
+        twins = {
+            column: absent
+            for absent in every
+            if k not in having[absent]
+            for column in one["columns"]
+            if (-len(having[column]), k) > (-len(having[absent]), min(having[absent]))
+            if having[column] | having[absent] == {*range(len(data))} and not having[column] & having[absent]
+        }
+        rare = [column for column in one["columns"] if 2 * len(having[column]) < len(data) and column not in twins]
+        if twins:
+            other = sites[min(having[next(iter(twins.values()))])]
+            differences.append(
+                f"site {sites[k]} lacks {_columns(dict.fromkeys(twins.values()))}, which site {other} has, and has "
+                f"{_columns(twins)} in its place; name columns alike at all sites, or leave out both (input.ignore)"
+            )
+        if rare:
+            other = next(name for j, name in enumerate(sites) if j not in having[rare[0]])
+            differences.append(
+                f"site {sites[k]} has {_columns(rare)}, which site {other} lacks, as do most sites; leave out with "
+                "input.ignore what most sites lack"
+            )
+    for column in every if not differences else ():
         if column in given.categories:
             continue
         kinds = {
-            kind: name for name, one in zip(sites, data, strict=True) if (kind := one["columns"][column]) != "empty"
+            kind: name
+            for name, one in zip(sites, data, strict=True)
+            if (kind := one["columns"].get(column, "empty")) != "empty"
         }
         if len(kinds) > 1:
-            found.append(
+            differences.append(
                 f"column {column!r} holds numbers at site {kinds['number']} and texts at site {kinds['text']}; repair "
                 "one, or name it in input.categories"
             )
-    return found
+    return differences
+
+
+def columns_of_all(data: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The columns that any site has, in the order in which they are first met, and what they hold."""
+    kinds = dict[str, str]()
+    for one in data:
+        for column, kind in one["columns"].items():
+            kinds[column] = kind if kinds.get(column, "empty") == "empty" else kinds[column]
+    return kinds
+
+
+def columns_lacking(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is said of sites that lack columns and begin all the same."""
+    every = columns_of_all(data)
+    return [
+        f"site {name} lacks {_columns(absent)}, without a value in all of its rows"
+        for name, one in zip(sites, data, strict=True)
+        if (absent := [column for column in every if column not in one["columns"]])
+    ]
+
+
+def _columns(names: Collection[str]) -> str:
+    """ "the columns 'a', 'b'"; of many the first."""
+    listed = ", ".join(map(repr, islice(names, SHOWN))) + (", ..." if len(names) > SHOWN else "")
+    return f"the column{'s' * (len(names) > 1)} {listed}"
 
 
 def labels_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:

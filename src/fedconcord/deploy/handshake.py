@@ -26,6 +26,8 @@ from fedconcord.data.tables import columns_of
 from fedconcord.deploy.differences import (
     DifferError,
     columns_differ,
+    columns_lacking,
+    columns_of_all,
     facts_differ,
     labels_differ,
     parts_differ,
@@ -55,7 +57,7 @@ class Agreed(NamedTuple):
     said: list[str]  # what was guessed
     sent: list[str]  # what each site sent before round 0, in words
     told: dict[str, Any] | None = None  # what sites with files of their own were told of all sites' columns and target
-    first: dict[str, Any] | None = None  # what the first of these sites said of its file
+    first: dict[str, Any] | None = None  # what the first of these sites said of its file, with the columns of all
     later: Sequence[str] = ()  # sites that were not there
 
 
@@ -111,7 +113,7 @@ def agreed(settings: str, post: Post, begins: bool, later: Mapping[str, int]) ->
     )
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {given.test_share:g}"])
-    first = here[0].get("data")
+    first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(own) else None
     return Agreed(post.run, list(post.sites), form, samples, said, sent, told, first, sorted(later))
 
 
@@ -131,7 +133,7 @@ def _of_files(
         target = federated.agreed_target([one["labels"] for one in data], given)
     except UserError as wrong:
         raise DifferError([str(wrong)]) from wrong
-    kinds = {name: {one["columns"][name] for one in data} - {"empty"} for name in data[0]["columns"]}
+    kinds = {name: {one["columns"].get(name, "empty") for one in data} - {"empty"} for name in columns_of_all(data)}
     words = [name for name, kind in kinds.items() if "text" in kind or name in given.categories]
     digits = [name for name in kinds if name not in words]
     told: dict[str, Any] = {"columns": [], "target": target.kind, "names": target.names, "unit": None}
@@ -161,6 +163,13 @@ def _of_files(
             told["unit"] = [mean_of(y).tolist(), scale_of(y2, mean_of(y)).tolist()]
     if statistics:
         columns = read_statistics(Path(str(given.statistics)).expanduser())
+        raise_any(
+            [
+                f"no site has the column {one.name!r} of input.statistics; take it out of that file"
+                for one in columns
+                if one.name not in kinds
+            ]
+        )
     told["columns"] = [one.model_dump() for one in columns]
     shape = [width(columns)] if kinds else list(data[0]["shape"])
     about: dict[str, Any] = {"kind": "none"} if data[0]["inputs"] != "bytes" else dict(SCALED)
@@ -175,7 +184,7 @@ def _of_files(
         }
     labels = [str(one["name"]) for one in data[0]["labels"]]
     unit = {} if told["unit"] is None else {"mean": told["unit"][0], "scale": told["unit"][1]}
-    said = [target.said] if target.said else []
+    said = [*([target.said] if target.said else []), *columns_lacking(sites, data)]
     about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": said}
     form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, told["unit"], about)
     sent = ["its number of samples", "the values of its label columns, where they are classes"]

@@ -165,8 +165,8 @@ class Site:
         fields = frame.fields
         told, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
         held = self._file()
-        if held.source is not None and not {*digits, *words} <= set(held.source.names):
-            raise FrameError("it asks for columns that the site's file does not have")
+        if held.source is not None and {*digits, *words} & {*held.source.names} - {*held.columns}:
+            raise FrameError("it asks for columns that the site's job does not learn from")
         found = federated.message(held, frame.client, self.given, told, digits, words, means)
         arrays = {"columns": found.columns, "target": found.target}
         sent = {f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()}
