@@ -69,6 +69,33 @@ def test_readme_s_first_command_is_the_job_of_the_demo() -> None:
     assert job.items() <= demo.items()
 
 
+def test_the_demo_installs_the_package_alone(tmp_path: Path) -> None:
+    """What tests, lint and documentation need is added when they first need it."""
+
+    def commands_of(target: str) -> str:
+        line = ["make", "--dry-run", "--always-make", target, f"VENV={tmp_path}", "LOCK="]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "--editable .\n" in commands_of("demo")
+    assert "dev" not in commands_of("demo")
+    for target in ("test", "docs"):
+        assert "--editable '.[dev,docs]'" in commands_of(target)
+
+
+def test_flower_whose_private_parts_are_used_is_bounded() -> None:
+    """By the versions that the tests over a real SuperLink passed with; the pinned one is among them."""
+    pinned = re.search(r"^flwr==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    bounds = [
+        requirement.specifier
+        for extra in PROJECT["optional-dependencies"].values()
+        if (requirement := Requirement(next((one for one in extra if one.startswith("flwr>")), "none"))).name == "flwr"
+    ]
+    assert len(bounds) == 2
+    for bound in bounds:
+        assert [bound.contains(version) for version in ("1.40.9", pinned[1], "1.42.0", "1.43.0")] == [0, 1, 1, 0]
+
+
 def test_readme_s_commands_for_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that start nothing, as they are printed; `try` runs in the tests over a real SuperLink."""
     check, attempt, new = commands(ROOT / "README.md")

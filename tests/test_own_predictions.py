@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 import fedconcord
+from fedconcord import cli
 from fedconcord.basis.errors import UserError
+from fedconcord.data import labels
 from fedconcord.report import load_runs
 from fedconcord.report.summary import summarise
 
@@ -147,6 +149,15 @@ def test_a_column_that_never_varies_says_nothing_of_other_values(constant: float
     assert 0.1 < same < 0.9
 
 
+@pytest.mark.parametrize("constant", [0.1, 1e9 / 3, -7.3e-5])
+def test_a_target_that_never_varies_is_its_mean(constant: float) -> None:
+    """As of a column: the rounding of a mean is no deviation that anything may be scaled by."""
+    y, mean, scale = labels.standardised(np.full((300, 1), constant), np.zeros(300, int), np.zeros(300, bool), 1)
+    assert scale == [1.0]
+    assert mean == pytest.approx([constant], rel=1e-12)
+    assert np.abs(y).max() <= 1e-12 * abs(constant)
+
+
 def test_a_text_that_no_training_row_had_shifts_no_answer(files: Path) -> None:
     """Whatever the seed drew for the weights of an input that no training row has; and predict names such rows."""
     for seed in (0, 1):
@@ -178,6 +189,9 @@ def test_the_probability_of_each_class_and_a_threshold(files: Path) -> None:
     assert all((row["label"] == "yes") == (float(row["p_yes"]) > 0.5) for row in rows)
     strict = table(fedconcord.predict(folder, files / "test.csv", files / "out.csv", threshold=0.2))
     assert all((row["label"] == "yes") == (float(row["p_yes"]) >= 0.2) for row in strict)
+    command = ["predict", str(folder), str(files / "test.csv"), "--threshold", "0.2", "--out", str(files / "same.csv")]
+    assert cli.call(command) == 0
+    assert table(files / "same.csv") == strict
     assert sum(row["label"] == "yes" for row in strict) > sum(row["label"] == "yes" for row in rows)
     for wrong in (0.0, 1.5):
         with pytest.raises(UserError, match="probability between 0 and 1"):

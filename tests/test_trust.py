@@ -16,6 +16,7 @@ import fedconcord
 from fedconcord.basis import imports, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import call
+from fedconcord.deploy.app import PACKAGE
 
 JOB = ["--data", "digits", "--model", "logreg", "--clients", "5", "--cohort", "2", "--rounds", "1"]
 EVIL = """
@@ -100,6 +101,19 @@ def test_no_module_of_a_folder_is_imported(
     assert len(said) == 1
     assert "evil:net" in said[0]
     assert "--trust" in said[0]
+
+
+def test_no_module_of_a_trials_folder_is_imported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor by processes that a trial starts: the job of its last start is read before there are any."""
+    app = place / "sites.flower" / "1" / "app" / PACKAGE
+    app.mkdir(parents=True)
+    (app / "job.toml").write_text('data = "digits"\nmodel = "evil:net"\n')
+    (place / "sites").mkdir()
+    assert call(["flower", "try", "--resume", "sites"]) == 2
+    said = capsys.readouterr().err
+    assert not (place / "marker").exists()
+    assert "evil:net" in said
+    assert "--trust" in said
 
 
 def test_a_command_of_the_standard_library_is_not_called(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
