@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Stage = Literal["data", "job", "run"]
 """The first part of a job that needs an option: its clients' data, what is trained on them, or how a run goes on."""
@@ -34,3 +34,8 @@ class Option(NamedTuple):
         """Meaning, values and default on one line: 'Local step size (number > 0). [0.1]'."""
         values = f" ({self.values})" if self.values else ""
         return f"{self.meaning[0].upper()}{self.meaning[1:]}{values}. [{self.default}]"
+
+
+def stated(table: Any) -> list[Option]:
+    """The options of the arguments in a table, those that it inherits first."""
+    return [note for kind in table.__annotations__.values() for note in get_args(kind) if type(note) is Option]

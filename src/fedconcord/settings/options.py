@@ -21,7 +21,7 @@ PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
 # options that take objects of Python beside names
 OBJECTS = ("data", "partition", "model", "sampling", "lr_schedule", "loss", "metrics")
 FIRST = ("method", "methods")  # which the functions take by position
-OWN = (("RunOptions", "run", ("seed",)), ("CompareOptions", "compare", ("baselines", "seeds")))  # which one takes alone
+ALONE = {"RunOptions": ("seed",), "CompareOptions": ("baselines", "seeds")}  # which only one of them takes
 HEAD = '''\
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
@@ -31,19 +31,20 @@ The schema is `settings.settings` and `settings.sections`; `python -m fedconcord
 # ruff: noqa: E501
 # fmt: off
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from fedconcord.options.option import Option
+from fedconcord.options.option import Option, stated
+
 '''
 
 
 def options() -> list[tuple[Option, str]]:
-    """Every option of the schema with its type in Python, in the order of the schema."""
-    return [_option(key, field, short) for key, field in _fields() for short in field.metadata if type(short) is Short]
+    """Every option of the schema with its type in Python, in the order of the table."""
+    rows = [_option(key, field, short) for key, field in _fields() for short in field.metadata if type(short) is Short]
+    order = [*FIRST, "", *(name for names in ALONE.values() for name in names)]  # "" is what both functions share
+    return sorted(rows, key=lambda row: order.index(row[0].name if row[0].name in order else ""))
 
 
 def _fields() -> Iterator[tuple[str, FieldInfo]]:
@@ -96,30 +97,26 @@ def _types(annotation: Any) -> list[str]:
 def source() -> str:
     """The text of the table."""
     every = options()
-    alone = [name for *_, own in OWN for name in own]
-    shared = [(o, kind) for o, kind in every if o.name not in (*FIRST, *alone)]
-    rows = "".join(f"    Option({', '.join(map(_text, option))}),\n" for option, _ in every)
-    return (
-        f"{HEAD}\nOPTIONS = (\n{rows})\n"
-        + _typed(
-            "Shared(TypedDict, total=False)", "Arguments of both functions; one that is None is not given.", shared
-        )
-        + "".join(
-            _typed(
-                f"{name}(Shared, total=False)", f"Arguments of `{function}`.", [r for r in every if r[0].name in own]
-            )
-            for name, function, own in OWN
-        )
-    )
+    only = {name: [row for row in every if row[0].name in names] for name, names in ALONE.items()}
+    shared = [row for row in every if row[0].name not in FIRST and all(row not in rows for rows in only.values())]
+    first = "".join(f"    {_written(option)},\n" for option, _ in every if option.name in FIRST)
+    tables = [
+        _typed("Shared(TypedDict, total=False)", "Arguments of both functions; one that is None is not given.", shared),
+        _typed("RunOptions(Shared, total=False)", "Arguments of `run`.", only["RunOptions"]),
+        _typed("CompareOptions(Shared, total=False)", "Arguments of `compare`.", only["CompareOptions"]),
+    ]
+    named = "    *dict.fromkeys((*stated(RunOptions), *stated(CompareOptions))),\n"
+    return f"{HEAD}{''.join(tables)}OPTIONS = (\n{first}{named})\n"
 
 
-def _text(value: object) -> str:
-    return str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+def _written(option: Option) -> str:
+    values = (str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False) for value in option)
+    return f"Option({', '.join(values)})"
 
 
-def _typed(name: str, meaning: str, every: list[tuple[Option, str]]) -> str:
-    fields = "".join(f"\n    {o.name}: {kind}\n    {_text(o.about)}\n" for o, kind in every)
-    return f'\n\nclass {name}:\n    """{meaning}"""\n{fields}'
+def _typed(name: str, meaning: str, rows: list[tuple[Option, str]]) -> str:
+    fields = "".join(f"    {option.name}: Annotated[{kind}, {_written(option)}]\n" for option, kind in rows)
+    return f'\nclass {name}:\n    """{meaning}"""\n\n{fields}\n'
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from fedconcord.basis import grammar
 from fedconcord.basis.factories import Search
@@ -12,10 +13,28 @@ from fedconcord.options.option import Short
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
-Fault = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Chance = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(gt=0, lt=1)]
+Factor = Annotated[float, Field(gt=0, le=1)]
 MOST_TRAIN_SAMPLES = 10_000
 LR = 0.1  # of methods without a rule of their own
-WORK_TEXT = {"wanted": "an integer >= 1 or a draw such as uniform(1,5)"}
+WORK_TEXT = "an integer >= 1 or a draw such as uniform(1,5)"
+
+
+def about(meaning: str, wanted: str | None = None, usual: Any = None) -> FieldInfo:
+    """What a key means, as every help text and list has it.
+
+    Args:
+        wanted: what its value must be, where the type does not say it.
+        usual: what none comes to.
+    """
+    said = {"wanted": wanted, "usual": usual}
+    field: FieldInfo = Field(
+        description=meaning, json_schema_extra={key: value for key, value in said.items() if value is not None}
+    )
+    return field
 
 
 class LocalSettings(BaseModel):
@@ -24,73 +43,83 @@ class LocalSettings(BaseModel):
     model_config = STRICT
     epochs: Annotated[
         Count | str | None,
-        Field(description="passes of a client over its samples in a round", json_schema_extra=WORK_TEXT),
+        about("passes of a client over its samples in a round", WORK_TEXT),
         Short("epochs", "job", "WORK"),
     ] = 1
     steps: Annotated[
         Count | str | None,
-        Field(description="local steps, instead of epochs", json_schema_extra=WORK_TEXT),
+        about("local steps of a client in a round, in place of epochs", WORK_TEXT),
         Short("steps", "job", "WORK"),
     ] = None
     seconds: Annotated[
-        Annotated[float, Field(gt=0)] | str | None,
-        Field(
-            description="simulated seconds of computing, instead of epochs; needs devices",
-            json_schema_extra={"wanted": "a number > 0 or a draw such as uniform(1,5)"},
+        Positive | str | None,
+        about(
+            "simulated seconds that a client computes in a round, in place of epochs; needs devices",
+            "a number > 0 or a draw such as uniform(1,5)",
         ),
     ] = None
     batch_size: Annotated[
-        Count | Literal["full"], Field(description="samples a local step, or full"), Short("batch_size", "job")
+        Count | Literal["full"],
+        about("number of samples in the mini-batch of a local step, or full for all samples of the client"),
+        Short("batch_size", "job"),
     ] = 10
     lr: Annotated[
-        Annotated[float, Field(gt=0)] | str | None,
-        Field(
-            description="local step size, or the rule by which every client finds its own",
-            json_schema_extra={"usual": LR, "wanted": "a number > 0 or a rule such as auto"},
+        Positive | str | None,
+        about(
+            "local step size, or the rule by which every client finds its own",
+            "a number > 0 or a rule such as auto",
+            LR,
         ),
         Short("lr", "job", "LR"),
         Search(0.01, 1.0),
     ] = None
-    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the local step size after each round")] = 1.0
+    lr_decay: Annotated[Factor, about("factor by which the local step size is multiplied after every round")] = 1.0
     lr_drops: Annotated[
-        list[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]]],
-        Field(description="[[round, factor], ...]: the local step size is times the factor from that round on"),
+        list[tuple[Count, Positive]],
+        about("rounds from which on the local step size is multiplied by a factor, as [[round, factor], ...]"),
     ] = []
     momentum: Annotated[
-        float,
-        Field(ge=0, lt=1, description="heavy-ball momentum of local steps, fresh each round"),
+        Chance,
+        about("heavy-ball momentum of the local steps, which starts anew in every round"),
         Short("momentum", "job"),
     ] = 0.0
-    nesterov: Annotated[bool, Field(description="Nesterov's form of the momentum")] = False
-    weight_decay: Annotated[float, Field(ge=0, description="l2 pull to zero, added to the gradient")] = 0.0
+    nesterov: Annotated[bool, about("whether the momentum has Nesterov's form")] = False
+    weight_decay: Annotated[NotNegative, about("factor of the weight decay (l2 penalty) in every gradient")] = 0.0
     clip: Annotated[
-        Annotated[float, Field(gt=0)] | None, Field(description="largest l2 norm of a stochastic gradient")
+        Positive | None, about("largest l2 norm of a stochastic gradient; if none, gradients are not clipped")
     ] = None
     clip_direction: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="largest l2 norm of a whole direction, dual and proximal parts included"),
+        Positive | None,
+        about(
+            "largest l2 norm of the direction of a local step, its dual and proximal terms included; if none, "
+            "directions are not clipped"
+        ),
     ] = None
     clip_form: Annotated[
         Literal["whole", "released"],
-        Field(description="of clip_direction; released, as FL-Simulator and FedDyn: decay and rho x are added after"),
+        about(
+            "what clip_direction clips: whole, the complete direction; released, as FL-Simulator and FedDyn do, the "
+            "direction before weight decay and rho x are added"
+        ),
     ] = "whole"
     oracle: Annotated[
         str,
-        Field(
-            description="which gradient a local step uses",
-            json_schema_extra={"wanted": "a gradient oracle such as full or sam(0.1)"},
-        ),
+        about("which gradient a local step uses", "a gradient oracle such as full or sam(0.1)"),
         Short("oracle", "job"),
     ] = "minibatch"
     solver: Annotated[
-        Literal["sgd", "lbfgs"], Field(description="gradient steps, or L-BFGS on the client's full objective")
+        Literal["sgd", "lbfgs"],
+        about("how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"),
     ] = "sgd"
     step_decay: Annotated[
-        float, Field(gt=0, le=1, description="factor on the local step size after each step of a round")
+        Factor, about("factor by which the local step size is multiplied after every step of a round")
     ] = 1.0
     tolerance: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="a client stops early at ||gradient of its local problem||^2 <= this; epochs are the cap"),
+        Positive | None,
+        about(
+            "squared norm of the gradient of its local problem at which a client stops early; epochs are then the most "
+            "that it does; if none, no client stops early"
+        ),
     ] = None
 
 
@@ -100,55 +129,62 @@ class EngineSettings(BaseModel):
     model_config = STRICT
     name: Annotated[
         Literal["stacked", "serial", "distributed", "wire"],
-        Field(
-            description="many clients at once, one by one, shared by the processes that torchrun starts, or server and "
-            "clients that share nothing but bytes"
+        about(
+            "how rounds are computed: stacked computes many clients at once, serial one after the other, distributed "
+            "divides them over the processes that torchrun starts, and wire has a server and clients that share "
+            "nothing but bytes"
         ),
         Short("engine", "run"),
     ] = "stacked"
-    chunk: Annotated[Count | Literal["auto"], Field(description="clients in one batch of the stacked engine")] = "auto"
+    chunk: Annotated[Count | Literal["auto"], about("number of clients in one batch of the stacked engine")] = "auto"
     workers: Annotated[
         Count | Literal["auto"],
-        Field(description="batches of clients computed at once where a model has a kernel; auto: by counted work"),
+        about(
+            "number of batches of clients that are computed at the same time where the model has a kernel; auto "
+            "decides by counted work"
+        ),
     ] = "auto"
     kernel: Annotated[
         Literal["auto", "torch", "compiled"],
-        Field(
-            description="what computes local steps; compiled: all of a client's in one call by numba, for fully "
-            "connected networks; auto: by counted work"
+        about(
+            "what computes local steps: torch, or compiled, where numba computes all steps of a client in one call "
+            "(for fully connected networks); auto decides by counted work"
         ),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to compute"), Short("device", "run")] = (
-        "cpu"
-    )
+    device: Annotated[Literal["auto", "cpu", "cuda"], about("device that computes"), Short("device", "run")] = "cpu"
     dtype: Annotated[
-        Literal["float32", "float64"], Field(description="precision of models and data"), Short("dtype", "job")
+        Literal["float32", "float64"], about("floating-point type of models and data"), Short("dtype", "job")
     ] = "float32"
     precision: Annotated[
         Literal["full", "tf32", "bf16"],
-        Field(
-            description="of a model's gradients: full is dtype's; bf16 and tf32 (on a GPU) are faster and less exact"
+        about(
+            "precision of a model's gradients: full is that of dtype; bf16, and tf32 on a GPU, are faster and less "
+            "exact"
         ),
         Short("precision", "job"),
     ] = "full"
     threads: Annotated[
         Count | None,
-        Field(description="CPU threads of one run; if none all cores that the container may use, shared by --jobs"),
+        about(
+            "number of CPU threads of one run; if none, all cores that the container may use, divided over the runs "
+            "of --jobs"
+        ),
         Short("threads", "run"),
     ] = None
     graphs: Annotated[
-        bool, Field(description="on a GPU, local steps that every round repeats are recorded once as a CUDA graph")
+        bool, about("whether local steps that every round repeats are recorded once as a CUDA graph; needs a GPU")
     ] = False
-    timeout: Annotated[
-        float, Field(gt=0, description="seconds that a process of the distributed engine waits for the others")
-    ] = 600.0
+    timeout: Annotated[Positive, about("seconds that a process of the distributed engine waits for the others")] = 600.0
     store: Annotated[
         Literal["memory", "disk"],
-        Field(description="where clients' state lies between rounds; disk: in the run's folder"),
+        about("where the state of clients is kept between rounds: in memory, or on disk, in the folder of the run"),
     ] = "memory"
     rows: Annotated[
         Literal["full", "bfloat16", "float16"],
-        Field(description="precision of clients' state between rounds; 2-byte numbers make exact methods inexact"),
+        about(
+            "floating-point type of the clients' state between rounds: full is that of dtype; 2-byte numbers make "
+            "exact methods inexact"
+        ),
     ] = "full"
 
 
@@ -156,13 +192,13 @@ class WireSettings(BaseModel):
     """What goes wrong on the wire of engine wire, as probabilities keyed by the run's seed."""
 
     model_config = STRICT
-    loss: Annotated[Fault, Field(description="a message does not arrive, either way")] = 0.0
-    duplicate: Annotated[Fault, Field(description="a message arrives twice")] = 0.0
-    delay: Annotated[Fault, Field(description="a message arrives up to three exchanges late")] = 0.0
-    corrupt: Annotated[Fault, Field(description="a message arrives with another bit")] = 0.0
-    restart: Annotated[Fault, Field(description="a client restarts before it gets a message")] = 0.0
-    server_restart: Annotated[Fault, Field(description="the server restarts at an exchange")] = 0.0
-    tries: Annotated[Count, Field(description="times that a client is asked before a round goes on without it")] = 5
+    loss: Annotated[Chance, about("probability that a message is lost, in either direction")] = 0.0
+    duplicate: Annotated[Chance, about("probability that a message arrives twice")] = 0.0
+    delay: Annotated[Chance, about("probability that a message arrives up to three exchanges late")] = 0.0
+    corrupt: Annotated[Chance, about("probability that a message arrives with one bit changed")] = 0.0
+    restart: Annotated[Chance, about("probability that a client restarts before it receives a message")] = 0.0
+    server_restart: Annotated[Chance, about("probability that the server restarts at an exchange")] = 0.0
+    tries: Annotated[Count, about("number of times that a client is asked before a round goes on without it")] = 5
 
 
 class SecureSettings(BaseModel):
@@ -170,15 +206,15 @@ class SecureSettings(BaseModel):
 
     model_config = STRICT
     clip: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="largest absolute value of a number that a site contributes; makes sums secure"),
+        Positive | None, about("largest absolute value of a number that a site contributes; turns secure sums on")
     ] = None
     bits: Annotated[
-        int, Field(ge=8, le=48, description="of a number under masks: the sum of S sites is off by S clip / 2^bits")
+        Annotated[int, Field(ge=8, le=48)],
+        about("number of bits of a masked number; the sum over S sites has an error of up to S clip / 2^bits"),
     ] = 24
     threshold: Annotated[
-        float,
-        Field(gt=0.5, le=1, description="share of the sites that began a sum that must be there to the end to open it"),
+        Annotated[float, Field(gt=0.5, le=1)],
+        about("fraction of the sites that began a secure sum that must be there at its end to open it"),
     ] = 0.6
 
 
@@ -188,39 +224,49 @@ class EvalSettings(BaseModel):
     model_config = STRICT
     every: Annotated[
         Count | None,
-        Field(description="rounds between evaluations; if none 1, and by counted work for large jobs without a target"),
+        about("number of rounds between evaluations; if none, 1, or by counted work for large jobs without a target"),
         Short("eval_every", "run"),
     ] = None
     target: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="test accuracy, or other first metric, whose first round is reported"),
+        Positive | None,
+        about("report the first round that reaches this test accuracy (or first metric)"),
         Short("target", "run"),
     ] = None
     train_samples: Annotated[
         Count | None,
-        Field(description="size of the fixed sample for the train loss; 10000, or fewer by counted work, if none"),
+        about(
+            "number of training samples, always the same, on which the train loss is measured; if none, 10000, or "
+            "fewer by counted work"
+        ),
     ] = None
     clients: Annotated[
         bool | None,
-        Field(description="look at every client after the last round; by counted work if none, true for most jobs"),
+        about(
+            "whether the model is evaluated at every client after the last round; if none, by counted work, which is "
+            "true for most jobs"
+        ),
     ] = None
     clients_every: Annotated[
-        Count | None, Field(description="rounds between looks at every client; after the last round alone if none")
+        Count | None, about("number of rounds between evaluations at every client; if none, only after the last round")
     ] = None
     patience: Annotated[
         Count | None,
-        Field(description="stop after this many evaluations in a row without a better model; never if none"),
+        about(
+            "number of evaluations in a row without a better model after which a run stops; if none, it does not stop "
+            "early"
+        ),
     ] = None
-    min_delta: Annotated[float, Field(ge=0, description="by how much a model must be better for patience")] = 0.0
+    min_delta: Annotated[NotNegative, about("smallest improvement that makes a model better for patience")] = 0.0
     watch: Annotated[
         str | None,
-        Field(description="metric that patience watches; validation_loss if none, without validation test_loss"),
+        about("the metric that patience watches; if none, validation_loss, or test_loss without validation"),
     ] = None
     personalise: Annotated[
         str | None,
-        Field(
-            description="fine-tune the final model at every client and report both; needs validation",
-            json_schema_extra={"wanted": "a personalisation such as finetune(steps=20,lr=0.05)"},
+        about(
+            "how every client fine-tunes the final model; both models are reported; needs validation; if none, "
+            "clients do not fine-tune",
+            "a personalisation such as finetune(steps=20,lr=0.05)",
         ),
     ] = None
 
@@ -230,29 +276,35 @@ class PrivacySettings(BaseModel):
 
     model_config = STRICT
     clip: Annotated[
-        Annotated[float, Field(gt=0)] | str | None,
-        Field(
-            description="largest l2 norm of all that a client sends in a round; makes the job private",
-            json_schema_extra={"wanted": "a number > 0 or a rule such as adaptive(quantile=0.5)"},
+        Positive | str | None,
+        about(
+            "largest l2 norm of all that a client sends in a round; turns differential privacy on",
+            "a number > 0 or a rule such as adaptive(quantile=0.5)",
         ),
         Short("dp_clip", "job", "CLIP"),
     ] = None
     noise: Annotated[
-        Annotated[float, Field(ge=0)] | None,
-        Field(description="standard deviation of the Gaussian noise over clip; found from epsilon if none"),
+        NotNegative | None,
+        about(
+            "noise multiplier: the standard deviation of the Gaussian noise, divided by clip; if none, it follows "
+            "from epsilon"
+        ),
         Short("dp_noise", "job"),
     ] = None
     epsilon: Annotated[
         Annotated[float, Field(gt=0, le=1000)] | None,
-        Field(description="budget: finds the noise for the rounds, or with noise given ends the run when it is spent"),
+        about(
+            "privacy budget epsilon: the noise follows from it and the number of rounds, or, where the noise is "
+            "given, the run ends when the budget is spent"
+        ),
         Short("epsilon", "job"),
     ] = None
     delta: Annotated[
-        float, Field(gt=0, lt=1, description="of (epsilon, delta), below one over the clients"), Short("delta", "job")
+        Part, about("the delta of (epsilon, delta)-privacy, which must be below 1 / clients"), Short("delta", "job")
     ] = 1e-5
     kind: Annotated[
         Literal["central", "local"],
-        Field(description="who adds the noise: the server to the sum, or each client to its own message"),
+        about("who adds the noise: central, the server to the sum; local, every client to its own message"),
     ] = "central"
 
 
@@ -267,45 +319,51 @@ class InputSettings(BaseModel):
     model_config = STRICT
     label: Annotated[
         list[str],
-        Field(description="columns of your data to be learnt, or the array's key"),
+        about("columns of your data that hold the labels, or the key of the array with the labels"),
         Short("label_column", "data", "NAME"),
     ] = []
     client: Annotated[
         str | None,
-        Field(description="column of your data whose values are the clients"),
+        about("column of your data that says to which client a row belongs"),
         Short("client_column", "data"),
     ] = None
     target: Annotated[
         Literal["class", "number", "labels"] | None,
-        Field(description="classes, numbers, or labels that may hold together; guessed, and said, if none"),
+        about(
+            "kind of the labels: classes, numbers, or labels of which several may hold together; if none, it is "
+            "guessed and reported"
+        ),
         Short("target_kind", "data", "KIND"),
     ] = None
     test: Annotated[
         str | None,
-        Field(description="where your test samples are; a share of each client's if none"),
+        about("file or folder of your test samples; if none, a fraction of each client's samples is set apart"),
         Short("test_data", "data", "PATH"),
     ] = None
-    test_share: Annotated[float, Field(gt=0, lt=1, description="part of each client's samples for the test")] = 0.2
-    ignore: Annotated[list[str], Field(description="columns that are left out")] = []
-    categories: Annotated[list[str], Field(description="columns of numbers that are names")] = []
+    test_share: Annotated[Part, about("fraction of each client's samples that is set apart for the test")] = 0.2
+    ignore: Annotated[list[str], about("columns of your data that are left out")] = []
+    categories: Annotated[list[str], about("columns of your data whose numbers stand for categories")] = []
     missing: Annotated[
         list[str],
         BeforeValidator(lambda given: [*map(_as_text, given)] if isinstance(given, list) else given),
-        Field(
-            description="texts that stand for no value, beside the empty one, ?, NA, NaN and null; numbers, by value"
+        about(
+            "texts that stand for a missing value, beside the empty text, ?, NA, NaN and null; numbers are compared by "
+            "value"
         ),
     ] = []
     statistics: Annotated[
         str | None,
-        Field(description="JSON or TOML file of means, scales and categories; sums of the clients if none"),
+        about(
+            "JSON or TOML file with the means, scales and categories of the columns; if none, they are computed from "
+            "sums over the clients"
+        ),
     ] = None
     image_size: Annotated[
         Annotated[int, Field(ge=1, le=4096)] | None,
-        Field(description="side in pixels that images are brought to; they must have one size if none"),
+        about("side in pixels to which images are resized; if none, all images must have the same size"),
     ] = None
     memory: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="GiB that the data may take; half of the machine's if none"),
+        Positive | None, about("memory in GiB that the data may take; if none, half of the machine's memory")
     ] = None
 
 
@@ -314,8 +372,8 @@ class CheckpointSettings(BaseModel):
 
     model_config = STRICT
     every: Annotated[
-        float,
-        Field(ge=0, description="seconds between checkpoints; 0 is every round"),
+        NotNegative,
+        about("seconds between checkpoints; 0 writes one after every round"),
         Short("checkpoint_every", "run", "SECONDS"),
     ] = 30.0
 

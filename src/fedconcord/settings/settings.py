@@ -11,13 +11,17 @@ from fedconcord.settings.sections import (
     SECTIONS,
     STRICT,
     CheckpointSettings,
+    Count,
     EngineSettings,
     EvalSettings,
     InputSettings,
     LocalSettings,
+    Part,
+    Positive,
     PrivacySettings,
     SecureSettings,
     WireSettings,
+    about,
 )
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -35,224 +39,234 @@ class Config(BaseModel):
     model_config = STRICT
     method: Annotated[
         str | None,
-        Field(
-            description="the method of a run, fedavg or fedprox(mu=0.1), or package.module:factory for your own",
-            json_schema_extra={"usual": "fedavg"},
+        about(
+            "the method that a run trains with, such as fedavg or fedprox(mu=0.1), or package.module:factory for a "
+            "method of your own",
+            usual="fedavg",
         ),
         Short("method", "job"),
     ] = None
     methods: Annotated[
         Annotated[list[str], Field(min_length=1)] | None,
-        Field(
-            description="the methods of a comparison; fedprox(mu=0.1, local.lr=0.05) sets a local key for one, "
-            "as do privacy.epsilon=, server=, upload= and aggregate=; label= names it",
-            json_schema_extra={"wanted": "a list of methods such as fedavg,fedprox(mu=0.1)"},
+        about(
+            "the methods to compare; a method may have settings of its own, as in fedprox(mu=0.1, local.lr=0.05): "
+            "local.*, privacy.*, server=, upload=, aggregate=, and label= for its name in reports",
+            "a list of methods such as fedavg,fedprox(mu=0.1)",
         ),
         Short("methods", "job"),
     ] = None
     baselines: Annotated[
         list[str],
-        Field(
-            description="what the methods of a comparison are judged against: local, every client alone; pooled, all "
-            "samples in one place; local(local.lr=0.05) sets a local key",
-            json_schema_extra={"wanted": "a list of baselines such as local,pooled"},
+        about(
+            "what the methods are compared with: local trains every client alone, pooled trains one model on all "
+            "samples in one place; a baseline may have local settings of its own, as in local(local.lr=0.05)",
+            "a list of baselines such as local,pooled",
         ),
         Short("baselines", "run"),
     ] = []
-    algorithm: Annotated[dict[str, Any], Field(description="parameters of the one method: algorithm.mu = 0.1")] = {}
-    label: Annotated[str | None, Field(description="name of the run in reports; the method's text if none")] = None
+    algorithm: Annotated[dict[str, Any], about("parameters of the method of a run, as in algorithm.mu = 0.1")] = {}
+    label: Annotated[str | None, about("name of the run in reports; if none, the text of its method")] = None
     data: Annotated[
         str,
-        Field(description="data set or problem (`list data`), or your own: a file, a folder, package.module:factory"),
+        about(
+            "the data set or problem (`list data` shows all), or your own data: a file, a folder, or "
+            "package.module:factory"
+        ),
         Short("data", "data", "DATA"),
     ] = "digits"
     data_dir: Annotated[
         str | None,
-        Field(description="folder of data files; else $FEDCONCORD_DATA, else a cache"),
+        about("folder with the files of data sets; if none, $FEDCONCORD_DATA, or else a folder in your cache"),
         Short("data_dir", "data", "DIR"),
     ] = None
     partition: Annotated[
         str | None,
-        Field(
-            description="which client holds which samples, or package.module:function for your own",
-            json_schema_extra={"usual": DEFAULT_PARTITION, "wanted": "a partition such as shards(2)"},
+        about(
+            "how the samples are divided over the clients, or package.module:function for a partition of your own",
+            "a partition such as shards(2)",
+            DEFAULT_PARTITION,
         ),
         Short("partition", "data"),
     ] = None
     skew: Annotated[
         str | None,
-        Field(
-            description="how the features differ by client, training samples only; not at all if none",
-            json_schema_extra={"wanted": "a feature skew such as rotate(90) or noise(0.5)"},
+        about(
+            "how the features of training samples differ from client to client; if none, they do not",
+            "a feature skew such as rotate(90) or noise(0.5)",
         ),
     ] = None
     model: Annotated[
         str | None,
-        Field(
-            description="the model, or package.module:factory for your own", json_schema_extra={"usual": DEFAULT_MODEL}
-        ),
+        about("the model to train, or package.module:factory for a model of your own", usual=DEFAULT_MODEL),
         Short("model", "job"),
     ] = None
     loss: Annotated[
         str | None,
-        Field(
-            description="the loss of a sample, or package.module:function; the usual one of the target if none",
-            json_schema_extra={"wanted": "a loss such as huber(1.0)"},
+        about(
+            "the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for "
+            "the kind of target",
+            "a loss such as huber(1.0)",
         ),
         Short("loss", "job"),
     ] = None
     metrics: Annotated[
         list[str],
-        Field(
-            description="what is measured on the test set, by name or package.module:function; the first ranks; the "
-            "usual ones of the target if empty",
-            json_schema_extra={"wanted": "a list of metrics such as rmse,mae"},
+        about(
+            "the metrics to measure on the test set, by name or package.module:function; methods are ranked by the "
+            "first; if empty, the usual metrics for the kind of target",
+            "a list of metrics such as rmse,mae",
         ),
         Short("metrics", "job"),
     ] = []
     labels: Annotated[
         str | None,
-        Field(
-            description="which samples keep their label; all if none",
-            json_schema_extra={"wanted": "a removal of labels such as labelled(0.1)"},
+        about(
+            "which training samples keep their label; if none is given, all do",
+            "a removal of labels such as labelled(0.1)",
         ),
     ] = None
     task: Annotated[
         str | None,
-        Field(
-            description="semi or clustering, with a private block a client; classification if none, semi with labels",
-            json_schema_extra={"wanted": "a task such as semi(alpha_r=0.1) or clustering(k=10)"},
+        about(
+            "the learning task: semi (semi-supervised classification) or clustering, which keep a private block at "
+            "every client; if none, supervised learning, or semi where `labels` is given",
+            "a task such as semi(alpha_r=0.1) or clustering(k=10)",
         ),
     ] = None
     objective: Annotated[
         Literal["auto", "samples", "clients", "paper"],
-        Field(
-            description="what methods minimise where their papers leave it open: the mean over samples, over clients, "
-            "or what each paper has; auto: samples where data of your own come in clients, else paper",
+        about(
+            "which average of the clients' losses is minimised where the paper of a method leaves it open: over "
+            "samples, over clients, or as in the paper; auto is samples where data of your own come in clients, and "
+            "paper elsewhere"
         ),
         Short("objective", "job"),
     ] = "auto"
     regulariser: Annotated[
         str | None,
-        Field(
-            description="a non-smooth term of the objective, met by proximal steps; none if none",
-            json_schema_extra={"wanted": "a regulariser such as l1(0.001)"},
+        about(
+            "a non-smooth term of the objective, which proximal steps handle; if none is given, there is no such term",
+            "a regulariser such as l1(0.001)",
         ),
     ] = None
-    clients: Annotated[int, Field(ge=1, description="clients in all, N"), Short("clients", "data")] = 50
+    clients: Annotated[Count, about("number of clients, N"), Short("clients", "data")] = 50
     cohort: Annotated[
-        int, Field(ge=1, description="clients that take part in a round; 10, or all if fewer"), Short("cohort", "job")
+        Count,
+        about("number of clients that take part in a round; if it is not given, 10, or all where there are fewer"),
+        Short("cohort", "job"),
     ] = 10
     validation: Annotated[
-        Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None,
-        Field(
-            description="part of each client's samples that is set apart and never trained on, to judge clients on; "
-            "auto: 0.1 where most clients then have 10 or more, 0.2 for baselines and eval.personalise; or none"
+        Part | Literal["auto"] | None,
+        about(
+            "fraction of each client's samples that is set apart for validation and never trained on; auto is 0.1 "
+            "where that is 10 or more samples of the median client, 0.2 with baselines and eval.personalise; none "
+            "sets nothing apart"
         ),
     ] = "auto"
-    rounds: Annotated[int, Field(ge=1, description="communication rounds"), Short("rounds", "run")] = 100
+    rounds: Annotated[Count, about("number of communication rounds"), Short("rounds", "run")] = 100
     lr_schedule: Annotated[
         str,
-        Field(
-            description="how the local step size goes on from round to round, a factor on it, or "
-            "package.module:function for your own",
-            json_schema_extra={"wanted": "a schedule such as cosine(100) or step(30,0.1)"},
+        about(
+            "how the local step size changes from round to round, as a factor on it, or package.module:function for "
+            "a schedule of your own",
+            "a schedule such as cosine(100) or step(30,0.1)",
         ),
         Short("lr_schedule", "job"),
     ] = "constant"
     sampling: Annotated[
         str,
-        Field(
-            description="which clients take part in a round, or package.module:factory for your own",
-            json_schema_extra={"wanted": "a sampling such as uniform or bernoulli(0.1)"},
+        about(
+            "how the clients of a round are chosen, or package.module:factory for a sampling of your own",
+            "a sampling such as uniform or bernoulli(0.1)",
         ),
         Short("sampling", "job"),
     ] = "uniform"
     availability: Annotated[
         str | None,
-        Field(
-            description="which clients could take part in a round; all if none",
-            json_schema_extra={"wanted": "an availability such as coins(0.1,1) or markov(0.1,0.3)"},
+        about(
+            "which clients are available in a round; if none is given, all are",
+            "an availability such as coins(0.1,1) or markov(0.1,0.3)",
         ),
     ] = None
     dropout: Annotated[
         float | str | None,
-        Field(
-            description="probability that a client is lost in the middle of a round",
-            json_schema_extra={"wanted": "a number such as 0.1 or a rule such as by_client(0,0.2)"},
+        about(
+            "probability that a client drops out in the middle of a round; if none, no client does",
+            "a number such as 0.1 or a rule such as by_client(0,0.2)",
         ),
     ] = None
     devices: Annotated[
         str | None,
-        Field(
-            description="how fast devices and links are; simulates the time of rounds",
-            json_schema_extra={"wanted": "a model of devices such as lognormal(0.5)"},
+        about(
+            "how fast the clients' devices and links are, which simulates the time of rounds; if none, time is not "
+            "simulated",
+            "a model of devices such as lognormal(0.5)",
         ),
     ] = None
     deadline: Annotated[
-        Annotated[float, Field(gt=0)] | None, Field(description="simulated seconds that a round lasts at most")
+        Positive | None,
+        about("longest duration of a round in simulated seconds; if none, a round waits for every reply"),
     ] = None
     late: Annotated[
-        Literal["discard", "keep"], Field(description="replies after the deadline: lost, or kept for their round")
+        Literal["discard", "keep"],
+        about(
+            "what happens to replies after the deadline: discard drops them, keep counts them in the round in which "
+            "they arrive"
+        ),
     ] = "discard"
     server: Annotated[
         str | None,
-        Field(
-            description="what the method's step at the server goes through; the step as it is if none",
-            json_schema_extra={"wanted": "a server optimiser such as momentum(0.9)"},
+        about(
+            "the optimiser that the server applies to the step of the method; if none, the step is taken as it is",
+            "a server optimiser such as momentum(0.9)",
         ),
         Short("server", "job"),
     ] = None
     upload: Annotated[
         str | None,
-        Field(
-            description="how the clients' messages are compressed; not at all if none",
-            json_schema_extra={"wanted": "a compressor such as quantise(8) or topk(0.1)"},
+        about(
+            "how the clients' messages to the server are compressed; if none, they are not",
+            "a compressor such as quantise(8) or topk(0.1)",
         ),
         Short("upload", "job"),
     ] = None
     aggregate: Annotated[
         str | None,
-        Field(
-            description="what the server makes of the clients' contributions; their weighted mean if none",
-            json_schema_extra={"wanted": "an aggregation rule such as median or krum(2)"},
+        about(
+            "how the server combines the clients' contributions; if none, by their weighted mean",
+            "an aggregation rule such as median or krum(2)",
         ),
         Short("aggregate", "job"),
     ] = None
     hostile: Annotated[
         str | None,
-        Field(
-            description="what hostile clients do, in a simulation; nobody is hostile if none",
-            json_schema_extra={"wanted": "an attack such as sign_flip(0.2) or nan(0.1)"},
+        about(
+            "how hostile clients attack, in a simulation; if none, no client is hostile",
+            "an attack such as sign_flip(0.2) or nan(0.1)",
         ),
         Short("hostile", "job"),
     ] = None
     seed: Annotated[
-        Seed | None,
-        Field(
-            description="the seed of a run, of all its randomness",
-            json_schema_extra={"usual": 0, "wanted": "an integer >= 0"},
-        ),
-        Short("seed", "data"),
+        Seed | None, about("the seed of all randomness of a run", "an integer >= 0", 0), Short("seed", "data")
     ] = None
     seeds: Annotated[
         Annotated[list[Seed], Field(min_length=1)] | None,
-        Field(
-            description="the seeds of a comparison; all methods of a seed meet the same clients and batches",
-            json_schema_extra={"usual": [0], "wanted": "a list of integers >= 0 such as 0,1,2"},
+        about(
+            "the seeds of a comparison: every method runs once with each, and all methods of one seed meet the same "
+            "clients and batches",
+            "a list of integers >= 0 such as 0,1,2",
+            [0],
         ),
         Short("seeds", "job"),
     ] = None
     out: Annotated[
-        str | None,
-        Field(description="folder of the results; a new one below runs/ if none"),
-        Short("out", "run", "DIR"),
+        str | None, about("folder for the results; if none, a new folder below runs/"), Short("out", "run", "DIR")
     ] = None
     track: Annotated[
         list[str],
-        Field(
-            description="who else is told of every round: tensorboard, mlflow or wandb, below the results",
-            json_schema_extra={"wanted": "a list of trackers such as tensorboard,mlflow"},
+        about(
+            "experiment trackers that record every round, beside the results: tensorboard, mlflow or wandb",
+            "a list of trackers such as tensorboard,mlflow",
         ),
         Short("track", "run"),
     ] = []
