@@ -241,6 +241,25 @@ def test_transforms_and_metrics_of_sums_are_those_of_all_rows(
     assert (gaps["u"], gaps["v"]) == (False, True)  # bern has none in six rows
 
 
+def test_metrics_of_large_numbers_that_vary_little_are_those_of_all_rows(files: Path, tmp_path: Path) -> None:
+    """Targets near 1.7e9: the sums of their squares would say nothing of how they vary."""
+    for name in (*SITES, "all"):
+        with (files / f"{name}.csv").open() as file:
+            head, *rows = csv.reader(file)
+        moved = [[*row[:-1], f"{1.7e9 + float(row[-1]):.5f}"] for row in rows]
+        (tmp_path / "files").mkdir(exist_ok=True)
+        write(tmp_path / "files" / f"{name}.csv", head, moved)
+    data = {"label": ["number"], "ignore": ["label"]}
+    job = with_(BASE, method="fedavg", rounds=25, local={"lr": 0.1}, metrics=["rmse", "r2"], input=data)
+    here = Federation(job, tmp_path / "files", tmp_path)
+    here.serve()
+    _, rows_of_simulation = simulated(job, tmp_path / "files" / "all.csv")
+    for name in ("test_rmse", "test_r2"):
+        mine, theirs = (float(rows[-1][name]) for rows in (here.metrics(), rows_of_simulation))
+        assert mine == pytest.approx(theirs, rel=1e-6)
+    assert theirs > 0.3
+
+
 def test_every_metric_of_sums_is_the_metric_of_all_samples() -> None:
     draw = torch.Generator().manual_seed(0)
     for target in ("class", "number", "labels"):

@@ -24,8 +24,9 @@ from fedconcord.problems.resident import Resident
 class Summed(NamedTuple):
     """A metric by sums."""
 
-    sums: Callable[[Tensor, Tensor], Tensor]  # (outputs [m, C], targets), in the label's own unit -> [k] float64
+    sums: Callable[[Tensor, Tensor], Tensor]  # (outputs [m, C], targets) -> [k] float64
     value: Callable[[np.ndarray, int, int], float]  # (sums [k], samples m > 0, outputs C) -> the metric
+    in_units: bool = True  # of numbers in the label's own unit; else scaled, where squares of large ones cannot cancel
 
 
 class Figures(NamedTuple):
@@ -68,7 +69,7 @@ def _macro(sums: np.ndarray, m: int, outputs: int) -> float:
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[3 C]: squared error, target and squared target of each output."""
+    """[3 C]: squared error, target and squared target of each output, which are scaled: R2 is the same in any unit."""
     y = targets.double()
     return torch.cat([part.sum(0) for part in ((outputs - targets).double().square(), y, y.square())])
 
@@ -112,7 +113,7 @@ SUMS: Mapping[str, Summed] = {
     ),
     "micro_f1": Summed(_table, _micro),
     "macro_f1": Summed(_table, _macro),
-    "r2": Summed(_errors, _r2),
+    "r2": Summed(_errors, _r2, in_units=False),
 }
 
 
@@ -155,8 +156,9 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
         counts.append(len(targets))
         losses.append(float(each.double().sum()))
         if k == 0:
-            pair = problem.in_units(outputs), problem.in_units(targets)
-            sums = tuple(_sums_of(metric).sums(*pair).cpu() for metric in problem.metrics)
+            pairs = {False: (outputs, targets), True: (problem.in_units(outputs), problem.in_units(targets))}
+            metrics = map(_sums_of, problem.metrics)
+            sums = tuple(metric.sums(*pairs[metric.in_units]).cpu() for metric in metrics)
     return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
 
 
