@@ -61,7 +61,7 @@ def test_rounds_have_the_bits_of_clients_in_memory(
     monkeypatch.setitem(MODULE, "IN_MEMORY", 2**30)
     whole = problem(synthetic(Path(), SEED, clients=CLIENTS), model)
     streamed = Streamed(problem(few, model), few.streams)
-    assert (streamed.offsets.tolist(), streamed.sizes.tolist()) == (whole.offsets.tolist(), whole.sizes.tolist())
+    assert (streamed.offsets.tolist(), streamed.roster.sizes.tolist()) == (whole.offsets.tolist(), whole.sizes.tolist())
     ends = []
     for one in (whole, streamed):
         job = Job(one, METHODS["mimesvrg"](), Schedule(3, 3, 0.05, batch_size=20), engine=engine)
@@ -70,9 +70,9 @@ def test_rounds_have_the_bits_of_clients_in_memory(
     assert torch.equal(*ends)
     samples = torch.tensor([0, int(whole.offsets[3]), int(whole.offsets[-1]) - 1])  # of several clients
     x = whole.init(0)
-    assert torch.equal(streamed.gradient(x, samples), whole.gradient(x, samples))
-    assert torch.equal(streamed.loss(x, samples), whole.loss(x, samples))
-    assert streamed.evaluate(x).keys() == whole.evaluate(x).keys()
+    assert torch.equal(streamed.objective.gradient(x, samples), whole.gradient(x, samples))
+    assert torch.equal(streamed.objective.loss(x, samples), whole.loss(x, samples))
+    assert streamed.evaluator.evaluate(x).keys() == whole.evaluate(x).keys()
 
 
 def test_many_clients_take_bytes_and_no_samples(small: None) -> None:

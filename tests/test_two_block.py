@@ -21,7 +21,7 @@ from fedconcord.jobs import Job, State, advance, checkpoint, evaluate, start
 from fedconcord.problems.clustering import clustering, matched
 from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.semi import SemiSupervised
-from fedconcord.problems.two_block import Stated
+from fedconcord.problems.two_block import PrivateBlocks, Stated
 from table import make
 from tiers import tiers
 
@@ -86,7 +86,7 @@ def test_the_mean_over_all_samples_is_the_objective(client: int) -> None:
     nu = torch.rand(problem.private.shape, generator=draw, dtype=torch.float64).softmax(-1)
     x = problem.init(0).requires_grad_()
     samples = torch.arange(problem.offsets[client], problem.offsets[client + 1])
-    held = problem.given(nu[None], np.array([client]))
+    held = PrivateBlocks(problem, nu[None], np.array([client]))
     wanted = written_out(problem, x, nu, client)
     assert float((held.loss(x, samples) - wanted).detach()) == pytest.approx(0, abs=1e-13)
     gradient = torch.autograd.grad(wanted, x)[0]
@@ -101,7 +101,7 @@ def test_the_mean_over_all_samples_is_the_objective(client: int) -> None:
 def test_a_batch_is_unbiased() -> None:
     problem = small()
     x, client = problem.init(0), 2
-    held = problem.given(problem.private[None], np.array([client]))
+    held = PrivateBlocks(problem, problem.private[None], np.array([client]))
     samples = torch.arange(problem.offsets[client], problem.offsets[client + 1])
     each = torch.stack([held.gradient(x, samples[[j]]) for j in range(len(samples))])
     assert torch.allclose(each.mean(0), held.gradient(x, samples), atol=1e-13)
@@ -125,7 +125,7 @@ def test_the_hessian_is_that_of_the_objective() -> None:
     problem = small()
     x, client = problem.init(0), 0
     samples = torch.arange(problem.offsets[client], problem.offsets[client + 1])
-    held = problem.given(problem.private[None], np.array([client]))
+    held = PrivateBlocks(problem, problem.private[None], np.array([client]))
     wanted = torch.autograd.functional.hessian(lambda at: written_out(problem, at, problem.private, client), x)
     assert torch.allclose(held.hessian(x, samples), wanted, atol=1e-12)
 
@@ -240,7 +240,7 @@ def test_the_train_loss_is_the_objective_at_the_best_pseudo_labels() -> None:
     problem = small(alpha_p=0.8, alpha_r=0.4, y_steps=4000, y_lr=0.02)
     x, ids = problem.init(0), np.arange(len(PARTS))
     nu = problem.private_step(x, problem.private.expand(len(ids), -1, -1), ids)
-    held = problem.given(nu, ids)
+    held = PrivateBlocks(problem, nu, ids)
     values = [held.loss(x, torch.arange(a, b)) for a, b in zip(problem.offsets[:-1], problem.offsets[1:], strict=True)]
     wanted = np.average([float(v) for v in values], weights=problem.sizes)
     assert problem.evaluate(x)["train_loss"] == pytest.approx(wanted, abs=1e-9)
@@ -356,7 +356,7 @@ def test_a_problem_stated_in_python(name: str) -> None:
     assert torch.allclose(offsets[:3], torch.tensor([0.9, -0.5, 0.2]).double(), atol=0.7)
     assert float(offsets[3]) == 1.0  # at the edge of Y_i
     # stationary: y is best for x, and x for y, with p as the method has it (uniform)
-    held = job.problem.given(state.store.gather(np.arange(4)).private, np.arange(4))  # type: ignore[attr-defined]
+    held = PrivateBlocks(job.problem, state.store.gather(np.arange(4)).private, np.arange(4))  # type: ignore[arg-type]
     o = job.problem.objective.offsets
     total = sum(held.gradient(state.server.x, torch.arange(o[i], o[i + 1])) for i in range(4))
     assert float(total.abs().max()) < 1e-4

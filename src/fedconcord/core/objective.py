@@ -181,19 +181,8 @@ class Differentiable(Protocol):
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor: ...
 
 
-def objective_of(
-    of: Differentiable,
-    alone: Callable[[int], Objective],
-    *,
-    regulariser: Regulariser | None = None,
-    accumulate: Accumulate | None = None,
-    network: Network | None = None,
-    sample_size: int = 0,
-    private: Private | None = None,
-    precision: str = "full",
-    frozen: str | None = None,
-) -> Objective:
-    """The objective that such a class computes; for the fields see `Objective`."""
+def objective_of(of: Differentiable, alone: Callable[[int], Objective]) -> Objective:
+    """The objective that such a class computes; whoever has more of `Objective` to offer replaces these fields."""
     return Objective(
         dim=of.dim,
         offsets=of.offsets,
@@ -204,11 +193,4 @@ def objective_of(
         loss=of.loss,
         alone=alone,
         hessian=of.hessian,
-        accumulate=accumulate,
-        network=network,
-        sample_size=sample_size,
-        private=private,
-        regulariser=regulariser,
-        precision=precision,
-        frozen=frozen,
     )

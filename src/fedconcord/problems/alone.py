@@ -18,16 +18,16 @@ def alone(problem: P, place: int, samples: tuple[str, ...], clients: tuple[str, 
         samples: names of tensors, one entry a sample, beside `offsets` and `sizes`.
         clients: names of tensors or arrays, one entry a client.
     """
-    made = copy.copy(problem)
-    given = vars(problem)
-    first, last = given["offsets"][place : place + 2].tolist()
+    whole = vars(problem)
+    first, last = whole["offsets"][place : place + 2].tolist()
 
     def part(value: torch.Tensor | np.ndarray, begin: int, end: int) -> torch.Tensor | np.ndarray:
         return value[begin:end].clone() if isinstance(value, torch.Tensor) else value[begin:end].copy()
 
-    changed = {name: part(given[name], first, last) for name in samples}
-    changed |= {name: part(given[name], place, place + 1) for name in (*clients, "sizes")}
+    parts = {name: part(whole[name], first, last) for name in samples}
+    parts |= {name: part(whole[name], place, place + 1) for name in (*clients, "sizes")}
+    client = copy.copy(problem)
     for name in ("objective", "roster"):  # cached properties of the whole
-        vars(made).pop(name, None)
-    vars(made).update(changed | {"offsets": np.array([0, last - first], np.int64)})
-    return made
+        vars(client).pop(name, None)
+    vars(client).update(parts | {"offsets": np.array([0, last - first], np.int64)})
+    return client

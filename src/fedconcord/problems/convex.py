@@ -101,10 +101,7 @@ class Convex:
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: alone(self, place, ("a", "y")).objective,
-        )
+        return objective_of(self, lambda place: alone(self, place, ("a", "y")).objective)
 
     @cached_property
     def roster(self) -> Roster:

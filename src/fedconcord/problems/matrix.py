@@ -6,6 +6,7 @@ that section 5.5 prints: with a sum no step size of the paper is stable (one sam
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated
 
@@ -54,11 +55,8 @@ class Matrix:
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: alone(self, place, ("D", "y")).objective,
-            regulariser=self.regulariser,
-        )
+        of = objective_of(self, lambda place: alone(self, place, ("D", "y")).objective)
+        return replace(of, regulariser=self.regulariser)
 
     @cached_property
     def roster(self) -> Roster:

@@ -58,7 +58,9 @@ def optimum(problem: Problem, p: np.ndarray | None = None, tolerance: float = 1e
             "leave the regulariser out or use l2"
         )
     if objective.private is not None:
-        raise UserError("a two-block problem is not jointly convex; ask for the optimum of problem.given(y, ids)")
+        raise UserError(
+            "a two-block problem is not jointly convex; ask for the optimum of two_block.PrivateBlocks(problem, y, ids)"
+        )
     weights = sizes / sizes.sum() if p is None else np.asarray(p, np.float64)
     if weights.shape != (len(sizes),) or not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
         raise UserError(f"p needs {len(sizes)} weights >= 0 with sum 1, given {weights.shape} summing to "

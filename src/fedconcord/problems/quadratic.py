@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated
 
@@ -50,11 +51,8 @@ class Quadratic:
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective,
-            regulariser=self.regulariser,
-        )
+        of = objective_of(self, lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective)
+        return replace(of, regulariser=self.regulariser)
 
     @cached_property
     def roster(self) -> Roster:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -26,12 +27,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Evaluator, Objective, Private, Regulariser, Roster, objective_of, roster_of
+from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
 from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.supervised import Supervised, probe
-from fedconcord.problems.two_block import Held, Inputs
+from fedconcord.problems.two_block import Inputs, objective_in_both
 
 SLICE = 2048  # samples that go through the model at once, for their pseudo-labels
 CLAMP = 1e-8  # of a pseudo-label before its logarithm, which is not bounded at the simplex's edge
@@ -98,17 +99,10 @@ class SemiSupervised:
         rows = max(int(without.max()), 1)
         self.private = torch.full((rows, self.classes), 1.0 / self.classes, dtype=dtype, device=self.device)
         self.probe = probe(len(place), train_samples, self.device)
-        self._fresh = Held(self, self.private)
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: self.alone(place).objective,
-            private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
-            regulariser=self.regulariser,
-            frozen=self.base.layout.digest,
-        )
+        return replace(objective_in_both(self), frozen=self.base.layout.digest)
 
     @cached_property
     def roster(self) -> Roster:
@@ -119,17 +113,16 @@ class SemiSupervised:
         return self
 
     def alone(self, place: int) -> SemiSupervised:
-        """One client's problem, with copies of its own samples alone."""
-        made = alone(self, place, ("owner", "place", "factor"), ("unlabelled",))
-        made.base, made.owner, made.probe = self.base.alone(place), torch.zeros_like(made.owner), self.probe[:0].clone()
-        made._fresh = Held(made, made.private)
-        return made
+        client = alone(self, place, ("owner", "place", "factor"), ("unlabelled",))
+        client.base, client.owner = self.base.alone(place), torch.zeros_like(client.owner)
+        client.probe = self.probe[:0].clone()
+        return client
 
     def sampled(self, train_samples: int) -> SemiSupervised:
         """The same problem, with training metrics of another number of samples."""
-        made = copy.copy(self)
-        made.probe = probe(len(self.place), train_samples, self.device)
-        return made
+        other = copy.copy(self)
+        other.probe = probe(len(self.place), train_samples, self.device)
+        return other
 
     def init(self, seed: int) -> Tensor:
         return self.base.init(seed)
@@ -155,17 +148,17 @@ class SemiSupervised:
     @torch.no_grad()
     def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
         """The clients' new pseudo-labels [S, m, C] from steps at x [d]; rows beyond a client's own stay as they are."""
-        held = self.unlabelled[ids]
-        row = torch.as_tensor(np.repeat(np.arange(len(ids)), held), device=self.device)
-        place = np.concatenate([np.arange(m) for m in held])
-        first = self.offsets[ids + 1] - held
-        samples = torch.as_tensor(place + np.repeat(first, held), device=self.device)
+        m = self.unlabelled[ids]
+        row = torch.as_tensor(np.repeat(np.arange(len(ids)), m), device=self.device)
+        place = np.concatenate([np.arange(count) for count in m])
+        first = self.offsets[ids + 1] - m
+        samples = torch.as_tensor(place + np.repeat(first, m), device=self.device)
         where = (row, torch.as_tensor(place, device=self.device))
         log_h = self._log_h(x, samples)
         nu, constant = private[where], 1.0 + math.log(self.classes)
         lr: float | Tensor = self.y_lr
         if self.y_scale == "mean":
-            lr = self.y_lr / torch.as_tensor(np.repeat(held, held), device=self.device).to(self.dtype)[:, None]
+            lr = self.y_lr / torch.as_tensor(np.repeat(m, m), device=self.device).to(self.dtype)[:, None]
         for _ in range(self.y_steps):
             g = self.alpha_r * (nu.clamp(min=self.clamp).log() + constant) - self.alpha_p * log_h
             nu = to_simplex(nu - lr * g)
@@ -179,24 +172,6 @@ class SemiSupervised:
         parts = [self.base.logits(x, self.base.x[part]).log_softmax(-1) for part in torch.split(samples, SLICE)]
         return torch.cat(parts)
 
-    def given(self, private: Tensor, ids: np.ndarray) -> Held:
-        """The problem in x alone for these clients, their pseudo-labels [S, m, C] held fixed."""
-        return Held(self, private, ids)
-
-    # with pseudo-labels as before a client's first round
-
-    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.loss(x, samples)
-
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.gradient(x, samples)
-
-    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        return self._fresh.gradients(x, samples, weight)
-
-    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.hessian(x, samples)
-
     def best(self, log_h: Tensor) -> Tensor:
         """The pseudo-labels [..., C] that minimise f_i at a model with log h [..., C]: hard where alpha_r is 0."""
         if self.alpha_r == 0:
@@ -209,15 +184,15 @@ class SemiSupervised:
         `train_loss`, sum_i p_i min_nu f_i(x, nu) with p by size, and `pseudo_accuracy`, how many hidden labels the
         likeliest class hits.
         """
-        found = self.base.evaluate(x)
+        measured = self.base.evaluate(x)
         log_h = self._log_h(x, self.probe)
         labels, hidden = self.base.y[self.probe], self.place[self.probe] >= 0
         supervised = -log_h.gather(-1, labels[:, None])[:, 0]
         values = self.factor[self.probe] * torch.where(hidden, self._pseudo(log_h, self.best(log_h)), supervised)
         right = (log_h.argmax(-1) == labels)[hidden]
         return {
-            "test_accuracy": found["test_accuracy"],
-            "test_loss": found["test_loss"],
+            "test_accuracy": measured["test_accuracy"],
+            "test_loss": measured["test_loss"],
             "train_loss": float(values.double().mean()),
             **({"pseudo_accuracy": float(right.double().mean())} if len(right) else {}),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -32,9 +33,10 @@ from fedconcord.problems.losses import (
 )
 from fedconcord.problems.per_client import Samples, Scores, by_client
 from fedconcord.problems.resident import Resident, resident
-from fedconcord.problems.vectorised import vectorised
+from fedconcord.problems.vectorised import hessian_of, vectorised
 
-HESSIAN_LIMIT = 4096
+Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""samples [..., B] -> their inputs [..., B, *shape] and targets [..., B]."""
 
 
 class Supervised:
@@ -107,9 +109,7 @@ class Supervised:
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         self._kernel = self._kernel_of(self.loss_of.delta)
-        self.accumulate: Accumulate | None = None if self._kernel is None else self._accumulate
-        self._gradients = vmap(grad(self._training_loss), in_dims=(0, 0, 0, 0))
-        self._gradients_plain = vmap(grad(self._training_loss), in_dims=(0, 0, 0))
+        self._reader: Reader | None = None  # of training samples, in place of x and y
 
     def _kernel_of(self, delta: dense.Delta | None) -> dense.Kernel | None:
         """Hand-written gradients, where the model and the loss have them."""
@@ -162,9 +162,8 @@ class Supervised:
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: self.alone(place).objective,
+        return replace(
+            objective_of(self, lambda place: self.alone(place).objective),
             accumulate=self.accumulate,
             network=self._network(),
             sample_size=math.prod(self.x.shape[1:]),
@@ -198,20 +197,26 @@ class Supervised:
 
     def holding(self, x: Resident, y: Tensor) -> Supervised:
         """The same model and loss on the samples of one client, [n, *shape], and their targets."""
-        made = alone(self, 0, ())
-        made.x, made.y, made.offsets, made.sizes = x, y, np.array([0, len(x)], np.int64), np.array([float(len(x))])
-        made.test_x, made.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
-        made.judged, made._looked, made.probe = Samples("train", x, y, made.offsets), None, self.probe[:0].clone()
-        made.accumulate = None if made._kernel is None else made._accumulate
-        made._gradients = vmap(grad(made._training_loss), in_dims=(0, 0, 0, 0))
-        made._gradients_plain = vmap(grad(made._training_loss), in_dims=(0, 0, 0))
-        return made
+        client = alone(self, 0, ())
+        client.x, client.y = x, y
+        client.offsets, client.sizes = np.array([0, len(x)], np.int64), np.array([float(len(x))])
+        client.test_x, client.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
+        client.judged, client.probe = Samples("train", x, y, client.offsets), self.probe[:0].clone()
+        client._looked, client._reader = None, None
+        return client
+
+    def reading(self, reader: Reader, offsets: np.ndarray) -> Supervised:
+        """The same model and loss on training samples that a function brings, with the offsets [N + 1] of clients."""
+        other = copy.copy(self)
+        vars(other).pop("objective", None)
+        other._reader, other.offsets = reader, offsets
+        return other
 
     def sampled(self, train_samples: int) -> Supervised:
         """The same problem, with a train loss of another number of samples."""
-        made = copy.copy(self)
-        made.probe = probe(len(self.y), train_samples, self.device)
-        return made
+        other = copy.copy(self)
+        other.probe = probe(len(self.y), train_samples, self.device)
+        return other
 
     def init(self, seed: int) -> Tensor:
         return self.layout.flatten(self._built(seed)).to(dtype=self.dtype, device=self.device)
@@ -234,21 +239,19 @@ class Supervised:
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
         return each.mean() if weight is None else each @ weight
 
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.gradient_on(x, self.x[samples], self.y[samples])
+    def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
+        return (self.x[samples], self.y[samples]) if self._reader is None else self._reader(samples)
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.loss_on(x, self.x[samples], self.y[samples])
-
-    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self.hessian_on(x, self.x[samples], self.y[samples])
-
-    def loss_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`loss` on samples that are given: inputs [B, *shape] and targets [B, ...]."""
+        inputs, targets = self.samples(samples)
         return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
 
-    def gradient_on(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-        """`gradient` on samples that are given; each weighs weight [B], or 1/B."""
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self._gradient(x, *self.samples(samples))
+
+    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Each sample weighs weight [B], or 1/B."""
         if self.last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = x.detach().requires_grad_()
@@ -257,53 +260,37 @@ class Supervised:
                 loss = self._training_loss(x, inputs, targets, weight)
             return torch.autograd.grad(loss, x)[0]
 
-    def hessian_on(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`hessian` on samples that are given; raises UserError where it is too large."""
-        if self.dim > HESSIAN_LIMIT:
-            raise UserError(
-                f"a Hessian of {self.dim} x {self.dim} entries is too large, the limit is {HESSIAN_LIMIT}; use a "
-                "smaller model such as logreg, or a method without Newton steps"
-            )
-        square: Tensor = torch.autograd.functional.hessian(  # type: ignore[no-untyped-call]
-            lambda at: self.loss_on(at, inputs, targets), x
-        )
-        return square
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        return hessian_of(lambda at: self.loss(at, samples), x)
 
     def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        return self.gradients_on(x, *self._at(samples), weight)
-
-    def gradients_on(self, x: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-        """`gradients` on samples that are given: inputs [S, B, *shape] and targets [S, B, ...]."""
-        if self._kernel is not None:
+        if self.accumulate is not None:
             g = torch.empty_like(x)
-            self.accumulate_on(g, 0.0, 1.0, x, inputs, labels, weight)
+            self.accumulate(g, 0.0, 1.0, x, samples, weight)
             return g
+        inputs, targets = self.samples(samples)
         if self.in_turn or len(x) == 1:
             weights = [None] * len(x) if weight is None else [*weight]
-            return torch.stack([self.gradient_on(*one) for one in zip(x, inputs, labels, weights, strict=True)])
-        what = f"model {type(self.model).__name__} or its loss"
-        with vectorised(what), precision.products(self.numbers, self.device):
-            if weight is None:
-                out: Tensor = self._gradients_plain(x, inputs, labels)
-            else:
-                out = self._gradients(x, inputs, labels, weight)
+            return torch.stack([self._gradient(*one) for one in zip(x, inputs, targets, weights, strict=True)])
+        arguments = (x, inputs, targets) if weight is None else (x, inputs, targets, weight)
+        with (
+            vectorised(f"model {type(self.model).__name__} or its loss"),
+            precision.products(self.numbers, self.device),
+        ):
+            out: Tensor = vmap(grad(self._training_loss))(*arguments)
         return out
+
+    @property
+    def accumulate(self) -> Accumulate | None:
+        """into <- beta into + alpha gradients, where the model and the loss have a kernel for it."""
+        return None if self._kernel is None else self._accumulate
 
     def _accumulate(
         self, into: Tensor, beta: float, alpha: float, x: Tensor, samples: Tensor, weight: Tensor | None
     ) -> None:
-        self.accumulate_on(into, beta, alpha, x, *self._at(samples), weight)
-
-    def accumulate_on(
-        self, into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
-    ) -> None:
-        """into <- beta into + alpha gradients, on samples that are given."""
         assert self._kernel is not None
         with precision.products(self.numbers, self.device):
-            self._kernel(into, beta, alpha, x, inputs, targets, weight)
-
-    def _at(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[samples], self.y[samples]
+            self._kernel(into, beta, alpha, x, *self.samples(samples), weight)
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return self.layout.state(x)

@@ -1,7 +1,7 @@
 """Two-block problems: min over x and y_i in Y_i of sum_i p_i f_i(x, y_i), y_i private to client i.
 
-Wang et al., AAAI 2023 (FedVRA), section 4. `Stated` makes one from a loss and a projection in plain Python; `Held` is
-what every two-block problem here hands to the engines while a client takes its steps on x.
+Wang et al., AAAI 2023 (FedVRA), section 4. `Stated` makes one from a loss and a projection in plain Python;
+`PrivateBlocks` is what every two-block problem here hands to the engines while a client takes its steps on x.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from torch.func import grad, vmap
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Evaluator, Objective, Private, Problem, Regulariser, Roster, objective_of, roster_of
 from fedconcord.problems.alone import alone
-from fedconcord.problems.vectorised import vectorised
-
-HESSIAN_LIMIT = 4096
+from fedconcord.problems.vectorised import hessian_of, vectorised
 
 Inputs = tuple[Tensor, ...]
 """What a loss needs of samples: tensors [B, ...]."""
@@ -31,7 +29,10 @@ class Sampled(Problem, Protocol):
     """A problem whose per-sample losses f_ij(x, y_i) are known as one function."""
 
     dim: int
+    offsets: np.ndarray
+    dtype: torch.dtype
     device: torch.device
+    regulariser: Regulariser | None
     private: Tensor  # [...] y_i before a client's first round
     owner: Tensor  # [n] int64 client of every sample
 
@@ -43,8 +44,16 @@ class Sampled(Problem, Protocol):
         """f_ij(x, y_i) [B] at x [d] and one client's y [...]; differentiable in both."""
         ...
 
+    def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
+        """The new y_i [S, ...] of these clients after their steps at x [d]."""
+        ...
 
-class Held:
+    def alone(self, place: int) -> Sampled:
+        """One client's problem, with copies of its own samples alone."""
+        ...
+
+
+class PrivateBlocks:
     """The problem in x alone for some clients, their y_i held fixed. The samples of a row belong to one client.
 
     Args:
@@ -55,7 +64,7 @@ class Held:
 
     def __init__(self, parent: Sampled, private: Tensor, ids: np.ndarray | None = None) -> None:
         self.parent, self.private = parent, private
-        self.dim, self.device = parent.dim, parent.device
+        self.dim, self.offsets, self.dtype, self.device = parent.dim, parent.offsets, parent.dtype, parent.device
         if ids is not None:
             ordered, slots = torch.as_tensor(ids, device=self.device).sort()
             self._ids, self._slots = ordered, slots
@@ -95,26 +104,16 @@ class Held:
         return out
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        if self.dim > HESSIAN_LIMIT:
-            raise UserError(
-                f"a Hessian of {self.dim} x {self.dim} entries is too large, the limit is {HESSIAN_LIMIT}; use a "
-                "smaller model such as logreg, or a method without Newton steps"
-            )
-        square: Tensor = torch.autograd.functional.hessian(lambda at: self.loss(at, samples), x)  # type: ignore[no-untyped-call]
-        return square
+        return hessian_of(lambda at: self.loss(at, samples), x)
 
     def init(self, seed: int) -> Tensor:
         return self.parent.init(seed)
 
     @property
     def objective(self) -> Objective:
+        """Of all clients in x alone; `objective_in_both` has the steps on y too."""
         return replace(
-            self.parent.objective,
-            gradient=self.gradient,
-            gradients=self.gradients,
-            loss=self.loss,
-            hessian=self.hessian,
-            private=None,
+            objective_of(self, lambda place: self.parent.alone(place).objective), regulariser=self.parent.regulariser
         )
 
     @property
@@ -124,6 +123,16 @@ class Held:
     @property
     def evaluator(self) -> Evaluator:
         return self.parent.evaluator
+
+
+def objective_in_both(problem: Sampled) -> Objective:
+    """The objective of a two-block problem; in x it is that of the private blocks before a client's first round."""
+    return replace(
+        PrivateBlocks(problem, problem.private).objective,
+        private=Private(
+            problem.private, problem.private_step, lambda y, places: PrivateBlocks(problem, y, places).objective
+        ),
+    )
 
 
 class Stated:
@@ -190,16 +199,10 @@ class Stated:
         self._position = torch.as_tensor(np.concatenate([np.arange(n) for n in counts]), device=self.device)
         self._loss, self._project, self._metrics = loss, project, metrics
         self._y_steps, self._y_lr, self._per_sample = y_steps, y_lr, y_scale == "sample"
-        self._fresh = Held(self, y0)
 
     @cached_property
     def objective(self) -> Objective:
-        return objective_of(
-            self,
-            lambda place: self.alone(place).objective,
-            private=Private(self.private, self.private_step, lambda y, places: self.given(y, places).objective),
-            regulariser=self.regulariser,
-        )
+        return objective_in_both(self)
 
     @cached_property
     def roster(self) -> Roster:
@@ -210,14 +213,12 @@ class Stated:
         return self
 
     def alone(self, place: int) -> Stated:
-        """One client's problem, with copies of its own samples alone."""
-        made = alone(self, place, ("_position", "owner"))
+        client = alone(self, place, ("_position", "owner"))
         first, last = self.offsets[place : place + 2].tolist()
-        made._data = tuple(tensor[first:last].clone() for tensor in self._data)
-        made.owner = torch.zeros_like(made.owner)
-        made._fresh = Held(made, made.private)
-        made._metrics, made._start = None, torch.zeros_like(self.init(0))  # theirs may be closures over all data
-        return made
+        client._data = tuple(tensor[first:last].clone() for tensor in self._data)
+        client.owner = torch.zeros_like(client.owner)
+        client._metrics, client._start = None, torch.zeros_like(self.init(0))  # may be closures over all data
+        return client
 
     def init(self, seed: int) -> Tensor:
         return self._start(seed) if callable(self._start) else self._start.clone()
@@ -229,7 +230,6 @@ class Stated:
         return self._loss(x, y, *inputs)
 
     def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
-        """The new y_i [S, ...] of these clients: projected gradient steps at x [d]."""
         return torch.stack([self._steps(x, y, int(i)) for y, i in zip(private, ids, strict=True)])
 
     def _steps(self, x: Tensor, y: Tensor, client: int) -> Tensor:
@@ -243,30 +243,12 @@ class Stated:
             y = self._project(y.detach() - lr * torch.autograd.grad(loss, y)[0])
         return y.detach()
 
-    def given(self, private: Tensor, ids: np.ndarray) -> Held:
-        """The problem in x alone for these clients, their y_i [S, ...] held fixed."""
-        return Held(self, private, ids)
-
-    # with y_i as before a client's first round
-
-    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.loss(x, samples)
-
-    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.gradient(x, samples)
-
-    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-        return self._fresh.gradients(x, samples, weight)
-
-    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
-        return self._fresh.hessian(x, samples)
-
     def evaluate(self, x: Tensor) -> dict[str, float]:
         if self._metrics is not None:
             return self._metrics(x)
         with torch.no_grad():
             values = [
-                self.loss(x, torch.arange(a, b, device=self.device))
+                self.objective.loss(x, torch.arange(a, b, device=self.device))
                 for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)
             ]
         return {"loss": float(np.average([float(v) for v in values], weights=self.sizes))}

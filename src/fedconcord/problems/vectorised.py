@@ -1,13 +1,17 @@
-"""Models computed for many clients at once, by torch.func.vmap: what it cannot compute becomes a sentence."""
+"""Derivatives by torch: for many clients at once, and Hessians; what torch cannot compute becomes a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 
 REFUSALS = ("vmap", "functorch", "doesn't have storage")  # in what torch says of a module that it cannot batch
+HESSIAN_LIMIT = 4096  # parameters
 
 
 @contextmanager
@@ -26,3 +30,18 @@ def vectorised(what: str) -> Iterator[None]:
             f"{what} cannot be computed for several clients at once, as it branches on values, calls .item() or writes "
             "in place; use --engine serial, or write it without, as with torch.where"
         ) from error
+
+
+def hessian_of(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The Hessian [d, d] of a loss at x [d].
+
+    Raises:
+        UserError: it would be too large.
+    """
+    if len(x) > HESSIAN_LIMIT:
+        raise UserError(
+            f"a Hessian of {len(x)} x {len(x)} entries is too large, the limit is {HESSIAN_LIMIT}; use a smaller model "
+            "such as logreg, or a method without Newton steps"
+        )
+    square: Tensor = torch.autograd.functional.hessian(loss, x)  # type: ignore[no-untyped-call]
+    return square
