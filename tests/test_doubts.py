@@ -160,12 +160,14 @@ def test_flower_check_shows_the_sites_side_by_side(tmp_path: Path, capsys: pytes
     assert code in (0, 2)
     gaps = [["" if i % 5 == 0 else row[0], *row[1:3], "x" if i == 3 else row[3], row[4]] for i, row in enumerate(ROWS)]
     (tmp_path / "basel.csv").write_text(text(gaps[:20]))
+    (tmp_path / "chur.csv").write_text(text([row[1:] for row in parts["chur"]], HEAD[1:]))
     seen = overview({name: federated.hold(tmp_path / f"{name}.csv", ASK) for name in ("basel", "chur")})
     table = {row[0]: row[1:] for row in seen.rows}
     positive = sum(row[4] == "yes" for row in ROWS[:20])
     assert table["label ill"] == (f"no {20 - positive}, yes {positive}", "no 20")
     assert table["crp"][0].endswith(", 20 % missing")
-    assert table["days"][1] == "empty"
+    assert (table["crp"][1], table["days"][1]) == ("not there", "empty")
+    assert "site chur: there is no column 'crp', which counts as missing in all of its rows" in seen.doubts
     assert table["sex"][0] == "f, m, x"
     assert "site basel: no other site has in column 'sex': 'x'" in seen.doubts
     for name in parts:

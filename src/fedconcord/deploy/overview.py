@@ -127,8 +127,11 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
     """Columns without values, of two kinds, with texts of one site alone, or with numbers of another size."""
     said = []
     for column in columns:
-        empty = [name for name, site in sites.items() if site.missing.get(column) == 1]
-        said += [f"site {name}: column {column!r} has nothing in it" for name in empty]
+        for name, site in sites.items():
+            if column not in site.missing:
+                said.append(f"site {name}: there is no column {column!r}, which counts as missing in all of its rows")
+            elif site.missing[column] == 1:
+                said.append(f"site {name}: column {column!r} has nothing in it")
         words = {name: set(site.texts[column]) for name, site in sites.items() if column in site.texts}
         digits = {name: site.numbers[column] for name, site in sites.items() if column in site.numbers}
         if words and digits:
