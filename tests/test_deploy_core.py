@@ -785,8 +785,8 @@ TABLES: dict[str, tuple[Callable[[list[list[str]]], list[list[str]]], str]] = {
 
 
 def test_a_site_may_lack_a_column_which_is_one_without_a_value(files: Path, tmp_path: Path) -> None:
-    """A column of numbers, one of texts, and one that the job leaves out; at a site that is there from the start and at
-    one that comes later. The run is the simulation's of a table with empty cells in their place."""
+    """A column of numbers, one of texts, and one that the job leaves out. The run is the simulation's of a table with
+    empty cells in their place."""
     shutil.copytree(files, tmp_path / "files")
     absent = {"bern": ("u", "label 2"), "chur": ("kind", "w")}
     every = []
@@ -942,6 +942,17 @@ def test_a_site_that_comes_later_is_one_that_was_absent(
     held, summed = running_sum(here, "scaffold")
     assert far(held, summed) < 1e-12
     assert float((answer_of(here) - optimum(here)).norm()) < near
+
+
+def test_a_site_that_comes_later_may_lack_a_column(least_squares: Path, tmp_path: Path) -> None:
+    shutil.copytree(least_squares, tmp_path / "files")
+    with (least_squares / "chur.csv").open() as file:
+        head, *rows = csv.reader(file)
+    write(tmp_path / "files" / "chur.csv", [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows])
+    here = Federation(with_(SQUARES, method="scaffold", rounds=30), tmp_path / "files", tmp_path)
+    late(here, arriving(here, "chur", 20), 20)
+    assert [event.text for event in here.events if event.kind == "joined"] == ["site chur joins"]
+    assert here.said()["sites"][2]["samples"] == 16
 
 
 def test_a_server_killed_while_a_site_joins_goes_on(least_squares: Path, tmp_path: Path) -> None:
