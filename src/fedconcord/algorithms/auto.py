@@ -70,7 +70,12 @@ class Message(NamedTuple):
 
 Duals = Annotated[
     Literal["own", "common"],
-    Field(description="own: each client keeps its part; common: clients keep nothing, and their skew is not corrected"),
+    Field(
+        description=(
+            "own: every client keeps its own dual variable; common: clients keep nothing, and the skew of "
+            "their data is not corrected"
+        )
+    ),
 ]
 
 

@@ -58,12 +58,17 @@ def fedadmm(
     ] = RHO,
     server_lr: Annotated[
         Positive | Literal["participation"] | Schedule,
-        Field(description="server step: a number, participation (|S|/N), or [[round, step], ...]"),
+        Field(description="server step size: a number, participation (|S|/N), or [[round, step], ...]"),
         Search(0.5, 1.5, "linear"),
     ] = SERVER_LR,
     form: Annotated[
         Literal["released", "paper"],
-        Field(description="the released code's start and message, or the paper's, which wants server_lr participation"),
+        Field(
+            description=(
+                "whose start and message are used: those of the released code, or those of the paper, which "
+                "needs server_lr participation"
+            )
+        ),
     ] = "released",
 ) -> Algorithm:
     """FedADMM: local augmented Lagrangians, dual variables kept by the clients.

@@ -37,13 +37,18 @@ class Row(NamedTuple):
 def fedadmm_inexact(
     rho: Annotated[float, Field(gt=0, description="penalty"), Search(0.1, 10.0)] = 1.0,
     objective: Annotated[
-        Literal["sum", "mean"], Field(description="scale of f_i beside the penalty: 1, or 1/N as published")
+        Literal["sum", "mean"],
+        Field(description="factor on f_i beside the penalty: sum is 1; mean is 1/N, as published"),
     ] = "sum",
     server_steps: Annotated[
         Annotated[int, Field(ge=1)] | None,
-        Field(description="proximal-gradient steps of the server (20 as published); none: exact solution"),
+        Field(
+            description="number of proximal-gradient steps of the server (20 as published); if none, it solves exactly"
+        ),
     ] = None,
-    server_lr: Annotated[float, Field(gt=0, description="step size of those steps, times N rho below 2")] = 1e-4,
+    server_lr: Annotated[
+        float, Field(gt=0, description="step size of the server's steps; times N rho it must be below 2")
+    ] = 1e-4,
 ) -> Algorithm:
     """Inexact ADMM: linearised local steps, each followed by a dual step; the server takes the regulariser's prox.
 

@@ -53,7 +53,8 @@ class Sums(NamedTuple):
 def feddyn(
     alpha: Alpha = 0.1,
     weights: Annotated[
-        Literal["uniform", "size"], Field(description="the objective's; size: penalty alpha / (N p_i) at client i")
+        Literal["uniform", "size"],
+        Field(description="weights p_i of the objective; with size, the penalty at client i is alpha / (N p_i)"),
     ] = "uniform",
 ) -> Algorithm:
     """FedDyn: a linear term and a pull that align clients' and server's stationary points.

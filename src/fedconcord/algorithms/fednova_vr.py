@@ -30,7 +30,10 @@ class Message(NamedTuple):
 @definition()
 def fednova_vr(
     mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.0,
-    tau_eff: Annotated[Literal["a", "tau"], Field(description="effective steps: mean ||a_i||_1 or mean steps")] = "a",
+    tau_eff: Annotated[
+        Literal["a", "tau"],
+        Field(description="effective number of steps: a, the mean of ||a_i||_1; tau, the mean number of steps"),
+    ] = "a",
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "size",
 ) -> Algorithm:

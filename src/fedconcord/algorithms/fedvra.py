@@ -54,17 +54,21 @@ RULES: dict[str, Rule] = {
 @definition()
 def fedvra(
     gamma: Annotated[
-        NonNegative | list[NonNegative], Field(description="penalty, one or one a client"), Search(0.01, 1.0)
+        NonNegative | list[NonNegative],
+        Field(description="penalty: one number, or one for each client"),
+        Search(0.01, 1.0),
     ] = 0.1,
-    a: Annotated[float, Field(ge=0, description="dual step"), Search(0.5, 20.0)] = 7.0,
+    a: Annotated[float, Field(ge=0, description="dual step size"), Search(0.5, 20.0)] = 7.0,
     d: Annotated[
         Annotated[float, Field(gt=0)] | Literal["inverse_p", "fednova"],
         Field(
-            description="server step: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"
+            description=(
+                "server step size: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"
+            )
         ),
         Search(1.0, 20.0),
     ] = 10.0,
-    weights: Annotated[Literal["uniform", "size"], Field(description="omega_i, over all clients")] = "uniform",
+    weights: Annotated[Literal["uniform", "size"], Field(description="weights omega_i over all clients")] = "uniform",
 ) -> Algorithm:
     """FedVRA: one family (a, d, gamma) that holds FedAvg, FedProx, FedNova and FedDyn.
 

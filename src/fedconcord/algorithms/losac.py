@@ -24,7 +24,7 @@ from fedconcord.algorithms.fedavg import Server
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Prologue
 from fedconcord.core.identity import definition
 
-Blocks = Annotated[int, Field(ge=1, description="blocks M that a client's samples are cut in")]
+Blocks = Annotated[int, Field(ge=1, description="number of blocks M that a client's samples are divided into")]
 
 
 class Row(NamedTuple):
@@ -48,7 +48,10 @@ def _table(done: Done) -> Row:
 @definition()
 def fedsaga(
     blocks: Blocks = 5,
-    xscale: Annotated[Literal["S", "N"], Field(description="mean over the cohort, or divided by all clients")] = "S",
+    xscale: Annotated[
+        Literal["S", "N"],
+        Field(description="what the sum over the cohort is divided by: S, its size; N, the number of all clients"),
+    ] = "S",
 ) -> Algorithm:
     """FedSaga: SAGA steps at the clients, FedAvg at the server.
 
@@ -74,13 +77,16 @@ def losac(
     blocks: Blocks = 5,
     block_scale: Annotated[
         Annotated[float, Field(gt=0)] | Literal["mean"],
-        Field(description="weight of a table's change in phi: 1 as published, mean = 1/M as SAGA"),
+        Field(
+            description="weight with which a changed table entry enters phi: 1 as in the paper, mean (1/M) as in SAGA"
+        ),
     ] = 1.0,
     scaling: Annotated[
-        Literal["consistent", "paper"], Field(description="the server's pair of scalings")
+        Literal["consistent", "paper"], Field(description="which pair of scalings the server uses")
     ] = "consistent",
     init: Annotated[
-        Literal["zero", "gradient"], Field(description="tables before round 0; gradient asks all clients once")
+        Literal["zero", "gradient"],
+        Field(description="tables before round 0; for gradient, all clients are asked once"),
     ] = "zero",
 ) -> Algorithm:
     """LoSAC: clients correct their steps with tables and a running global gradient.

@@ -26,7 +26,9 @@ class Server(NamedTuple):
 @definition()
 def mfl(
     momentum: Annotated[
-        float, Field(ge=0, lt=1, description="momentum, kept across rounds and averaged"), Search(0.0, 0.95, "linear")
+        float,
+        Field(ge=0, lt=1, description="momentum that is kept across rounds and averaged"),
+        Search(0.0, 0.95, "linear"),
     ] = 0.9,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",

@@ -38,7 +38,12 @@ class Message(NamedTuple):
 @definition()
 def scaffold(
     option: Annotated[
-        Literal[1, 2], Field(description="control variate: 1 the full gradient at x, 2 the mean local direction")
+        Literal[1, 2],
+        Field(
+            description=(
+                "how the control variate is updated: 1, by the full gradient at x; 2, by the mean local direction"
+            )
+        ),
     ] = 2,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",

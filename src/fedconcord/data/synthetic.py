@@ -23,10 +23,14 @@ def synthetic(
     seed: int,
     /,
     alpha: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="spread of the clients' true models; 0: drawn alike")
+        float,
+        Field(ge=0, allow_inf_nan=False, description="spread of the clients' true models; with 0 they are drawn alike"),
     ] = 1.0,
     beta: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="spread of the clients' feature means; 0: drawn alike")
+        float,
+        Field(
+            ge=0, allow_inf_nan=False, description="spread of the clients' feature means; with 0 they are drawn alike"
+        ),
     ] = 1.0,
     clients: Annotated[int, Field(gt=0, description="number of clients N")] = 30,
 ) -> Dataset:

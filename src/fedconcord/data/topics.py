@@ -22,7 +22,7 @@ def topics(
     /,
     context: Annotated[int, Field(ge=1, le=512, description="characters that a model sees")] = 24,
     stride: Annotated[int, Field(ge=1, description="characters between samples")] = 4,
-    smallest: Annotated[int, Field(ge=1, description="characters below which a topic is left out")] = 2000,
+    smallest: Annotated[int, Field(ge=1, description="number of characters below which a topic is left out")] = 2000,
 ) -> Dataset:
     """The next character of Python's help texts, 97 symbols, a client for each topic; no download.
 

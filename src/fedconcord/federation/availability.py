@@ -81,7 +81,9 @@ def day_night(
     low: Low = 0.1,
     high: High = 0.9,
     period: Annotated[float, Field(gt=0, description="rounds in a day")] = 24.0,
-    zones: Annotated[int, Field(ge=1, description="time zones, evenly around the day; clients divided by chance")] = 4,
+    zones: Annotated[
+        int, Field(ge=1, description="number of time zones, evenly around the day; clients are put into them at random")
+    ] = 4,
 ) -> Availability:
     """Coins whose probability goes up and down with the hour: a sine from low to high, shifted by time zone."""
     if high < low:
@@ -123,9 +125,16 @@ def markov(
 
 @definition()
 def trace(
-    path: Annotated[str, Field(description="CSV file with the columns round and client, a row for each that is there")],
+    path: Annotated[
+        str,
+        Field(
+            description=(
+                "CSV file with the columns round and client, and a row for every client that is available in a round"
+            )
+        ),
+    ],
 ) -> Availability:
-    """As recorded in a file, from its start again after its last round. Rounds and clients count from 0."""
+    """Availability as recorded in a file, which starts again after its last round. Rounds and clients count from 0."""
     found: dict[int, set[int]] = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:

@@ -91,8 +91,8 @@ def settling(devices: list[Device], cost: Cost) -> float:
 
 
 Step = Annotated[float, Field(gt=0, description="seconds of one mini-batch gradient, of a typical client")]
-Up = Annotated[float, Field(gt=0, description="bytes a second from a client")]
-Down = Annotated[float, Field(gt=0, description="bytes a second to a client")]
+Up = Annotated[float, Field(gt=0, description="bytes per second from a client")]
+Down = Annotated[float, Field(gt=0, description="bytes per second to a client")]
 Latency = Annotated[float, Field(ge=0, description="seconds before a message arrives, either way")]
 Jitter = Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed from round to round")]
 
@@ -129,7 +129,7 @@ def lognormal(
     link_spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of its bandwidths")] = 0.0,
     jitter: Jitter = 0.0,
 ) -> Devices:
-    """Speeds drawn once a client, lognormal around those of a typical client, the median."""
+    """Speeds are drawn once for each client, lognormal around those of a typical client, the median."""
 
     def factor(draw: np.random.Generator) -> tuple[float, float]:
         slower, thinner = np.exp(draw.standard_normal(2) * (spread, link_spread))
@@ -158,10 +158,12 @@ def classes(
 
 @definition()
 def from_file(
-    path: Annotated[str, Field(description="CSV file with the columns client,step,up,down,latency, a row a client")],
+    path: Annotated[
+        str, Field(description="CSV file with the columns client,step,up,down,latency, and a row for each client")
+    ],
     jitter: Jitter = 0.0,
 ) -> Devices:
-    """As measured: seconds of a gradient, bytes a second up and down, seconds of latency of each client."""
+    """Devices as measured: seconds of a gradient, bytes per second up and down, and latency of each client."""
     known: dict[int, Device] = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:

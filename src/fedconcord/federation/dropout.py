@@ -18,15 +18,19 @@ Dropout = Callable[[int, int], float]
 
 
 @definition()
-def fixed(chance: Annotated[float, Field(ge=0, lt=1, description="the same for every client")] = 0.1) -> Dropout:
+def fixed(
+    chance: Annotated[
+        float, Field(ge=0, lt=1, description="probability that a client drops out, the same for all")
+    ] = 0.1,
+) -> Dropout:
     """Every client with the same probability, in every round anew."""
     return lambda seed, client: chance
 
 
 @definition()
 def by_client(
-    low: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost least")] = 0.0,
-    high: Annotated[float, Field(ge=0, lt=1, description="of the client that is lost most")] = 0.2,
+    low: Annotated[float, Field(ge=0, lt=1, description="probability of the client that drops out least")] = 0.0,
+    high: Annotated[float, Field(ge=0, lt=1, description="probability of the client that drops out most")] = 0.2,
 ) -> Dropout:
     """A probability that stays with the client, drawn once, uniform on [low, high]."""
     if high < low:

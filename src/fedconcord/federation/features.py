@@ -29,7 +29,9 @@ def rotate(
     degrees: Annotated[
         float, Field(gt=-360, lt=360, allow_inf_nan=False, description="angle between one group and the next")
     ] = 90.0,
-    groups: Annotated[int, Field(gt=1, description="groups of clients; group g is turned by g times the angle")] = 4,
+    groups: Annotated[
+        int, Field(gt=1, description="number of groups of clients; group g is turned by g times the angle")
+    ] = 4,
 ) -> np.ndarray:
     """Images turned anticlockwise, group by group: client i by (i mod groups) * degrees.
 

@@ -19,7 +19,7 @@ def labelled(
     seed: int,
     /,
     fraction: Annotated[
-        float, Field(gt=0, le=1, description="part of each client's samples that keep their label")
+        float, Field(gt=0, le=1, description="fraction of each client's samples that keep their label")
     ] = 0.1,
 ) -> list[np.ndarray]:
     """A fraction of each client's samples, drawn uniformly, keep their label (FedVRA-U: 10 %); rounded to the nearest.

@@ -22,9 +22,11 @@ WHAT = "schedule of step sizes"
 Rate = Callable[[int], float]
 """Round, from 0 -> a number > 0: the local step size of the round, or a factor on it."""
 
-Warm = Annotated[int, Field(ge=0, description="rounds over which the step size rises to the whole, in equal parts")]
-Rounds = Annotated[int, Field(ge=1, description="round from which on it stays at the floor")]
-Floor = Annotated[float, Field(gt=0, le=1, description="factor that it ends at")]
+Warm = Annotated[
+    int, Field(ge=0, description="rounds over which the step size rises to its full value, in equal parts")
+]
+Rounds = Annotated[int, Field(ge=1, description="round from which on the factor stays at the floor")]
+Floor = Annotated[float, Field(gt=0, le=1, description="factor at the end of the schedule")]
 
 
 @definition()
@@ -59,8 +61,8 @@ def linear(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
 
 @definition()
 def step(
-    every: Annotated[int, Field(ge=1, description="rounds between two falls")],
-    factor: Annotated[float, Field(gt=0, le=1, description="factor of each fall")] = 0.1,
+    every: Annotated[int, Field(ge=1, description="rounds between two reductions")],
+    factor: Annotated[float, Field(gt=0, le=1, description="factor of each reduction")] = 0.1,
     warmup: Warm = 0,
 ) -> Rate:
     """Falls by a factor every so many rounds, as torch's StepLR by epochs."""

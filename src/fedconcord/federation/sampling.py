@@ -113,7 +113,9 @@ def cumulative(sizes: np.ndarray) -> np.ndarray:
 
 @definition()
 def bernoulli(
-    share: Annotated[float | None, Field(gt=0, le=1, description="probability of a client; S/N if none")] = None,
+    share: Annotated[
+        float | None, Field(gt=0, le=1, description="probability that a client takes part; if none, S/N")
+    ] = None,
 ) -> Sampler:
     """Every client on its own coin, at least one client (A-FedPD's simulator); S is then the expected cohort."""
 
@@ -162,7 +164,7 @@ def everyone() -> Sampler:
 
 @definition()
 def cyclic() -> Sampler:
-    """S clients after the other in turn, in the order of their ids, from a keyed start; the last turn may be short."""
+    """S clients at a time in turn, in the order of their ids, from a keyed start; the last turn may be short."""
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
         turns = -(-len(sizes) // cohort)
@@ -175,7 +177,9 @@ def cyclic() -> Sampler:
 
 @definition()
 def power_of_choice(
-    candidates: Annotated[int, Field(ge=1, description="clients that are asked for their loss, at least the cohort")],
+    candidates: Annotated[
+        int, Field(ge=1, description="number of clients that are asked for their loss; at least the cohort")
+    ],
 ) -> Sampler:
     """Candidates drawn by size without replacement; those with the highest loss at the server's model take part.
 

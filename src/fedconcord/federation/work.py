@@ -17,15 +17,15 @@ Work = Callable[[int, int, int], float]
 
 
 @definition()
-def fixed(value: Annotated[int, Field(ge=1, description="the same every round")] = 1) -> Work:
+def fixed(value: Annotated[int, Field(ge=1, description="work in every round")] = 1) -> Work:
     """The same work for every client in every round."""
     return lambda seed, round, client: value
 
 
 @definition()
 def uniform(
-    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
-    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
+    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 5,
 ) -> Work:
     """Uniform on {low, ..., high}, drawn anew for every client in every round (FedNova, FedADMM, FedVRA's HLU)."""
     if high < low:
@@ -37,10 +37,10 @@ def uniform(
 
 @definition()
 def gaussian(
-    mean: Annotated[float, Field(ge=1, allow_inf_nan=False, description="of the draw before it is clipped")] = 30.0,
+    mean: Annotated[float, Field(ge=1, allow_inf_nan=False, description="mean before clipping")] = 30.0,
     std: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation before clipping")] = 22.0,
-    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
-    high: Annotated[int, Field(ge=1, description="most, included")] = 96,
+    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
+    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 96,
 ) -> Work:
     """Gaussian, rounded and clipped to [low, high], drawn anew for every client in every round (FedNova, Fig. 2).
 
@@ -56,8 +56,8 @@ def gaussian(
 
 @definition()
 def by_client(
-    low: Annotated[int, Field(ge=1, description="least, included")] = 1,
-    high: Annotated[int, Field(ge=1, description="most, included")] = 5,
+    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
+    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 5,
 ) -> Work:
     """Uniform on {low, ..., high}, drawn once for each client, which keeps it in every round."""
     if high < low:
@@ -70,7 +70,7 @@ def by_client(
 @definition()
 def per_client(
     amounts: Annotated[
-        list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="of each client, in the order of their ids")
+        list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="work of each client, in order of their ids")
     ],
 ) -> Work:
     """The work given for each client, the same in every round."""
@@ -85,7 +85,7 @@ def per_client(
 
 @definition()
 def from_file(
-    path: Annotated[str, Field(description="text file with one whole number a line, a line a client")],
+    path: Annotated[str, Field(description="text file with one whole number on a line, and a line for each client")],
 ) -> Work:
     """The work of each client from a file, the same in every round."""
     try:

@@ -37,7 +37,7 @@ def svrg() -> Oracle:
 
 
 def saga(
-    blocks: Annotated[int, Field(ge=1, description="blocks M that a client's samples are cut in")] = 5,
+    blocks: Annotated[int, Field(ge=1, description="number of blocks M that a client's samples are divided into")] = 5,
 ) -> Oracle:
     """g_j(x) - y_j + mean_j y_j with a table of the last gradients of a client's M blocks, kept across rounds.
 

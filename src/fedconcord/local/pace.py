@@ -70,7 +70,7 @@ def normed(
     first: Annotated[float, Field(gt=0, description="length of a round's first step")] = 0.4,
     bound: Annotated[float, Field(ge=1, description="length of the longest step, in units of the first")] = 2.0,
 ) -> Rule:
-    """The first step has this length, later ones its size, and none is much longer."""
+    """The first step has a given length, later steps keep its size, and none is much longer."""
     return Rule("normed", first, bound=bound)
 
 

@@ -14,8 +14,8 @@ def charlm(
     shape: tuple[int, ...],
     classes: int,
     /,
-    embedding: Annotated[int, Field(ge=1, description="numbers that stand for a symbol")] = 16,
-    hidden: Annotated[int, Field(ge=1, description="units of the hidden layer")] = 128,
+    embedding: Annotated[int, Field(ge=1, description="size of the embedding of a symbol")] = 16,
+    hidden: Annotated[int, Field(ge=1, description="number of units of the hidden layer")] = 128,
 ) -> nn.Sequential:
     """Next symbol from the embeddings of the last ones side by side, one tanh layer (Bengio et al., JMLR 2003).
 

@@ -13,8 +13,10 @@ Form = Literal["paper", "released"]
 FormOption = Annotated[
     Form,
     Field(
-        description="released, as FedADMM's code: no ReLU after the convolutions, and a softmax at the end, which the "
-        "loss takes once more"
+        description=(
+            "paper; or released, as in FedADMM's code, without ReLU after the convolutions and with a "
+            "softmax at the end, which the loss applies again"
+        )
     ),
 ]
 

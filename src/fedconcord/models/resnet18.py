@@ -39,7 +39,9 @@ def resnet18(
     shape: tuple[int, ...],
     classes: int,
     /,
-    groups: Annotated[int, Field(ge=1, le=64, description="groups of every GroupNorm; divides 64")] = 2,
+    groups: Annotated[
+        int, Field(ge=1, le=64, description="number of groups of every GroupNorm; it must divide 64")
+    ] = 2,
 ) -> nn.Sequential:
     """ResNet-18 with a 3x3 stem, no first pool and GroupNorm (A-FedPD); 11,173,962 parameters on CIFAR-10.
 

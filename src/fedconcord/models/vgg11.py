@@ -18,7 +18,7 @@ def vgg11(
     classes: int,
     /,
     hidden: Annotated[
-        int, Field(ge=0, description="layers of 512 before the last; 2 as in FedNova's released code")
+        int, Field(ge=0, description="layers of 512 units before the last; FedNova's released code has 2")
     ] = 0,
 ) -> nn.Sequential:
     """VGG-11 without normalisation (FedNova); 9,225,610 parameters on CIFAR-10, 9,750,922 with hidden=2.

@@ -34,10 +34,10 @@ def clustering(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    k: Annotated[int, Field(ge=2, description="clusters")] = 10,
+    k: Annotated[int, Field(ge=2, description="number of clusters")] = 10,
     rho: Annotated[float, Field(ge=0, description="penalty on samples that mix centres")] = 3.0,
     y_steps: Annotated[int, Field(ge=1, description="steps on the indicators in a round")] = 10,
-    y_lr: Annotated[float, Field(gt=0, description="their step size")] = 0.1,
+    y_lr: Annotated[float, Field(gt=0, description="step size of these steps")] = 0.1,
 ) -> Stated:
     """Federated clustering: k shared centres, indicators that stay with their client; labels serve the evaluation only.
 

@@ -205,9 +205,11 @@ class Convex:
 
 
 L2 = Annotated[float, Field(gt=0, allow_inf_nan=False, description="weight of l2/2 ||x||^2 in every f_i")]
-Skew = Annotated[float, Field(ge=0, le=1, description="share of the samples dealt in order of label, rest at random")]
+Skew = Annotated[
+    float, Field(ge=0, le=1, description="fraction of the samples dealt in order of the label, the rest at random")
+]
 By = Annotated[
-    Literal["client", "size"], Field(description="the objective: mean over clients, or over samples (p_i by size)")
+    Literal["client", "size"], Field(description="the objective: the mean over clients, or over samples (p_i by size)")
 ]
 
 

@@ -199,19 +199,25 @@ METRICS: dict[str, Metric] = {
     **{name: make() for name, make in AT.items()},
 }
 MEANING: Mapping[str, str] = {
-    "accuracy": "share of samples whose class has the largest output",
-    "macro_f1": "F1 of each class or label, averaged; one that neither occurs nor is predicted counts 0",
+    "accuracy": "fraction of samples whose class has the largest output",
+    "macro_f1": "mean F1 score of the classes or labels; one that neither occurs nor is predicted counts 0",
     "micro_f1": "F1 over all classes or labels together",
-    "label_accuracy": "share of labels, over all samples, on the right side of output 0",
-    "exact": "share of samples with every label right",
+    "label_accuracy": "fraction of the labels of all samples whose output is on the right side of 0",
+    "exact": "fraction of samples for which every label is right",
     "rmse": "root of the mean squared error, in the label's own unit",
     "mae": "mean absolute error, in the label's own unit",
     "r2": "1 - squared error / variance of the test labels, averaged over outputs",
-    "auroc": "area under the ROC curve; of more than two classes or labels the mean, each against the rest",
-    "average_precision": "area under precision against recall; of more than two classes or labels the mean of each",
-    "brier": "mean squared error of the probabilities; of more than two classes summed over them",
-    "sensitivity": "share of the second of two classes that is told at probability 0.5, or as sensitivity(0.3) says",
-    "specificity": "share of the first of two classes that stays below 0.5, or as specificity(0.3) says",
+    "auroc": ("area under the ROC curve; for more than two classes or labels, the mean over each against the rest"),
+    "average_precision": (
+        "area under the curve of precision against recall; for more than two classes or labels, the mean over all"
+    ),
+    "brier": "mean squared error of the probabilities; for more than two classes, their sum",
+    "sensitivity": (
+        "fraction of the second of two classes that is recognised at probability 0.5, or at 0.3 with sensitivity(0.3)"
+    ),
+    "specificity": (
+        "fraction of the first of two classes that stays below probability 0.5, or below 0.3 with specificity(0.3)"
+    ),
     "ece": "expected calibration error: |accuracy - confidence| in 15 bins of the largest probability",
 }
 DEFAULT_METRICS: Mapping[Target, tuple[str, ...]] = {

@@ -110,9 +110,9 @@ def low_rank(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    dim: Annotated[int, Field(ge=1, description="X is dim x dim")] = 64,
+    dim: Annotated[int, Field(ge=1, description="number of rows and of columns of X")] = 64,
     rank: Annotated[int, Field(ge=0, description="rank r of the truth diag(I_r, 0)")] = 8,
-    samples: Annotated[int, Field(ge=1, description="measurements of a client (not stated in the paper)")] = 100,
+    samples: Annotated[int, Field(ge=1, description="measurements of each client (not stated in the paper)")] = 100,
     lam: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="weight of the nuclear norm (not stated in the paper)")
     ] = 0.1,

@@ -180,7 +180,7 @@ def l1(lam: Weight = 0.01) -> Regulariser:
 
 def group_l1(
     lam: Weight = 0.01,
-    size: Annotated[int, Field(ge=1, description="entries of a group; groups are consecutive")] = 2,
+    size: Annotated[int, Field(ge=1, description="number of consecutive entries in a group")] = 2,
 ) -> Regulariser:
     """lam sum_g ||x_g||_2 over groups of consecutive entries: whole groups vanish."""
     return _named(f"group_l1({lam:g},{size})", _GroupL1(lam, size))
@@ -189,7 +189,7 @@ def group_l1(
 def nuclear(
     lam: Weight = 0.01,
     rows: Annotated[
-        Annotated[int, Field(ge=1)] | None, Field(description="rows of the matrix that x is; none: it is square")
+        Annotated[int, Field(ge=1)] | None, Field(description="number of rows of the matrix x; if none, it is square")
     ] = None,
 ) -> Regulariser:
     """lam times the sum of the singular values of the matrix x: low rank (LoSAC, eq. (20))."""
@@ -212,7 +212,8 @@ def box(
 
 def simplex(
     size: Annotated[
-        Annotated[int, Field(ge=1)] | None, Field(description="entries of a block; none: all of x is one block")
+        Annotated[int, Field(ge=1)] | None,
+        Field(description="number of entries of a block; if none, all of x is one block"),
     ] = None,
 ) -> Regulariser:
     """The constraint that x, or every block of consecutive entries, is >= 0 with sum 1."""
@@ -231,7 +232,7 @@ def l1_box(
 def sparse_group(
     lam: Weight = 0.01,
     group: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the groups' norms")] = 0.01,
-    size: Annotated[int, Field(ge=1, description="entries of a group; groups are consecutive")] = 2,
+    size: Annotated[int, Field(ge=1, description="number of consecutive entries in a group")] = 2,
 ) -> Regulariser:
     """lam ||x||_1 + group sum_g ||x_g||_2 (sparse group LASSO)."""
     return combine(l1(lam), group_l1(group, size))

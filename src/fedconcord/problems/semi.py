@@ -234,9 +234,10 @@ def semi(
     alpha_p: Annotated[float, Field(gt=0, description="weight of the pseudo-labelled samples")] = 1.0,
     alpha_r: Annotated[float, Field(ge=0, description="weight of the entropies; 0 gives hard pseudo-labels")] = 0.1,
     y_steps: Annotated[int, Field(ge=1, description="steps on the pseudo-labels in a round")] = 4,
-    y_lr: Annotated[float, Field(gt=0, description="their step size")] = 0.5,
+    y_lr: Annotated[float, Field(gt=0, description="step size of these steps")] = 0.5,
     y_scale: Annotated[
-        Literal["sample", "mean"], Field(description="their gradient: of a sample, or divided by m_i as in f_i")
+        Literal["sample", "mean"],
+        Field(description="gradient of the pseudo-labels: that of a sample, or divided by m_i as in f_i"),
     ] = "sample",
 ) -> SemiSupervised:
     """Semi-supervised classification with pseudo-labels that stay with their client (FedVRA-U's task)."""

@@ -26,7 +26,7 @@ class MLflow:
     def __init__(
         self,
         uri: Annotated[
-            str | None, Field(description="tracking server or store; mlflow.db beside the results if none")
+            str | None, Field(description="tracking server or store; if none, mlflow.db beside the results")
         ] = None,
         experiment: Annotated[str, Field(min_length=1, description="name of the experiment")] = "fedconcord",
     ) -> None:

@@ -21,7 +21,7 @@ class TensorBoard:
     def __init__(
         self,
         dir: Annotated[
-            str | None, Field(description="folder that gets one folder a run; each run's own folder if none")
+            str | None, Field(description="folder with a folder for each run; if none, the folder of each run")
         ] = None,
     ) -> None:
         self.dir = dir

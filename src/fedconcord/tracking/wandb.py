@@ -24,8 +24,13 @@ class WandB:
     def __init__(
         self,
         project: Annotated[str, Field(min_length=1, description="name of the project")] = "fedconcord",
-        mode: Annotated[Literal["offline", "online"], Field(description="online sends to their server")] = "offline",
-        dir: Annotated[str | None, Field(description="folder of its files; beside the results if none")] = None,
+        mode: Annotated[
+            Literal["offline", "online"],
+            Field(description="offline writes files; online sends to the service's server"),
+        ] = "offline",
+        dir: Annotated[
+            str | None, Field(description="folder of the tracker's files; if none, beside the results")
+        ] = None,
     ) -> None:
         self.project, self.mode, self.dir = project, mode, dir
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing leaves the machine that nobody asked for

@@ -79,14 +79,23 @@ class Adaptive(NamedTuple):
 
 @definition()
 def adaptive(
-    quantile: Annotated[float, Field(gt=0, lt=1, description="share of the messages that C leaves as they are")] = 0.5,
-    start: Annotated[float, Field(gt=0, description="C of the first round")] = 0.1,
+    quantile: Annotated[
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="fraction of messages whose norm is below the clipping bound C, which adapts to keep it so",
+        ),
+    ] = 0.5,
+    start: Annotated[float, Field(gt=0, description="bound C of the first round")] = 0.1,
     rate: Annotated[float, Field(gt=0, description="step size of log C")] = 0.2,
     bits: Annotated[
         Annotated[float, Field(gt=0)] | None,
         Field(
-            description="standard deviation of the noise on how many are within C; if none a 20th of the cohort, and "
-            "the noise multiplier at least"
+            description=(
+                "standard deviation of the noise on the number of messages within C; if none, a 20th of the "
+                "cohort, and at least the noise multiplier"
+            )
         ),
     ] = None,
 ) -> Adaptive:

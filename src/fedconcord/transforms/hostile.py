@@ -26,7 +26,7 @@ from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.robust import apart
 
-Share = Annotated[float, Field(ge=0, le=1, description="part of all clients that are hostile, chosen by the seed")]
+Share = Annotated[float, Field(ge=0, le=1, description="fraction of all clients that is hostile, chosen by the seed")]
 Draws = Callable[[int], Tensor]  # n -> [..., n] uniform on [0, 1), the client's own
 
 
@@ -42,7 +42,7 @@ class Attack(NamedTuple):
 
 @definition()
 def sign_flip(
-    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the move turned round")] = 1.0
+    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the opposite of the move")] = 1.0
 ) -> Attack:
     """Sends the opposite of its move, scaled."""
     return Attack(share, move=lambda move, draws: -scale * move)
@@ -66,7 +66,7 @@ def gaussian(
 @definition()
 def same_value(
     share: Share = 0.2,
-    value: Annotated[float, Field(description="of every entry; 0 is a client that does nothing")] = 1.0,
+    value: Annotated[float, Field(description="value of every entry; with 0 the client does nothing")] = 1.0,
 ) -> Attack:
     """Sends one number in every entry of its move."""
     return Attack(share, move=lambda move, draws: torch.full_like(move, value))
@@ -74,7 +74,7 @@ def same_value(
 
 @definition()
 def nan(share: Share = 0.2) -> Attack:
-    """Sends no numbers: a broken client."""
+    """Sends NaN in place of its move, as a broken client does."""
     return Attack(share, move=lambda move, draws: torch.full_like(move, torch.nan))
 
 
@@ -86,7 +86,7 @@ def label_flip(share: Share = 0.2) -> Attack:
 
 @definition()
 def ipm(
-    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the mean turned round")] = 0.5
+    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the opposite of the mean")] = 0.5
 ) -> Attack:
     """Sends the opposite of the honest clients' mean, scaled.
 
@@ -100,7 +100,7 @@ def alie(
     share: Share = 0.2,
     deviations: Annotated[
         Annotated[float, Field(gt=0)] | None,
-        Field(description="from the mean, in standard deviations of each coordinate; the paper's z_max if none"),
+        Field(description="standard deviations of each coordinate from the mean; if none, the paper's z_max"),
     ] = None,
 ) -> Attack:
     """Stays within the honest clients' spread: their mean minus z standard deviations, by coordinate.

@@ -25,7 +25,7 @@ from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_server
 from fedconcord.transforms.probe import contribution
 
-Hostile = Annotated[int, Field(ge=0, description="hostile clients in a round that are withstood")]
+Hostile = Annotated[int, Field(ge=0, description="hostile clients in a round that the rule withstands")]
 Radius = Annotated[float, Field(gt=0, description="largest l2 norm of a contribution")]
 Turns = Annotated[int, Field(ge=1)]
 
@@ -48,7 +48,9 @@ def mean() -> Rule:
 
 @definition()
 def trimmed_mean(
-    share: Annotated[float, Field(ge=0, lt=0.5, description="part of the clients left out at each end")] = 0.2,
+    share: Annotated[
+        float, Field(ge=0, lt=0.5, description="fraction of the clients that is left out at each end")
+    ] = 0.2,
 ) -> Rule:
     """The mean of each coordinate without its largest and smallest values.
 
@@ -68,8 +70,10 @@ def median() -> Rule:
 
 @definition()
 def geometric_median(
-    iterations: Annotated[Turns, Field(description="of Weiszfeld's algorithm, from the coordinates' median on")] = 32,
-    smoothing: Annotated[float, Field(gt=0, description="distances below this count as this")] = 1e-6,
+    iterations: Annotated[
+        Turns, Field(description="iterations of Weiszfeld's algorithm, from the coordinates' median on")
+    ] = 32,
+    smoothing: Annotated[float, Field(gt=0, description="smallest distance; shorter ones count as this")] = 1e-6,
 ) -> Rule:
     """The point with the least sum of distances to the contributions, by smoothed Weiszfeld steps.
 
@@ -99,7 +103,7 @@ def krum(hostile: Hostile = 1) -> Rule:
 def multi_krum(
     hostile: Hostile = 1,
     keep: Annotated[
-        Turns | None, Field(description="contributions that are averaged; S - f - 2 if none, fewer if there are fewer")
+        Turns | None, Field(description="contributions that are averaged, at most; if none, S - f - 2")
     ] = None,
 ) -> Rule:
     """The mean of the contributions that Krum ranks first.
@@ -125,9 +129,10 @@ def norm_clip(radius: Radius) -> Rule:
 @definition()
 def centred_clip(
     radius: Annotated[float, Field(gt=0, description="largest distance of a contribution from the centre")],
-    iterations: Annotated[Turns, Field(description="of the centre in a round")] = 1,
+    iterations: Annotated[Turns, Field(description="iterations of the centre in a round")] = 1,
     momentum: Annotated[
-        float, Field(ge=0, lt=1, description="of the centre between rounds; 0: it is the last round's aggregate")
+        float,
+        Field(ge=0, lt=1, description="momentum of the centre between rounds; at 0 it is the last round's aggregate"),
     ] = 0.0,
 ) -> Rule:
     """The centre plus the mean of the contributions' differences to it, cut to a length.

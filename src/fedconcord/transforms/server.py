@@ -34,11 +34,11 @@ Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first momen
 Beta2 = Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")]
 Tau = Annotated[float, Field(ge=0, description="adaptivity: added to the root")]
 V0 = Annotated[
-    Annotated[float, Field(ge=0)] | None, Field(description="second moment at the start; the square of tau if none")
+    Annotated[float, Field(ge=0)] | None, Field(description="second moment at the start; if none, the square of tau")
 ]
 M0 = Annotated[float, Field(description="first moment at the start")]
 EpsRoot = Annotated[float, Field(ge=0, description="added inside the root")]
-Correction = Annotated[bool, Field(description="divide the moments by 1 - beta^t")]
+Correction = Annotated[bool, Field(description="whether to divide the moments by 1 - beta^t")]
 Eps = Annotated[float, Field(gt=0, description="added to the squared length of the mean move"), Search(1e-3, 0.1)]
 Units = Literal["moves", "gradients"]
 
@@ -72,7 +72,13 @@ def momentum(
     beta: Annotated[float, Field(ge=0, lt=1, description="momentum"), Search(0.0, 0.95, "linear")] = 0.9,
     lr: LR = 1.0,
     units: Annotated[
-        Units, Field(description="of the buffer; gradients, as FedNova's code: matters when the local step size decays")
+        Units,
+        Field(
+            description=(
+                "unit of the momentum buffer: moves, or gradients, as in FedNova's code; the two differ when "
+                "the local step size decays"
+            )
+        ),
     ] = "moves",
 ) -> Optimizer:
     """Heavy ball on the method's steps: b <- beta b + Delta, x <- x + lr b (FedAvgM; FedNova's server momentum).

@@ -89,7 +89,7 @@ def quantise(
     levels: Annotated[
         int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")
     ] = 127,
-    feedback: Annotated[bool, Field(description="keep the rounding error for the next message")] = False,
+    feedback: Annotated[bool, Field(description="whether to keep the rounding error for the next message")] = False,
 ) -> Compressor:
     """Unbiased stochastic quantisation: norm * sign * level / levels, levels rounded up or down at random.
 
@@ -115,8 +115,10 @@ def quantise(
 
 @definition()
 def topk(
-    fraction: Annotated[float, Field(gt=0, le=1, description="share of the entries that is sent, at least one")] = 0.1,
-    feedback: Annotated[bool, Field(description="keep what was not sent for the next message")] = True,
+    fraction: Annotated[
+        float, Field(gt=0, le=1, description="fraction of the entries that is sent, at least one entry")
+    ] = 0.1,
+    feedback: Annotated[bool, Field(description="whether to keep what was not sent for the next message")] = True,
 ) -> Compressor:
     """Only the largest entries, with error feedback.
 

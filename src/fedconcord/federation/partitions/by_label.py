@@ -16,7 +16,7 @@ def shards(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    k: Annotated[int, Field(gt=0, description="shards a client")] = 2,
+    k: Annotated[int, Field(gt=0, description="shards per client")] = 2,
 ) -> list[np.ndarray]:
     """Sorted by label, cut into N*k equal shards, k dealt to each client at random (FedAvg, FedADMM).
 
@@ -41,7 +41,7 @@ def groups(
     rng: np.random.Generator,
     /,
     cuts: Annotated[
-        int | None, Field(gt=0, description="shards in all; (clients / 2)^2 if none: 10,000 for 200 clients")
+        int | None, Field(gt=0, description="shards in all; if none, (clients / 2)^2, as in 10,000 for 200 clients")
     ] = None,
 ) -> list[np.ndarray]:
     """Sorted by label, cut into shards; clients in groups of two, members of group g get g shards each (FedADMM).
@@ -73,7 +73,7 @@ def sorted_fraction(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    c: Annotated[float, Field(ge=0, le=1, description="part of the samples that is dealt sorted by label")] = 1.0,
+    c: Annotated[float, Field(ge=0, le=1, description="fraction of the samples that is dealt sorted by label")] = 1.0,
 ) -> list[np.ndarray]:
     """A fraction 1 - c shuffled and dealt, the remaining c sorted by label and dealt in order (LoSAC); equal sizes.
 

@@ -19,7 +19,10 @@ def dirichlet(
     rng: np.random.Generator,
     /,
     alpha: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="concentration of the label mixtures; small: few labels")
+        float,
+        Field(
+            gt=0, allow_inf_nan=False, description="concentration of the label mixtures; a small one gives few labels"
+        ),
     ] = 0.1,
 ) -> list[np.ndarray]:
     """Label mixtures from Dir(alpha), equal client sizes (FedDyn, A-FedPD): sizes differ by at most 1.
@@ -70,7 +73,8 @@ def dirichlet_unbalanced(
     rng: np.random.Generator,
     /,
     alpha: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="concentration of a class over clients; small: few clients")
+        float,
+        Field(gt=0, allow_inf_nan=False, description="concentration of a class; a small one gives it to few clients"),
     ] = 0.1,
     min_samples: Annotated[int, Field(gt=0, description="redraw until every client has this many samples")] = 10,
     numpy_seed: Annotated[
@@ -78,7 +82,7 @@ def dirichlet_unbalanced(
         Field(
             ge=0,
             lt=2**32,
-            description="of numpy's old generator, in place of the run's; 2020 in FedNova's released code",
+            description="seed of numpy's old generator, in place of the run's; FedNova's released code has 2020",
         ),
     ] = None,
 ) -> list[np.ndarray]:

@@ -16,8 +16,8 @@ def dominant(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    share: Annotated[float, Field(gt=0, le=1, description="part of a client's samples from its own classes")] = 0.8,
-    classes: Annotated[int, Field(gt=0, description="own classes of a client")] = 2,
+    share: Annotated[float, Field(gt=0, le=1, description="fraction of a client's samples from its own classes")] = 0.8,
+    classes: Annotated[int, Field(gt=0, description="number of a client's own classes")] = 2,
 ) -> list[np.ndarray]:
     """A share of a client's samples from a few classes of its own, the rest from all (FedVRA); equal client sizes.
 

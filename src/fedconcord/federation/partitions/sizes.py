@@ -52,7 +52,8 @@ def quantity(
     rng: np.random.Generator,
     /,
     alpha: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="concentration of the sizes; small: few large clients")
+        float,
+        Field(gt=0, allow_inf_nan=False, description="concentration of the sizes; a small one gives few large clients"),
     ] = 0.5,
     min_samples: Least = 1,
 ) -> list[np.ndarray]:
