@@ -5,10 +5,10 @@ from itertools import product
 from pathlib import Path
 
 from fedconcord import settings
-from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, settings_of, text_of
-from fedconcord.recipes.values import Values, values
 from fedconcord.settings import Config
+from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
+from fedconcord_papers.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, settings_of, text_of
+from fedconcord_papers.recipes.values import Values, values
 
 SIZES: tuple[SizeName, ...] = ("quick", "desk", "paper")
 

@@ -12,17 +12,6 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
-from fedconcord.analysis.audit import (
-    Attack,
-    Seen,
-    attacked,
-    audit,
-    audit_jobs,
-    capture,
-    infer_labels,
-    readings,
-    touched,
-)
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, rng
 from fedconcord.data import Dataset
@@ -36,6 +25,17 @@ from fedconcord.problems import Supervised, quadratics
 from fedconcord.transforms.adaptive import adaptive, with_adaptive_privacy
 from fedconcord.transforms.privacy import with_privacy
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
+from fedconcord_papers.audit import (
+    Attack,
+    Seen,
+    attacked,
+    audit,
+    audit_jobs,
+    capture,
+    infer_labels,
+    readings,
+    touched,
+)
 from table import TABLE, make
 
 CLIENTS, FEATURES, CLASSES = 6, 12, 3

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedconcord import cli
 from fedconcord.algorithms import METHODS
-from fedconcord.analysis.audit import Attack, audit, capture
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, rng
 from fedconcord.data import Dataset
@@ -29,6 +28,7 @@ from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.losses import LOSSES, Loss
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.transforms.late import with_late_replies
+from fedconcord_papers.audit import Attack, audit, capture
 
 CLIENTS, FEATURES, OUTPUTS = 6, 8, 2
 

@@ -26,9 +26,9 @@ from safetensors.numpy import load_file
 
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
-from fedconcord.deploy import app, commands, keys
-from fedconcord.deploy.processes import Processes, environment, free_port, last_lines
 from fedconcord.runs.interrupts import heeded
+from fedconcord_flower import app, commands, keys
+from fedconcord_flower.processes import Processes, environment, free_port, last_lines
 from hostile import kill
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
@@ -193,10 +193,10 @@ def test_the_command_of_a_site_ends_in_a_sentence(job: Path, listening: tuple[st
 
 
 def test_without_flower_a_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "fedconcord.deploy.grid", raising=False)
+    monkeypatch.delitem(sys.modules, "fedconcord_flower.grid", raising=False)
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     with pytest.raises(UserError, match=r"pip install 'fedconcord\[flower\]'"):
-        importlib.import_module("fedconcord.deploy.grid")
+        importlib.import_module("fedconcord_flower.grid")
 
 
 # -- the app -------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_starts(job: Path, refus
 
 
 def test_a_trial_removes_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
-    from fedconcord.deploy import trial
+    from fedconcord_flower import trial
 
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
@@ -270,7 +270,7 @@ def test_a_supernode_forgets_old_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-    from fedconcord.deploy import grid
+    from fedconcord_flower import grid
 
     monkeypatch.setattr(InMemoryNodeState, "finish_task", grid.forgetting(InMemoryNodeState.finish_task))
     state = InMemoryNodeState(InMemoryObjectStore())
@@ -323,7 +323,7 @@ def test_processes_end_with_their_starter_even_by_kill(tmp_path: Path) -> None:
     )
     inner += "print(p.pid, flush=True); time.sleep(600)"
     outer = (
-        "import sys, time; from pathlib import Path; from fedconcord.deploy.processes import *\n"
+        "import sys, time; from pathlib import Path; from fedconcord_flower.processes import *\n"
         f"with Processes(Path({str(tmp_path)!r}), environment(Path('home'))) as processes:\n"
         f"    processes.start('one', [sys.executable, '-c', {inner!r}])\n"
         "    print(processes.started['one'].process.pid, flush=True); time.sleep(600)\n"
@@ -364,7 +364,7 @@ def test_one_that_ends_early_is_known_with_its_last_words(tmp_path: Path) -> Non
     reason="a process without a network takes root, and unshare",
 )
 def test_a_machine_that_cannot_reach_itself_is_said() -> None:
-    script = "from fedconcord.deploy.processes import check_loopback; check_loopback()"
+    script = "from fedconcord_flower.processes import check_loopback; check_loopback()"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     done = subprocess.run(["unshare", "-n", sys.executable, "-c", script], capture_output=True, text=True)
     assert "cannot reach each other at 127.0.0.1 (Network is unreachable), as a trial needs" in done.stderr

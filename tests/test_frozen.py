@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import fedconcord
 from fedconcord import settings
 from fedconcord.algorithms import METHODS
-from fedconcord.analysis.audit import Attack, audit
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors, tree_leaves
@@ -34,6 +33,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import Supervised
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.settings import named
+from fedconcord_papers.audit import Attack, audit
 from test_deploy_core import BASE, Federation, same, simulated, with_, write
 
 JOB: dict[str, Any] = {"data": "digits", "clients": 5, "cohort": 3, "rounds": 2, "lr": 0.1, "steps": 3}

@@ -40,8 +40,10 @@ def commands(command: Any = None, path: str = "fedconcord") -> dict[str, list[st
     """Every command, with all ways to write its options and arguments."""
     command = command or typer.main.get_command(app)
     found = {path: sorted(name for parameter in command.params for name in (parameter.opts or [parameter.name]))}
-    for name, inner in getattr(command, "commands", {}).items():
-        found |= commands(inner, f"{path} {name}")
+    if hasattr(command, "list_commands"):
+        context = typer.Context(command)
+        for name in command.list_commands(context):
+            found |= commands(command.get_command(context, name), f"{path} {name}")
     return found
 
 

@@ -2,32 +2,42 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "fedconcord"
+PACKAGES = Path(__file__).parents[1] / "src"
+SOURCE = PACKAGES / "fedconcord"
+SIBLINGS = ("fedconcord_papers", "fedconcord_flower")  # they import the library, and never the reverse
 
 ROOMS = [  # from the ground up; a room imports from those below it, and no two import each other
     *("options", "basis", "core", "data", "models", "problems", "local", "federation", "state", "transforms"),
     *("algorithms", "remote", "engines", "jobs", "analysis", "report", "settings", "runs", "trained"),
-    *("advice", "diagnosis", "tuning", "recipes", "arenas", "tracking", "deploy"),
+    *("advice", "diagnosis", "tuning", "arenas", "tracking", "deploy"),
     *("api", "studies", "cli", "__main__", "testing"),
 ]
 LEVEL = {name: level for level, name in enumerate(ROOMS)}
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level modules of the package that a file imports, wherever in the file."""
-    found = set()
+def names_imported(path: Path) -> set[str]:
+    """Full names of all that a file imports, wherever in the file."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("fedconcord.")}
-    return found & set(LEVEL)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level modules of the package that a file imports."""
+    return {name.split(".")[1] for name in names_imported(path) if name.startswith("fedconcord.")} & set(LEVEL)
+
+
+def packages_imported(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in names_imported(path)}
 
 
 def violations(source: Path) -> list[str]:
@@ -60,14 +70,86 @@ def test_a_planted_violation_is_found(tmp_path: Path) -> None:
         assert wrong in text
 
 
+def strangers(packages: Path) -> list[str]:
+    """Files that import a package which they must not know: the library a sibling, or one sibling the other."""
+    names = ("fedconcord", *SIBLINGS)
+    known = {"fedconcord": set(), **{sibling: {"fedconcord"} for sibling in SIBLINGS}}
+    return [
+        f"{path} imports {name}"
+        for package in names
+        for path in sorted((packages / package).rglob("*.py"))
+        for name in sorted((packages_imported(path) & set(names)) - known[package] - {package})
+    ]
+
+
+def test_the_library_knows_no_sibling() -> None:
+    """But the list of public names, which says for type checkers where two functions of the papers stand."""
+    assert strangers(PACKAGES) == [f"{SOURCE / '__init__.py'} imports fedconcord_papers"]
+    text = (SOURCE / "__init__.py").read_text()
+    (checked,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .*\n)+)", text, re.MULTILINE)
+    assert "    from fedconcord_papers.functions import audit, reproduce\n" in checked
+    assert len(re.findall(r"\bimport\b.*\baudit\b", text)) == 1
+
+
+def test_a_planted_stranger_is_found(tmp_path: Path) -> None:
+    for package, line in (
+        ("fedconcord", "from fedconcord_papers.recipes import RECIPES"),
+        ("fedconcord_papers", "def f():\n    import fedconcord_flower.grid"),
+        ("fedconcord_flower", "import fedconcord.deploy.site"),
+    ):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "bad.py").write_text(f"{line}\n")
+    text = "\n".join(strangers(tmp_path))
+    assert "fedconcord/bad.py imports fedconcord_papers" in text
+    assert "fedconcord_papers/bad.py imports fedconcord_flower" in text
+    assert "fedconcord_flower/bad.py" not in text
+
+
+def test_the_library_works_without_its_siblings(tmp_path: Path) -> None:
+    """None of its commands imports one, and where they cannot be imported only their own commands are missing."""
+    code = f"""
+import sys
+for name in {SIBLINGS}:
+    sys.modules[name] = None
+from fedconcord.cli import call
+def code(line): return call(line.split())
+assert code("run --data quadratics --rounds 2 --out {tmp_path / "run"}") == 0
+assert code("report {tmp_path / "run"}") == 0
+assert code("flower --help") == 0
+assert code("flower check") == 2
+assert code("audit") == 2
+assert code("--help") == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot load 'flower' of package fedconcord" in done.stderr
+    assert re.search(r"^  audit +Not available", done.stdout, re.MULTILINE)
+    assert re.search(r"^  compare +Compare methods", done.stdout, re.MULTILINE)
+
+
+def test_no_command_of_the_library_imports_a_sibling() -> None:
+    for words, packages in (("run --help", set()), ("tune --help", set()), ("reproduce --help", {"fedconcord_papers"})):
+        code = (
+            "import sys; from fedconcord.cli import call; call(sys.argv[1:]); "
+            "print(sorted(name for name in sys.modules if name.startswith('fedconcord_') and '.' not in name))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == str(sorted(packages)), words
+
+
 def files_that_name(pattern: str) -> list[str]:
-    return [path.name for path in SOURCE.rglob("*.py") if re.search(pattern, path.read_text())]
+    """Files of all packages with a match, as `package/file`."""
+    return [
+        f"{path.relative_to(PACKAGES).parts[0]}/{path.name}"
+        for path in PACKAGES.rglob("*.py")
+        if re.search(pattern, path.read_text())
+    ]
 
 
 def test_flower_is_imported_in_one_place() -> None:
     """The framework flwr in one file; the package flwr-datasets, which is another, in its own."""
-    assert files_that_name(r"(?m)^\s*(from|import) flwr\b") == ["grid.py"]
-    assert files_that_name(r"flwr_datasets\.") == ["flower.py"]
+    assert files_that_name(r"(?m)^\s*(from|import) flwr\b") == ["fedconcord_flower/grid.py"]
+    assert files_that_name(r"flwr_datasets\.") == ["fedconcord/flower.py"]
 
 
 def test_method_files_are_short() -> None:
@@ -94,5 +176,5 @@ def test_method_files_are_short() -> None:
 
 def test_no_file_is_long() -> None:
     """A reader takes a file in at once; what grows beyond that has a seam."""
-    long = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    long = {path: len(path.read_text().splitlines()) for path in PACKAGES.rglob("*.py")}
     assert {path: lines for path, lines in long.items() if lines > 400} == {}

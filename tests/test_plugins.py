@@ -1,11 +1,11 @@
-"""Methods of other packages; the example of docs/own-method.md is one, in a process of its own."""
+"""Methods and commands of other packages; the example of docs/own-method.md is one, in a process of its own."""
 
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.plugins import available
 from fedconcord.basis.errors import UserError
+from fedconcord.cli import call
+from fedconcord.cli import plugins as commands
 from fedconcord.testing import CheckFailedError, check_algorithm
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-method.md"
@@ -33,13 +35,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     written: list[str] = []
     available.cache_clear()
 
-    def installer(package: str, entries: dict[str, str], **modules: str) -> Path:
+    def installer(package: str, entries: dict[str, str], group: str = "fedconcord.methods", /, **modules: str) -> Path:
         """What an installer leaves behind: modules and a .dist-info folder with the entry points."""
         info = site / f"{package}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         lines = [f"{name} = {target}\n" for name, target in entries.items()]
-        (info / "entry_points.txt").write_text("[fedconcord.methods]\n" + "".join(lines))
+        (info / "entry_points.txt").write_text(f"[{group}]\n" + "".join(lines))
         for name, source in modules.items():
             (site / f"{name}.py").write_text(source)
         written.extend(modules)
@@ -132,3 +134,46 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
         available()
     assert "first" in str(error.value)
     assert "second" in str(error.value)
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+COMMAND = """
+import typer
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+@app.command()
+def greet(name: str) -> None:
+    "Say hello."
+    print(f"hello {name}")
+"""
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Entry points are looked for again."""
+    commands.added.cache_clear()
+    yield
+    commands.added.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+def test_another_package_adds_a_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("polite-dist", {"greet": "polite:app"}, "fedconcord.commands", polite=COMMAND)
+    assert call(["--help"]) == 0
+    assert re.search(r"^  greet +Say hello\.$", capsys.readouterr().out, re.MULTILINE)
+    assert call(["greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"
+    assert call(["gret"]) == 2
+    assert "did you mean 'greet'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_broken_command_leaves_the_others_and_says_so(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("rude-dist", {"greet": "rude:app", "run": "rude:app"}, "fedconcord.commands", rude="1 / 0")
+    assert call(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  greet +Not available", shown, re.MULTILINE)
+    assert re.search(r"^  run +Train one method\.$", shown, re.MULTILINE)  # a name that is ours stays ours
+    assert call(["greet", "you"]) == 2
+    assert "cannot load 'greet' of package rude-dist (entry point rude:app): ZeroDivision" in capsys.readouterr().err

@@ -21,7 +21,7 @@ import fedconcord
 from fedconcord import METHODS, PROBLEMS, Algorithm, Job, Schedule, UserError, advance, cli, load, save, start
 from fedconcord.core import tree_leaves
 from fedconcord.core.identity import UNNAMED
-from fedconcord.recipes import RECIPES
+from fedconcord_papers.recipes import RECIPES
 from test_reproduce import SMALL as RECIPE
 
 

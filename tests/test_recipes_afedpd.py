@@ -10,10 +10,10 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import quadratics
-from fedconcord.recipes import afedpd
-from fedconcord.recipes.fedpd_partial import fedpd_partial
-from fedconcord.recipes.recipe import Recipe, SizeName
-from fedconcord.recipes.values import Values, values
+from fedconcord_papers.recipes import afedpd
+from fedconcord_papers.recipes.fedpd_partial import fedpd_partial
+from fedconcord_papers.recipes.recipe import Recipe, SizeName
+from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import SIZES, configs, planted
 
 

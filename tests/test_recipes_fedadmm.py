@@ -10,12 +10,12 @@ import pytest
 
 import fedconcord
 from fedconcord import settings
-from fedconcord.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
-from fedconcord.recipes.fedadmm import RECIPES
-from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord.recipes.run import Asked, cells_of, entries_of, points_of, text_of
-from fedconcord.recipes.values import Values, values
 from fedconcord.report.load import load_runs
+from fedconcord_papers.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
+from fedconcord_papers.recipes.fedadmm import RECIPES
+from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
+from fedconcord_papers.recipes.run import Asked, cells_of, entries_of, points_of, text_of
+from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import resolved
 
 BY_NAME = {recipe.name.removeprefix("fedadmm_"): recipe for recipe in RECIPES}

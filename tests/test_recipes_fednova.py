@@ -9,10 +9,10 @@ from fedconcord import settings
 from fedconcord.basis import factories
 from fedconcord.federation.partitions import partitions, split_by_proportions
 from fedconcord.jobs import train
-from fedconcord.recipes import fednova
-from fedconcord.recipes.recipe import Claim
-from fedconcord.recipes.studies import fednova_fig4, fednova_lemma1
-from fedconcord.recipes.values import Values, values
+from fedconcord_papers.recipes import fednova
+from fedconcord_papers.recipes.recipe import Claim
+from fedconcord_papers.recipes.studies import fednova_fig4, fednova_lemma1
+from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import resolved
 
 

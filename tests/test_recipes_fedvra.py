@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedconcord.recipes import fedvra
-from fedconcord.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord.recipes.studies import fedvra_fig1
-from fedconcord.recipes.values import Values, values
+from fedconcord_papers.recipes import fedvra
+from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
+from fedconcord_papers.recipes.studies import fedvra_fig1
+from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import SIZES, configs, planted
 
 COMPARISONS = [recipe for recipe in fedvra.RECIPES if isinstance(recipe.experiment, Comparison)]

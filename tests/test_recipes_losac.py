@@ -9,10 +9,10 @@ import pytest
 
 from fedconcord import settings
 from fedconcord.jobs import train
-from fedconcord.recipes import dry, losac, losac_curves, losac_table2, pages
-from fedconcord.recipes.recipe import Claim
-from fedconcord.recipes.studies import losac_fig6
-from fedconcord.recipes.values import Done, Values, values
+from fedconcord_papers.recipes import dry, losac, losac_curves, losac_table2, pages
+from fedconcord_papers.recipes.recipe import Claim
+from fedconcord_papers.recipes.studies import losac_fig6
+from fedconcord_papers.recipes.values import Done, Values, values
 from recipe_jobs import resolved
 
 

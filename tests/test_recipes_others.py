@@ -5,9 +5,9 @@ import math
 import torch
 
 from fedconcord.problems.convex import logistic_cancer
-from fedconcord.recipes import others, pages
-from fedconcord.recipes.recipe import Measure
-from fedconcord.recipes.values import Value, Values, values
+from fedconcord_papers.recipes import others, pages
+from fedconcord_papers.recipes.recipe import Measure
+from fedconcord_papers.recipes.values import Value, Values, values
 
 
 def test_the_step_size_is_below_the_stable_one_of_every_seed() -> None:

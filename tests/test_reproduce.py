@@ -19,14 +19,14 @@ import pytest
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.jobs import Row
-from fedconcord.recipes import RECIPES, claims, dry, measures, pages
-from fedconcord.recipes.found import FOUND, SUMMARIES
-from fedconcord.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
-from fedconcord.recipes.run import DONE, Asked, _scores, reproduce, settings_of
-from fedconcord.recipes.values import Finding, Values, read, values
 from fedconcord.runs.folder import CHECKPOINT
 from fedconcord.runs.outcome import Finished, Progress
 from fedconcord.runs.plan import Planned
+from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
+from fedconcord_papers.recipes.found import FOUND, SUMMARIES
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
+from fedconcord_papers.recipes.run import DONE, Asked, _scores, reproduce, settings_of
+from fedconcord_papers.recipes.values import Finding, Values, read, values
 from recipe_jobs import SIZES, configs
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "papers"

@@ -19,7 +19,7 @@ import methods
 import nav
 import reference
 from fedconcord.algorithms import METHODS
-from fedconcord.recipes import RECIPES
+from fedconcord_papers.recipes import RECIPES
 from marks import plain, prose, spaced
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ import fedconcord
 from fedconcord.basis import imports, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import call
-from fedconcord.deploy.app import PACKAGE
+from fedconcord_flower.app import PACKAGE
 
 JOB = ["--data", "digits", "--model", "logreg", "--clients", "5", "--cohort", "2", "--rounds", "1"]
 EVIL = """

@@ -12,8 +12,8 @@ from types import ModuleType
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import factories, grammar
-from fedconcord.recipes import RECIPES
-from fedconcord.recipes.recipe import Comparison, Recipe, Study
+from fedconcord_papers.recipes import RECIPES
+from fedconcord_papers.recipes.recipe import Comparison, Recipe, Study
 from marks import plain, table
 
 ROOT = Path(__file__).parents[2]

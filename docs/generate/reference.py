@@ -14,7 +14,7 @@ from fedconcord.cli.main import call  # whose import makes the commands
 from fedconcord.options.table import OPTIONS
 from marks import code, plain, table
 
-COMMAND: Any = typer.main.get_command(app)
+COMMAND: Any = typer.main.get_command(app)  # with those of other packages
 EXITS = " ".join((call.__doc__ or "").split("\n\n")[1].replace("(docs/results.md)", "").split())
 
 
@@ -29,12 +29,16 @@ def pages() -> dict[str, Callable[[], str]]:
 
 def commands() -> list[str]:
     """The commands, as `fedconcord --help` has them."""
-    return [name for name, command in COMMAND.commands.items() if not command.hidden]
+    return list(COMMAND.list_commands(typer.Context(COMMAND)))
+
+
+def command(name: str) -> Any:
+    return COMMAND.get_command(typer.Context(COMMAND), name)
 
 
 def index() -> str:
     """All commands, a line each."""
-    rows = [(f"[`{name}`](commands/{name}.md)", plain(_first(COMMAND.commands[name]))) for name in commands()]
+    rows = [(f"[`{name}`](commands/{name}.md)", plain(_first(command(name)))) for name in commands()]
     parts = ["# The command", plain(COMMAND.help or ""), table(("`fedconcord`", ""), rows), "## Exit codes"]
     parts.append(f"{plain(EXITS)} [What a run leaves behind](../results.md#exit-codes) says more.")
     return "\n\n".join(parts) + "\n"
@@ -46,9 +50,9 @@ def _first(command: Any) -> str:
 
 def page(name: str) -> str:
     """A command with its options, or a group with its commands."""
-    command = COMMAND.commands[name]
-    parts = [f"# fedconcord {name}", *_about(f"fedconcord {name}", command)]
-    for inner, one in getattr(command, "commands", {}).items():
+    shown = command(name)
+    parts = [f"# fedconcord {name}", *_about(f"fedconcord {name}", shown)]
+    for inner, one in getattr(shown, "commands", {}).items():
         parts += [f"## fedconcord {name} {inner}", *_about(f"fedconcord {name} {inner}", one)]
     return "\n\n".join(parts) + "\n"
 

@@ -58,13 +58,14 @@ if TYPE_CHECKING:
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.callbacks import Callback, Run
     from fedconcord.runs.outcome import Compared, Finished
-    from fedconcord.studies import advise, arena, audit, reproduce
+    from fedconcord.studies import advise, arena
     from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
     from fedconcord.trained.program import export
     from fedconcord.transforms.server import OPTIMIZERS, with_server
     from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
     from fedconcord.tuning import Tuned
+    from fedconcord_papers.functions import audit, reproduce
 
     __version__: str
     """The version of the package."""
@@ -159,7 +160,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.callbacks": "Callback Run",
     "fedconcord.runs.outcome": "Compared Finished",
-    "fedconcord.studies": "advise arena audit reproduce",
+    "fedconcord.studies": "advise arena",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
@@ -167,6 +168,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.jobs.checkpoint": "load save",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
+    "fedconcord_papers.functions": "audit reproduce",  # of the package beside: known here by name, and nowhere else
 }
 
 

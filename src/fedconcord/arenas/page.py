@@ -13,8 +13,7 @@ from fedconcord.arenas.figures import profile
 from fedconcord.arenas.outcome import Outcome, Result
 from fedconcord.arenas.plan import TUNING_SEEDS, Asked
 from fedconcord.arenas.standing import FAR, NEAR, Standing, Table, Worst, table_of
-from fedconcord.basis import files, grammar
-from fedconcord.recipes.run import machine
+from fedconcord.basis import files, grammar, process
 from fedconcord.report import elements
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.figures.style import styled
@@ -80,7 +79,7 @@ def as_dict(asked: Asked, results: Sequence[Result]) -> dict[str, object]:
         "format": 1,
         "command": asked.command,
         "version": fedconcord.__version__,
-        "machine": machine(),
+        "machine": process.machine(),
         "budget": asked.budget,
         "seeds": list(asked.seeds),
         "tuning_seeds": list(TUNING_SEEDS),
@@ -92,7 +91,7 @@ def as_dict(asked: Asked, results: Sequence[Result]) -> dict[str, object]:
 def _facts(asked: Asked) -> list[str]:
     """How the numbers came about, in sentences."""
     return [
-        f"`{asked.command}`, fedconcord {fedconcord.__version__}, {machine()}.",
+        f"`{asked.command}`, fedconcord {fedconcord.__version__}, {process.machine()}.",
         "In every federation FedAvg is tuned for its final value first; the target of a seed is the share of its way "
         "from the start to there that the federation names. Every method, FedAvg too, is tuned for few "
         f"rounds to the target, with {asked.budget} trials on seeds {_listed(TUNING_SEEDS)}, judged by samples that "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def cores(root: Path = Path("/")) -> int:
     """
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([here, *(max(1, math.ceil(quota)) for quota in _quotas(root))])
+
+
+def machine() -> str:
+    """What this machine is, in words."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else math.nan
+    return f"{cores()} cores ({platform.machine()}), {memory:.0f} GiB, Python {platform.python_version()}"
 
 
 def _quotas(root: Path) -> list[float]:

@@ -16,9 +16,11 @@ import typer
 from rich.console import Console
 
 import fedconcord
+from fedconcord.cli.plugins import Commands
 
 app = typer.Typer(
     name="fedconcord",
+    cls=Commands,
     help="Federated optimisation with unequal clients: run one method, or compare several on the same clients.",
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from fedconcord.basis import files, folders
 from fedconcord.basis.errors import UserError, unknown
+from fedconcord.cli import plugins
 from fedconcord.cli.base import app, console, say
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def list_(
         _show(f"[bold]{topic}[/bold]")
         if topic == "methods":
             _show_groups(listing["groups"], listing["columns"], listing["legend"])
-        for entry in listing["entries"][topic]:
+        for entry in listing["entries"].get(topic, ()):  # of a package that may not be installed
             _show_entry(*entry)
 
 
@@ -87,16 +89,19 @@ def _listing() -> dict[str, Any]:
 
 
 def _fingerprint() -> str:
-    source = Path(__file__).parents[1]
-    stats = [(str(path.relative_to(source)), path.stat()) for path in sorted(source.rglob("*.py"))]
+    """It changes with every file of the package, and of the packages that fill a topic."""
+    packages = {"fedconcord", *(entry.module.partition(".")[0] for entry in plugins.added(plugins.TOPICS))}
+    specs = [spec for name in sorted(packages) if (spec := find_spec(name)) is not None]
+    places = [Path(place) for spec in specs for place in spec.submodule_search_locations or ()]
+    stats = [(str(path), path.stat()) for place in places for path in sorted(place.rglob("*.py"))]
     return hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns) for name, s in stats]).encode()).hexdigest()
 
 
 def make_listing() -> dict[str, Any]:
     """Everything that `list` shows, as plain data, made anew."""
     from fedconcord import settings as config
-    from fedconcord.algorithms import plugins
     from fedconcord.algorithms.alone import BASELINES
+    from fedconcord.algorithms.plugins import available
     from fedconcord.analysis import catalogue
     from fedconcord.analysis.personalisation import PERSONALISE
     from fedconcord.data import DATASETS
@@ -115,8 +120,6 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.problems import PROBLEMS
     from fedconcord.problems.losses import LOSSES, MEANING, METRICS
     from fedconcord.problems.regularisers import REGULARISERS
-    from fedconcord.recipes import RECIPES
-    from fedconcord.recipes.recipe import sizes_text
     from fedconcord.tracking import TRACKERS
     from fedconcord.transforms.adaptive import CLIPS
     from fedconcord.transforms.hostile import ATTACKS
@@ -124,7 +127,7 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.transforms.server import OPTIMIZERS
     from fedconcord.transforms.uploads import COMPRESSORS
 
-    groups, methods = catalogue.table(), plugins.available()
+    groups, methods = catalogue.table(), available()
     registries: dict[str, Mapping[str, Callable[..., Any]]] = {
         "data": {**DATASETS, **PROBLEMS},
         "models": MODELS,
@@ -157,10 +160,7 @@ def make_listing() -> dict[str, Any]:
         (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
         for name, m in METRICS.items()
     ]
-    entries["recipes"] = [
-        (name, recipe.claim, f"{recipe.id}, {recipe.source}. On two cores: {sizes_text(recipe)}.", [])
-        for name, recipe in RECIPES.items()
-    ]
+    entries |= {entry.name: plugins.load(entry)() for entry in plugins.added(plugins.TOPICS)}
     return {
         "groups": [(group.title, [catalogue.cells(facts) for facts in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,

@@ -20,11 +20,8 @@ from fedconcord.cli import (  # noqa: F401  (commands of `app`)
     arena,
     data,
     diagnose,
-    flower,
     listing,
     model,
-    privacy,
-    reproduce,
     train,
     tune,
 )

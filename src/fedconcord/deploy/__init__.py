@@ -1,3 +1,1 @@
 """Deployment: one server and sites that share nothing but bytes; how the bytes travel is the transport's."""
-
-INSTALL = "deployment with Flower needs the package flwr: pip install 'fedconcord[flower]'"

@@ -99,7 +99,8 @@ class Forward:
 
 
 def _ours(module: nn.Module) -> bool:
-    return type(module).__module__.partition(".")[0] in ("torch", "fedconcord")
+    package = type(module).__module__.partition(".")[0]
+    return package == "torch" or package.startswith("fedconcord")  # and the packages beside it
 
 
 def _last(values: Tensor) -> Tensor:

@@ -1,0 +1,330 @@
+"""flower: a job on real sites, by Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from fedconcord.basis.errors import LostError, UserError
+from fedconcord.cli.base import DIVERGED, complain, console, fail, importing, say
+from fedconcord.cli.options import Given, Trust, option, sources_of, takes_settings
+from fedconcord.cli.progress import latest_metric
+from fedconcord.runs.interrupts import heeded
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedconcord_flower.trial import Member
+
+app = typer.Typer(
+    name="flower",
+    help="A job on real sites, by Flower: try it here, write its app. Run server and sites.",
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+SITES = "Sites' files, separated by commas; a site is named as its file."
+Sites = Annotated[str | None, option(SITES, "FILE,...")]
+LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
+Wait = Annotated[float, option("Seconds for a site's answer. [600]", "SECONDS")]
+Limit = Annotated[float, option("Seconds until all sites have to be there. [600]", "SECONDS")]
+Keys = Annotated[str, option("Folder of certificates and keys. [keys]", "DIR")]
+Port = Annotated[int, option("The server's port. [8443]", "PORT")]
+
+
+@app.callback()
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("try")
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
+def try_(
+    given: Given,
+    sites: Sites = None,
+    later: Annotated[str | None, option(LATER, "FILE,...")] = None,
+    out: Annotated[str | None, option("Folder of the results. [runs/flower-<n>]", "DIR")] = None,
+    resume: Annotated[str | None, option("Continue this folder, with its settings.", "DIR")] = None,
+    trust: Trust = False,
+    wait: Wait = 600.0,
+    limit: Limit = 600.0,
+) -> None:
+    """Run a job on this machine as it would run on real sites. A server, a process a site, TLS, keys."""
+    with importing():
+        from fedconcord.basis.folders import free_folder
+        from fedconcord.report import write_report
+        from fedconcord.runs.folder import refuse_taken
+        from fedconcord_flower import trial
+
+    folder = Path(resume or out or free_folder(Path("runs"), "flower"))
+    place = folder.with_name(f"{folder.name}.flower")
+    settings = _settings(given, None if resume is None else trial.job_of(place), trust)
+    members = _members(sites, settings, given["clients"] is not None)
+    if later is not None:
+        if sites is None:
+            raise UserError("--later names files of sites that come later; give the files of the others by --sites")
+        members += [one._replace(later=True) for one in _members(later, settings, False)]
+    if resume is None:
+        refuse_taken(folder)
+        with TemporaryDirectory() as checked:
+            _refuse(trial.differences(settings, members, Path(checked)))
+    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
+    say(
+        f"{len(members)} sites, a server and a worker start on this machine, for {_rounds(settings)} rounds; "
+        f"results go into {folder}, logs and what sites remember into {place}; Ctrl-C ends all of them"
+    )
+    with Watch(_rounds(settings)) as watch:
+        try:
+            with heeded():
+                result = trial.run(plan, watch)
+        except KeyboardInterrupt:
+            complain(f"interrupted: continue with: fedconcord flower try --resume {folder}, and the same sites")
+            raise typer.Exit(130) from None
+        except LostError as lost:
+            if not (folder / "run.json").exists():
+                raise
+            raise LostError(f"{lost}; --resume {folder} goes on from the last round") from None
+    say(f"{result.label}: {result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", "))
+    say(f"results: {folder}; sites' state and logs: {place}")
+    say(f"report: {write_report([folder])}")
+    if result.status == "diverged":
+        raise typer.Exit(DIVERGED)
+
+
+@app.command("check")
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
+def check_(given: Given, sites: Sites = None) -> None:
+    """Show sites' files side by side; compare what all make of a job."""
+    with importing():
+        from fedconcord_flower import trial
+
+    settings = _settings(given)
+    members = _members(sites, settings, given["clients"] is not None)
+    seen = trial.side_by_side(settings, members)
+    if seen.names:
+        table = Table(box=None, pad_edge=False)
+        for title in ("", *seen.names):
+            table.add_column(escape(title), overflow="fold")
+        for row in seen.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for sentence in seen.doubts:
+        say(sentence)
+    with TemporaryDirectory() as place:
+        _refuse(trial.differences(settings, members, Path(place)))
+    doubtful = f"; {len(seen.doubts)} thing{'s' * (len(seen.doubts) != 1)} above may be wrong" if seen.doubts else ""
+    say(f"{len(members)} sites can begin this job{doubtful}")
+
+
+@app.command()
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
+def new(
+    given: Given,
+    folder: Annotated[str, typer.Argument(help="The new app's folder.", metavar="DIR")],
+    sites: Annotated[str, option("Names of the sites, separated by commas.", "NAME,...")],
+    later: Annotated[str, option("Which of them may come after round 0, with their rows.", "NAME=ROWS,...")] = "",
+    out: Annotated[str, option("Folder of the results, at the server. [results]", "DIR")] = "results",
+    wait: Wait = 600.0,
+) -> None:
+    """Write a Flower app, for `flwr run` on a team's own SuperLink."""
+    from fedconcord_flower.app import Order, later_of, write_app
+    from fedconcord_flower.keys import check_names
+
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    check_names(names)
+    write_app(Path(folder), _settings(given), Order(names, out, wait, False, "", later_of(later, names)))
+    say(f"app: {folder}; {folder}/README.md says what the server and each site start")
+
+
+app_keys = typer.Typer(name="keys", help="Certificates of a server, keys of sites.", rich_markup_mode=None)
+app.add_typer(app_keys)
+
+
+@app_keys.command("server")
+def keys_server(
+    host: Annotated[list[str], option("Name or address by which sites reach the server; repeatable.", "HOST")],
+    out: Keys = "keys",
+    days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
+) -> None:
+    """Make a server's certificate, and ca.crt by which sites know it."""
+    from fedconcord_flower import keys
+
+    files = keys.write_server(Path(out), host, days)
+    say(f"for every site: {files.authority}")
+    say(f"stays on the server: {files.certificate}, {files.key} (nobody else may have it)")
+
+
+@app_keys.command("site")
+def keys_site(
+    name: Annotated[str, typer.Argument(help="The site's name.", metavar="NAME")], out: Keys = "keys"
+) -> None:
+    """Make a site's key."""
+    from fedconcord_flower import keys
+
+    keys.check_names([name])
+    path = keys.write_site(Path(out), name)
+    say(f"for the server: {path.with_suffix('.pub')}")
+    say(f"stays at the site: {path} (nobody else may have it)")
+
+
+@app.command()
+def server(
+    keys: Keys = "keys",
+    host: Annotated[str, option("Address to listen at. [0.0.0.0]", "HOST")] = "0.0.0.0",
+    port: Port = 8443,
+) -> None:
+    """Run a team's server, Flower's SuperLink. It lets in the sites whose NAME.pub are in the keys' folder."""
+    from fedconcord_flower import standing
+
+    _until_stopped(lambda tell: standing.server(Path(keys), host, port, tell))
+
+
+@app.command()
+def site(
+    name: Annotated[str, typer.Argument(help="The site's name, as its key is registered.", metavar="NAME")],
+    server: Annotated[str, option("The server's address.", "HOST:PORT")],
+    data: Annotated[str, option("The site's file of samples.", "FILE")],
+    keys: Keys = "keys",
+    folder: Annotated[str, option("What the site remembers between rounds. [site-NAME]", "DIR")] = "",
+) -> None:
+    """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the keys' folder."""
+    from fedconcord_flower import standing
+
+    place = Path(folder or f"site-{name}")
+    _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell))
+
+
+def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) -> None:
+    """Run what runs until Ctrl-C, and say what it tells."""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if "say" in event:
+            say(event["say"])
+        elif event.get("sites"):
+            say("; ".join(f"{name} {state}" for name, state in event["sites"].items()))
+
+    try:
+        with heeded():
+            go(tell)
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def _settings(given: Given, before: Path | None = None, trust: bool = False) -> str:
+    """The settings of the command, over those of a file from before, as a file that server and sites read."""
+    with importing():
+        from fedconcord import settings
+        from fedconcord.basis import imports
+        from fedconcord.deploy.form import source_of
+
+    text = settings.as_toml(*([] if before is None else [settings.from_file(before)]), *sources_of(given))
+    if trust:
+        imports.trust(text)
+    imports.check(text, "module")  # the apps follow what is in it
+    source_of(text)
+    return text
+
+
+def _rounds(text: str) -> int:
+    from fedconcord.deploy.form import source_of
+    from fedconcord.settings import Config
+
+    return int(source_of(text).values.get("rounds", Config.model_fields["rounds"].default))
+
+
+def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
+    """The sites: a file each, or the clients of the data that the job names."""
+    from fedconcord import settings
+    from fedconcord.deploy.form import source_of
+    from fedconcord_flower.trial import Member
+
+    if sites is None:
+        there = settings.resolve_run(source_of(text)).clients
+        return [Member(f"site-{number}", None) for number in range(1, there + 1)]
+    if clients:
+        raise UserError("--sites and --clients exclude each other: a file is a site; give one of them")
+    paths = [Path(part.strip()) for part in sites.split(",") if part.strip()]
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"--sites: there is no file {path}")
+    return [Member(path.stem, path) for path in paths]
+
+
+def _refuse(differences: Sequence[str]) -> None:
+    for sentence in differences:
+        fail(sentence)
+    if differences:
+        raise typer.Exit(2)
+
+
+class Watch:
+    """Shows rounds and sites: a table that changes on a terminal, lines elsewhere."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.began = time.monotonic()
+        self.states: Mapping[str, str] = {}
+        self.answered: dict[str, int] = {}
+        self.asked: dict[str, int] = {}
+        self.title = "starting"
+        self.live = Live(self._table(), console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Watch:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if "say" in event:
+            self._line(event["say"])
+        elif "sites" in event:
+            for name, state in event["sites"].items():
+                if self.states.get(name) != state and not self.live:
+                    self._line(f"site {name}: {state}")
+            self.states = event["sites"]
+        elif "asked" in event:
+            for name in event["asked"]:
+                self.asked[name] = self.asked.get(name, 0) + 1
+            for name in event["answered"]:
+                self.answered[name] = self.answered.get(name, 0) + 1
+            for name, reason in event["failed"].items():
+                self._line(f"site {name} failed: {reason}")
+        elif "kind" in event:
+            self._heard(event)
+        if self.live:
+            self.live.update(self._table())
+
+    def _heard(self, event: Mapping[str, Any]) -> None:
+        """What the core says: a round, or a sentence."""
+        if event["kind"] != "row":
+            self._line(event["text"])
+            return
+        metric = latest_metric(event["metrics"])
+        self.title = f"round {event['round']} of {self.rounds}" + (f", {metric}" if metric else "")
+        if not self.live:
+            say(self.title)
+
+    def _line(self, text: str) -> None:
+        if self.live:
+            self.live.console.print(text, markup=False, soft_wrap=True)
+        else:
+            say(text)
+
+    def _table(self) -> Table:
+        table = Table(title=f"{self.title}, {time.monotonic() - self.began:.0f} s", title_justify="left", box=None)
+        for column in ("site", "state", "answered", "asked"):
+            table.add_column(column)
+        for name, state in self.states.items():
+            table.add_row(name, state, str(self.answered.get(name, 0)), str(self.asked.get(name, 0)))
+        return table

@@ -1,0 +1,397 @@
+"""Flower's Grid as the transport of a deployment, and all that this package asks of Flower: no other file imports it.
+
+`server` and `client` make the two apps that Flower runs (message API). `Control` speaks to a SuperLink as its operator.
+`work` runs the tasks of SuperLink and SuperNodes, in place of Flower's SuperExec, which starts an interpreter for every
+message: here one process has imported everything and forks, which takes 0.1 s instead of seconds. Run as a module the
+file is a SuperLink, a SuperNode or that worker; `deploy.commands` has their commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from fedconcord.basis import imports
+from fedconcord.basis.errors import LostError, UserError, sentence
+from fedconcord_flower import INSTALL
+
+if TYPE_CHECKING:  # with torch, which a SuperLink and SuperNodes would take seconds to import for nothing
+    from fedconcord.deploy.events import Event
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
+try:
+    Path.home()
+except RuntimeError:  # a user without HOME and without a name, as in some containers: flwr looks for it all the same
+    os.environ.setdefault("FLWR_HOME", str(Path(tempfile.gettempdir()) / f"flwr-{os.getuid()}"))
+
+try:
+    import httpx
+    from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.clientapp import ClientApp
+    from flwr.proto.control_pb2 import (
+        ListNodesRequest,
+        ListRunsRequest,
+        RegisterNodeRequest,
+        StartRunRequest,
+    )
+    from flwr.proto.fab_pb2 import Fab
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+except ImportError as error:
+    raise UserError(INSTALL) from error
+
+KIND = "query.frame"  # of our messages: Flower's "query" with a name
+FRAME = "frame"
+NEEDED = (  # what answers need: imported by the worker once, for all its forks
+    *("fedconcord.deploy.serve", "fedconcord.deploy.site", "pyarrow.compute", "sklearn.datasets"),
+    "torch._dynamo",  # torch.func imports it with the first gradient, for more than a second
+)
+TRIES = 4  # of a question to a SuperLink
+LOOK = 3.0  # seconds between looks whether sites that have not answered are there
+TASKS = 20  # that a SuperNode remembers
+POLL = 0.2  # seconds between questions of SuperNode and worker whether there is something to do
+
+
+# -- the two apps --------------------------------------------------------------------------------------------------
+
+
+def server(settings: str) -> ServerApp:
+    """The server's app, for `app = server(settings)` in a module that Flower loads.
+
+    Its run configuration names `sites` (separated by commas), `folder` (of the results), `wait` (seconds for an
+    answer), `resume`, `check` (compare server and sites, train nothing), `events` (a file that gets lines of JSON,
+    or "") and `later` (NAME=ROWS of sites that may come after round 0, separated by commas).
+    """
+    imports.trust(settings)  # an app is code: who lets it in lets in what it names
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from fedconcord.deploy.serve import check, serve
+        from fedconcord_flower.app import later_of
+
+        config = context.run_config
+        sites = [name.strip() for name in str(config["sites"]).split(",")]
+        tell, wait = _teller(str(config["events"])), float(config["wait"])
+        exchange = Exchanged(grid, tell)
+        folder, resume = Path(str(config["folder"])), bool(config["resume"])
+        try:
+            later = later_of(str(config["later"]), sites)
+            exchange.gather([name for name in sites if name not in later], wait)
+            if config["check"]:
+                tell({"differences": check(settings, sites, exchange, wait, later)})
+                return
+            serve(settings, sites, exchange, folder, lambda e: tell(_plain(e)), wait, resume, later=later)
+        except (UserError, LostError, OSError) as error:
+            tell({"error": sentence(error)})
+            raise
+
+    return app
+
+
+def client(settings: str) -> ClientApp:
+    """A site's app.
+
+    Its node configuration names `name`, `data` (the site's file, or "" for data that the job names) and
+    `folder` (of what the site remembers).
+    """
+    imports.trust(settings)
+    app = ClientApp()
+
+    @app.query("frame")
+    def answer(message: Message, context: Context) -> Message:
+        from fedconcord.deploy.site import Site
+
+        config = {key: str(value) for key, value in context.node_config.items()}
+        asked = _unpacked(message)
+        try:
+            said = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"]).answer(asked)
+        except UserError as error:  # the site's own fault; the server says it to people
+            print(f"error: {error}", flush=True)
+            said = _refusal(asked, str(error))
+        return Message(_packed(said), reply_to=message)
+
+    return app
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    """An event of the core as plain values."""
+    row = {} if event.row is None else {"round": event.row.round, "metrics": dict(event.row.metrics or {})}
+    return {"kind": event.kind, "text": event.text, "site": event.site, **row}
+
+
+def _teller(path: str) -> Callable[[Mapping[str, Any]], None]:
+    """Says what happens, a line of JSON each, into a file or else on stdout, which `flwr log` shows."""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        line = json.dumps(event)
+        if path:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        else:
+            print(line, flush=True)
+
+    return tell
+
+
+def _refusal(asked: bytes, why: str) -> bytes:
+    """What a site says that cannot answer."""
+    from fedconcord.remote import codec
+    from fedconcord.remote.codec import Frame
+
+    frame = codec.read(asked)
+    return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
+
+
+def _packed(data: bytes) -> RecordDict:
+    return RecordDict({FRAME: ArrayRecord({FRAME: Array("uint8", (len(data),), "bytes", data)})})
+
+
+def _unpacked(message: Message) -> bytes:
+    """The bytes of a message; none where it is not one of ours, which the core then refuses and counts."""
+    record = message.content.get(FRAME) if message.has_content() else None
+    array = record.get(FRAME) if isinstance(record, ArrayRecord) else None
+    return bytes(array.data) if array is not None else b""
+
+
+class Exchanged:
+    """A `deploy.exchange.Exchange` over Flower's Grid: one message and one answer a site and call."""
+
+    def __init__(self, grid: Grid, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self.grid = grid
+        self.tell = tell
+
+    def online(self) -> dict[str, tuple[int, str]]:
+        """(id, when it came) of the nodes that are there, by the names under which the sites' keys were registered."""
+        return {node.name: (node.node_id, node.last_activated_at) for node in self.grid.get_nodes()}
+
+    def gather(self, sites: Sequence[str], wait: float) -> None:
+        """Wait until all sites are there, so long at most."""
+        end = time.monotonic() + wait
+        while set(sites) - set(self.online()) and time.monotonic() < end:
+            time.sleep(POLL)
+
+    def __call__(self, messages: Mapping[str, bytes], wait: float) -> Mapping[str, bytes]:
+        end = time.monotonic() + wait
+        while not (there := {site: node for site, node in self.online().items() if site in messages}):
+            if time.monotonic() > end:
+                return {}
+            time.sleep(POLL)
+        names = {node: site for site, (node, _) in there.items()}
+        # a message that nobody fetched is dropped in the end: a site that comes back must not answer an old one
+        sent = [Message(_packed(messages[site]), node, KIND, ttl=wait) for node, site in names.items()]
+        waiting = {
+            identity: site for identity, site in zip(self.grid.push_messages(sent), there, strict=True) if identity
+        }
+        answers: dict[str, bytes] = {}
+        failed: dict[str, str] = {}
+        pause, look = 0.05, time.monotonic() + LOOK
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(waiting)):
+                site = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if site is None or names.get(reply.metadata.src_node_id) != site:
+                    failed[site or ""] = str(reply.error.reason) if reply.has_error() else "an answer of another site"
+                elif reply.has_content():
+                    answers[site] = _unpacked(reply)
+                else:
+                    failed[site] = str(reply.error.reason)
+            if time.monotonic() > look:
+                now = self.online()  # who went away, or came anew, has lost the message
+                waiting = {identity: site for identity, site in waiting.items() if now.get(site) == there[site]}
+                look = time.monotonic() + LOOK
+            if waiting:
+                time.sleep(pause)
+                pause = min(1.3 * pause, 0.5)
+        self.tell({"asked": sorted(messages), "answered": sorted(answers), "failed": failed})
+        return answers
+
+
+# -- as the operator of a SuperLink --------------------------------------------------------------------------------
+
+
+class Control:
+    """What an operator asks of a SuperLink: which sites it knows, and runs to start.
+
+    Every method raises LostError where the SuperLink does not answer, or refuses.
+    """
+
+    def __init__(self, address: str, authority: Path) -> None:
+        direct = filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))
+        os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(direct)  # a proxy cannot reach this machine's own
+        self.address = address
+        self.http = ControlHttpClient.from_server_address(
+            address, False, authority.read_bytes(), [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.http.close()
+
+    def answers(self) -> bool:
+        """Whether the SuperLink is up."""
+        try:
+            self.http.ListNodes(ListNodesRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    def sites(self) -> dict[str, str]:
+        """'registered', 'online' or 'offline' by the site's name."""
+        return {node.name: node.status for node in self._nodes() if node.name}
+
+    def state_of(self, key: bytes) -> str | None:
+        """The state of the site with this public key (PEM); None for a key that the SuperLink does not know."""
+        return next((node.status for node in self._nodes() if node.public_key == key), None)
+
+    def register(self, site: str, key: bytes) -> None:
+        """Let a site in by its public key (PEM)."""
+        self._ask(self.http.RegisterNode, RegisterNodeRequest(public_key=key, name=site))
+
+    def submit(self, app: Path) -> int:
+        """Start a run of the app in a folder, as `flwr run` does; the run's number."""
+        bundle = build_fab_from_disk(app)
+        fab = Fab(hash_str=hashlib.sha256(bundle).hexdigest(), content=bundle)
+        return int(self._ask(self.http.StartRun, StartRunRequest(fab=fab)).run_id)
+
+    def status(self, run: int) -> tuple[str, str]:
+        """('finished', 'completed'), ('finished', 'failed: why'), ('running', '') and so on."""
+        found = self._ask(self.http.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
+        return found.status, ": ".join(filter(None, (found.sub_status, found.details)))
+
+    def _nodes(self) -> Sequence[Any]:
+        return list(self._ask(self.http.ListNodes, ListNodesRequest()).nodes_info)
+
+    def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
+        for _ in range(TRIES):
+            try:
+                return call(request)
+            except httpx.TimeoutException:  # after 30 s: a busy machine
+                continue
+            except httpx.HTTPStatusError as error:
+                said = " ".join(error.response.text.split()) or str(error.response.status_code)
+                raise LostError(f"the server at {self.address} refuses: {said}") from None
+            except httpx.HTTPError as error:
+                raise LostError(f"the server at {self.address} is not there any more ({error})") from None
+        raise LostError(f"the server at {self.address} does not answer in time")
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+def work(runtimes: Path) -> None:
+    """Fetch tasks and run each in a fork, for ever.
+
+    Each place where tasks are has a fork of its own that asks there: one that does not answer keeps nobody waiting.
+    """
+    for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
+        import_module(module)
+    import_module("fedconcord.settings").keys()  # the schema, made once
+
+    forks = dict[tuple[str, ...], int]()  # place -> who asks there
+    while True:
+        for place in _places(runtimes) - forks.keys():
+            forks[place] = _fork(partial(_fetch, runtimes, place))
+        forks = {place: fork for place, fork in forks.items() if os.waitpid(fork, os.WNOHANG)[0] == 0}
+        time.sleep(POLL)
+
+
+def _places(runtimes: Path) -> set[tuple[str, ...]]:
+    """(kind of tasks, address, certificate) of each place that `deploy.commands.write_runtimes` wrote."""
+    return {tuple(place) for place in json.loads(runtimes.read_text())}
+
+
+def _fetch(runtimes: Path, place: tuple[str, ...]) -> None:
+    """Ask for tasks at one place while it is among those written, and run each in a fork."""
+    from flwr.superlink.runtime import run_serverapp
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    kind, address, authority = place
+    root = Path(authority).read_bytes() if authority else None
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    http = RuntimeHttpClient.from_server_address(address, root is None, root, [version])
+    me, forks = os.getpid(), set[int]()
+    while place in _places(runtimes):
+        with contextlib.suppress(httpx.HTTPError):  # not up yet, or gone: who started it watches it
+            token = http.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
+            if token and kind == TaskType.CLIENT_APP:
+                forks.add(_fork(partial(run_clientapp, address, token, root is None, root, parent_pid=me)))
+            elif token:
+                forks.add(_fork(partial(run_serverapp, address, Queue(), token, root is None, root, parent_pid=me)))
+        forks = {fork for fork in forks if os.waitpid(fork, os.WNOHANG)[0] == 0}
+        time.sleep(POLL)
+
+
+def _fork(run: Callable[[], object]) -> int:
+    """Run something in a fork of this process, which ends with it; the fork's number."""
+    if (child := os.fork()) != 0:
+        return child
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def forgetting(finish: Callable[..., bool]) -> Callable[..., bool]:
+    """A SuperNode's way to finish a task that forgets old ones, which it would keep with their logs for ever."""
+
+    def finish_task(state: Any, task_id: int, sub_status: str, details: str) -> bool:
+        done = finish(state, task_id, sub_status, details)
+        for old in list(state.task_store)[:-TASKS]:  # one at a time is worked on
+            state.task_store.pop(old, None)
+            state.task_logs.pop(old, None)
+        return done
+
+    return finish_task
+
+
+def main(arguments: Sequence[str]) -> None:
+    """A SuperLink, a SuperNode or a worker, as `deploy.commands` says."""
+    what, *rest = arguments
+    if what == "superlink":
+        from flwr.superlink.cli import flower_superlink
+
+        sys.argv = ["flower-superlink", *rest]
+        flower_superlink()
+    elif what == "supernode":
+        from flwr.supernode import start_client_internal
+        from flwr.supernode.cli import flower_supernode
+        from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+        # asks for messages every three seconds, which would be most of a round
+        often = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL)))
+        setattr(start_client_internal, "time", often)  # noqa: B010  (its types know no such attribute)
+        setattr(InMemoryNodeState, "finish_task", forgetting(InMemoryNodeState.finish_task))  # noqa: B010
+        sys.argv = ["flower-supernode", *rest]
+        flower_supernode()
+    else:
+        work(Path(rest[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

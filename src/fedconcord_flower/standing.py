@@ -1,0 +1,94 @@
+"""A server or a site on a team's own machines: looked at before it starts, and watched until it is stopped."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+from fedconcord.basis import files
+from fedconcord.basis.errors import LostError, UserError
+from fedconcord_flower import commands, grid, keys
+from fedconcord_flower.nodes import ANSWERS, HELD, Link, Node, Nodes, Tell
+from fedconcord_flower.processes import Processes, environment, lost_sentence
+
+SUPERLINK = "superlink"
+PAUSE = 1.0  # seconds between two looks
+
+
+def server(folder: Path, host: str, port: int, tell: Tell) -> None:
+    """A SuperLink and the worker for its apps, which let in every site whose NAME.pub is in the folder, also later.
+
+    Raises:
+        UserError: a key or certificate is missing, expired or another's.
+        LostError: a process ended, for instance since the port is taken.
+    """
+    files = keys.server_files(folder)
+    keys.check_server(files)
+    place = folder / "server"
+    link = Link(f"127.0.0.1:{port}", files.authority)
+    with Processes(place / "logs", environment(place / "home")) as processes, closing(grid.Control(*link)) as control:
+        processes.start(SUPERLINK, commands.superlink_command(host, port, *files))
+        while not control.answers():
+            for lost in processes.ended():
+                raise LostError(lost_sentence(lost))
+            time.sleep(PAUSE)
+        nodes = Nodes(processes, link, control.sites, place, apps=True, tell=tell)
+        nodes.start_worker()
+        tell({"say": f"the server listens at {host}:{port}; logs: {place / 'logs'}"})
+        while True:
+            for path in sorted(folder.glob("*.pub")):
+                if control.state_of(key := keys.public_key(path)) is None:
+                    keys.check_names([path.stem])
+                    control.register(path.stem, key)
+                    tell({"say": f"site {path.stem} may come"})
+            nodes.watch()
+            time.sleep(PAUSE)
+
+
+def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: Tell) -> None:
+    """A SuperNode and the worker for its tasks.
+
+    Args:
+        address: the server's, host:port.
+        folder: has ca.crt and the site's NAME.key and NAME.pub.
+        place: of what the site remembers, and of logs.
+
+    Raises:
+        UserError: the key, the certificate, the file or the server is not as it must be.
+        LostError: a process ended.
+    """
+    keys.check_names([name])
+    key, authority = folder / f"{name}.key", folder / "ca.crt"
+    public = keys.public_of(key)
+    if not data.exists():
+        raise UserError(f"there is no file {data}; --data names the site's samples")
+    keys.check_reachable(address, authority)
+    files.private_folder(place)
+    link = Link(address, authority)
+    with closing(grid.Control(*link)) as control:
+        end = time.monotonic() + HELD
+        while (now := control.state_of(public)) == ANSWERS and time.monotonic() < end:
+            tell({"say": f"the server takes {name} for there still, as after a crash; waiting until it does not"})
+            time.sleep(5 * PAUSE)
+        if now is None:
+            raise UserError(f"the server at {address} does not know {key}; give {name}.pub to its operator")
+        if now == ANSWERS:
+            raise UserError(f"site {name} runs already elsewhere with this key; stop it there first")
+
+        def states() -> dict[str, str]:
+            """The site's own state; none while the server is away, which SuperNodes wait for."""
+            try:
+                found = control.state_of(public)
+            except LostError:
+                return {}
+            return {} if found is None else {name: found}
+
+        with Processes(place / "logs", environment(place / "home")) as processes:
+            nodes = Nodes(processes, link, states, place, apps=False, tell=tell)
+            nodes.start(Node(name, key, data, place / "state"))
+            nodes.start_worker()
+            tell({"say": f"site {name} is started; logs: {place / 'logs'}"})
+            while True:
+                nodes.watch()
+                time.sleep(PAUSE)

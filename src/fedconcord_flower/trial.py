@@ -1,0 +1,225 @@
+"""A deployment on this machine alone: a real SuperLink and a real SuperNode a site, with TLS and keys, on loopback."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from fedconcord.basis.errors import LostError, UserError
+from fedconcord.basis.files import sweep
+from fedconcord.data import federated
+from fedconcord.deploy.form import input_settings, source_of
+from fedconcord.deploy.overview import Overview, overview
+from fedconcord.deploy.serve import check
+from fedconcord.deploy.site import NAMED, Site
+from fedconcord.runs.outcome import Finished, finished
+from fedconcord_flower import commands, grid, keys
+from fedconcord_flower.app import PACKAGE, Order, write_app
+from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
+from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
+
+HOST = "127.0.0.1"
+SUPERLINK = "superlink"
+STARTS = 5  # of a SuperLink, each time at another port
+TAKEN = "address already in use"
+FINISHED = "finished"
+PAUSE = 0.5  # seconds between two looks
+
+
+class CutError(LostError):
+    """The SuperLink ended after a round, and with it all that it knew: what is in the folder can be resumed."""
+
+
+class Member(NamedTuple):
+    """One site."""
+
+    name: str
+    data: Path | None  # its samples; None for its part of data that the job names
+    later: bool = False  # its SuperNode starts after round 1
+
+
+class Trial(NamedTuple):
+    """What is tried."""
+
+    settings: str  # the job, TOML
+    members: Sequence[Member]
+    folder: Path  # of the results
+    place: Path  # of keys, logs and what sites remember
+    limit: float  # seconds until all sites have to be there
+    wait: float  # seconds for an answer
+    resume: bool
+
+
+def job_of(place: Path) -> Path:
+    """The settings of the last start of a trial.
+
+    Raises:
+        UserError: there was none.
+    """
+    found = sorted(place.glob(f"*/app/{PACKAGE}/job.toml"))
+    if not found:
+        raise UserError(f"{place} has no trial to continue; --resume takes the folder of results of an earlier one")
+    return found[-1]
+
+
+def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
+    """What the sites' own files hold, and what looks wrong.
+
+    Raises:
+        UserError: the job's settings are wrong; a site's file cannot be read.
+    """
+    given = input_settings(source_of(settings))
+    return overview({one.name: federated.hold(one.data, given) for one in members if one.data is not None})
+
+
+def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
+    """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
+
+    Raises:
+        UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
+    """
+    found = {
+        one.name: Site(settings, one.data or NAMED, place / one.name, one.name) for one in members if not one.later
+    }
+
+    def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
+        return {name: found[name].answer(data) for name, data in messages.items()}
+
+    return check(settings, list(found), exchange, 0.0)
+
+
+def run(trial: Trial, tell: Tell) -> Finished:
+    """Start everything, run the job, end everything; what came of it.
+
+    A SuperLink that ends is started again with all others, and the run resumed, if there was a round since its start.
+
+    Raises:
+        LostError: a process ended that should not, sites did not come, or the job failed; the sentence says why.
+        UserError: the job cannot run.
+    """
+    while True:
+        try:
+            return _once(trial, tell)
+        except CutError as cut:
+            tell({"say": f"{cut}; all processes are started again, and the run goes on from its last round"})
+            trial = trial._replace(resume=True)
+
+
+def _once(trial: Trial, tell: Tell) -> Finished:
+    """One start of everything."""
+    names = [member.name for member in trial.members]
+    keys.check_names(names)
+    check_loopback()
+    trial = trial._replace(place=trial.place.resolve())
+    sweep(trial.place)
+    now = str(time.time_ns())
+    began = trial.place / now  # keys and app of this start: a SuperLink in memory knows no earlier ones
+    began.mkdir(parents=True)
+    events = began / "events.jsonl"
+    later = [member for member in trial.members if member.later]
+    rows = {member.name: _rows(trial.settings, member) for member in later}
+    order = Order(names, str(trial.folder.resolve()), trial.wait, trial.resume, str(events.resolve()), rows)
+    write_app(began / "app", trial.settings, order)
+    files = keys.write_server(began, ["localhost", HOST])
+    with Processes(trial.place / "logs", environment(trial.place / "home")) as processes, ExitStack() as opened:
+        link, control = _superlink(processes, files, trial.limit)
+        opened.callback(control.close)
+        nodes = Nodes(processes, link, control.sites, began, apps=True, tell=tell)
+        for member in trial.members:
+            control.register(member.name, keys.public_key(keys.write_site(began, member.name).with_suffix(".pub")))
+            if not member.later:
+                nodes.start(_node(trial, began, member))
+        nodes.start_worker()
+        _join(nodes, [member.name for member in trial.members if not member.later], trial.limit)
+        number = control.submit(began / "app")
+        _follow(control, number, nodes, events, [_node(trial, began, member) for member in later])
+    return finished(trial.folder)
+
+
+def _node(trial: Trial, began: Path, member: Member) -> Node:
+    """A member's SuperNode."""
+    return Node(member.name, began / f"{member.name}.key", member.data, trial.place / "sites" / member.name)
+
+
+def _rows(settings: str, member: Member) -> int:
+    """How many rows a member's file has, which a site that comes later has to say before round 0.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    assert member.data is not None, "a site that comes later has a file"
+    return federated.hold(member.data, input_settings(source_of(settings))).rows
+
+
+def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:
+    """A SuperLink that answers; at another port where somebody took the first meanwhile."""
+    for left in reversed(range(STARTS)):
+        port = free_port()
+        link = Link(f"{HOST}:{port}", files.authority)
+        processes.start(SUPERLINK, commands.superlink_command(HOST, port, *files))
+        control = grid.Control(*link)
+        end = time.monotonic() + limit
+        while not (lost := processes.ended()):
+            if control.answers():
+                return link, control
+            if time.monotonic() > end:
+                raise LostError(f"the SuperLink did not answer within {limit:.0f} s; {processes.states()}")
+            time.sleep(PAUSE)
+        control.close()
+        if not left or not any(TAKEN in line for line in lost[0].lines):
+            raise LostError(lost_sentence(lost[0]))
+    raise AssertionError("the last start returns or raises")
+
+
+def _join(nodes: Nodes, sites: Sequence[str], limit: float) -> None:
+    """Wait until these sites are there."""
+    end = time.monotonic() + limit
+    while True:
+        states = nodes.watch()
+        missing = [site for site in sites if states.get(site) != ANSWERS]
+        if not missing:
+            return
+        if time.monotonic() > end:
+            raise LostError(
+                f"{len(missing)} of {len(sites)} sites were not there after {limit:.0f} s ({', '.join(missing)}); "
+                f"{nodes.processes.states()}; --limit SECONDS waits longer"
+            )
+        time.sleep(PAUSE)
+
+
+def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, later: Sequence[Node]) -> None:
+    """Tell what happens until the run is over, and start those that come later after round 1.
+
+    Raises:
+        CutError: the SuperLink ended after a round.
+        LostError: it failed.
+        UserError: the server's half refused the job.
+    """
+    heard, status, details, rounds = 0, "", "", 0
+    while status != FINISHED:
+        try:
+            nodes.watch()
+            status, details = control.status(number)
+        except LostError as lost:
+            time.sleep(PAUSE)  # what ended is known by then
+            cut = rounds and any(one.name == SUPERLINK for one in nodes.processes.ended())
+            raise CutError(str(lost)) if cut else lost from None
+        lines = events.read_bytes().split(b"\n")[:-1] if events.exists() else []
+        for line in lines[heard:]:
+            event = json.loads(line)
+            if "error" in event:
+                raise UserError(event["error"])
+            nodes.tell(event)
+            rounds += "round" in event
+            if later and event.get("round", 0) > 0:
+                for node in later:
+                    nodes.start(node)
+                later = ()
+        heard = len(lines)
+        time.sleep(0 if status == FINISHED else PAUSE)
+    if not details.startswith("completed"):
+        raise LostError(f"the run at the server {details or 'failed'}; {nodes.processes.states()}")

@@ -1,0 +1,143 @@
+"""reproduce: the papers' experiments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.wanted import count
+from fedconcord.cli.base import CODES, PROGRAM, complain, console, importing, say, say_columns
+from fedconcord.cli.options import Jobs, option
+from fedconcord.cli.progress import Show, interrupted
+
+if TYPE_CHECKING:
+    from fedconcord_papers.recipes.recipe import Recipe, SizeName
+    from fedconcord_papers.recipes.run import Asked
+
+OUT = "runs/papers"
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog=f"Exit codes: 0 done; 1 a recipe of all could not run; {CODES}.")
+def reproduce(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a recipe, or all; `list recipes` shows them.", metavar="RECIPE")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute; it tests the code.")] = False,
+    desk: Annotated[bool, typer.Option("--desk", help="Two cores, 40 minutes at most. This is the default.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's own size.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their sizes; run nothing.")] = False,
+    seeds: Annotated[str | None, option("Seeds in place of the size's, as in 0,1,2,3,4.", "LIST")] = None,
+    cells: Annotated[str | None, option("Some of its federations, by name.", "LIST")] = None,
+    jobs: Jobs = None,
+    device: Annotated[str | None, option("Where a comparison's runs compute: cpu, cuda or auto. [cpu]", "NAME")] = None,
+    out: Annotated[str | None, option(f"Folder of all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="Show what was found so far.")] = False,
+    pages: Annotated[str | None, option("Write a page a recipe and their index there.", "DIR")] = None,
+) -> None:
+    """Run a paper's experiment: its claim and numbers beside ours. Run again, it goes on where it was."""
+    folder = Path(out or OUT)
+    with importing():
+        from fedconcord_papers.recipes import RECIPES
+    if verdicts or pages is not None:
+        if recipe is not None:
+            raise UserError(f"--verdicts and --pages are of all recipes, given {recipe!r}; leave it out")
+        _show_found(folder, RECIPES, pages)
+        return
+    if recipe is None:
+        raise UserError("reproduce needs the name of a recipe, or all; fedconcord list recipes shows them")
+    size = _size(quick, desk, paper)
+    at_once = 1 if jobs is None else count("--jobs", jobs)
+    if recipe == "all" and (seeds is not None or cells is not None):
+        raise UserError("--seeds and --cells are of one recipe, given all; name it")
+    from fedconcord.settings import seed_list
+    from fedconcord_papers.recipes.whole import request
+
+    chosen = None if seeds is None else seed_list("--seeds", seeds)
+    some = None if cells is None else [cell.strip() for cell in cells.split(",")]
+    missed = []
+    for name in RECIPES if recipe == "all" else [recipe]:
+        try:
+            asked = request(name, size, folder, at_once, chosen, some, device)
+            _one(asked, folder, dry_run, recipe == "all")
+        except UserError as error:
+            if recipe != "all":
+                raise
+            missed.append(name)
+            complain(f"{name}: {error}")
+    if recipe == "all" and not dry_run:
+        _show_found(folder, RECIPES, None)
+    if missed:
+        raise typer.Exit(1)
+
+
+def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
+    if quick + desk + paper > 1:
+        raise UserError("give one of --quick, --desk and --paper")
+    return "quick" if quick else "paper" if paper else "desk"
+
+
+def _one(asked: Asked, folder: Path, dry_run: bool, of_all: bool) -> None:
+    from fedconcord_papers.recipes.whole import reproduced
+
+    recipe = asked.recipe
+    say(f"{recipe.name}, {recipe.source}: {recipe.claim}")
+    if dry_run:
+        _show_jobs(asked)
+        return
+    for sentence in _before(asked):
+        say(sentence)
+    there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
+    try:
+        judged = reproduced(asked, Show, say)
+    except KeyboardInterrupt:
+        again = f"{PROGRAM} reproduce all --{asked.size_name}" if of_all else asked.command
+        raise interrupted(asked.out, f"{again}{there}") from None
+    for claim, finding in zip(recipe.claims, judged.findings, strict=True):
+        say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
+    say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")
+
+
+def _before(asked: Asked) -> list[str]:
+    """What a person should know before it starts."""
+    stated = asked.size
+    said = [f"size {asked.size_name}: {stated.note or 'as in the paper'}"]
+    if stated.stand_in:
+        said.append(f"stand-in data: {stated.stand_in}; they test the code, not the claim")
+    if stated.minutes is not None:
+        said.append(f"it took {stated.minutes:g} minutes on two cores")
+    said.append(f"results: {asked.out}")
+    return said
+
+
+def _show_jobs(asked: Asked) -> None:
+    from fedconcord_papers.recipes import dry
+
+    say_columns([{k: "" if v is None else str(v) for k, v in row.items()} for row in dry.rows(asked)])
+
+
+def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> None:
+    from fedconcord_papers.recipes import pages
+
+    if to is not None:
+        say(f"pages: {pages.write_pages(folder, recipes, Path(to))}")
+        return
+    found = pages.done_below(folder, recipes)
+    if not found:
+        raise UserError(f"{folder} holds no recipe that was done; run one first, or give its --out")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("", "recipe", "size", "verdict", "claims"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        hold = sum(finding.verdict == "holds" for finding in one.findings)
+        table.add_row(
+            one.recipe.id, one.recipe.name, one.done.size, one.verdict.verdict, f"{hold} of {len(one.findings)}"
+        )
+    console.print(table)
+    say(f"{len(found)} of {len(recipes)} recipes were run")

@@ -1,0 +1,148 @@
+"""The package's commands as functions: `fedconcord.audit` and `fedconcord.reproduce`.
+
+    import fedconcord
+
+    print(fedconcord.audit(["fedavg", "scaffold"], data="digits", batch_size="full").page)
+
+Arguments that are settings are those of `run` and `compare`; each function writes what its command writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+
+from fedconcord import settings as settings_module
+from fedconcord.api import sources_of
+from fedconcord.basis import folders
+from fedconcord.basis.errors import UserError
+from fedconcord.basis.wanted import count
+from fedconcord.core import Algorithm
+from fedconcord.options.arguments import listed
+from fedconcord.options.table import OPTIONS, RunOptions
+from fedconcord.settings import Source
+
+if TYPE_CHECKING:
+    from fedconcord_papers.audit import Attack, Audit
+    from fedconcord_papers.recipes.pages import Judged
+
+Say = Callable[[str], None]
+OF_A_RUN = tuple(option.name for option in OPTIONS if option.stage == "run")
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+class Audited(NamedTuple):
+    """What came of an audit."""
+
+    page: Path  # audit.md, beside its table and figure
+    audits: list[Audit]  # one a method
+
+
+@listed(RunOptions, without=set(OF_A_RUN) - {"out"})
+def audit(
+    methods: str | Sequence[str | Algorithm | Callable[..., Algorithm]] | None = None,
+    *,
+    client: int | None = None,
+    round: int = 5,
+    iterations: int = 100,
+    optimiser: Literal["lbfgs", "gd"] = "lbfgs",
+    attack_lr: float | None = None,
+    labels: Literal["known", "inferred"] = "known",
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: Say = quiet,
+    **options: Unpack[RunOptions],
+) -> Audited:
+    """Attack what a configuration sends, to see what it leaks: one client's message in one round, method by method.
+
+    Args:
+        methods: as `compare` takes them.
+        client: whose message is attacked; the first of that round's cohort if none.
+        round: whose message is attacked, from 1.
+        iterations: of the attack.
+        optimiser: how dummy samples are fitted.
+        attack_lr: step size of gd; searched if none.
+        labels: whether the attacker knows the labels.
+        config: a TOML file of settings.
+        settings: any other key, dotted.
+        progress: gets a line a method and reading.
+        options: settings with a short name, described in `RunOptions`; `out` is the folder of the findings.
+
+    Raises:
+        UserError: a setting is wrong, there is no such client or round, or the message cannot be read.
+    """
+    from fedconcord_papers.audit import Attack
+
+    listed_ = [methods] if isinstance(methods, str) else methods
+    sources = sources_of(audit, config, {"methods": listed_, **options}, settings)
+    out = options.get("out")
+    attack = Attack(count("iterations", iterations), optimiser, attack_lr, labels)
+    return audited(sources, attack, client, count("round", round), None if out is None else str(out), progress)
+
+
+def audited(
+    sources: Sequence[Source], attack: Attack, client: int | None, round: int, out: str | None, say: Say
+) -> Audited:
+    """The audit of a job's methods, into a folder; the first that is free below runs/ if none is given."""
+    from fedconcord_papers.audit import audit_jobs
+
+    resolved = settings_module.resolve_compare(*sources)
+    if resolved.seeds is not None and len(resolved.seeds) > 1:
+        raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give one")
+    runs = settings_module.runs(resolved)
+    for line in (*settings_module.notes(resolved), *map(settings_module.privacy_note, runs)):
+        if line is not None:
+            say(line)
+    jobs = {one.label or "": settings_module.build(one) for one in runs}
+    private = [one for one in runs if one.privacy.clip is not None]
+    plain = {one.label or "": settings_module.build(settings_module.unprotected(one)) for one in private}
+    folder = Path(out) if out else folders.free_folder(Path("runs"), "audit")
+    say(
+        f"{len(jobs)} method{'s' * (len(jobs) > 1)} trained to round {round}, whose messages are attacked for "
+        f"{attack.iterations} iterations each; into {folder}"
+    )
+    found = audit_jobs(jobs, folder, client=client, round=round, attack=attack, plain=plain, say=say)
+    return Audited(folder / "audit.md", found)
+
+
+def reproduce(
+    recipe: str,
+    *,
+    size: Literal["quick", "desk", "paper"] = "desk",
+    seeds: int | Sequence[int] | None = None,
+    cells: Sequence[str] | None = None,
+    jobs: int = 1,
+    device: str | None = None,
+    out: str | Path = "runs/papers",
+    progress: Say = quiet,
+) -> Judged:
+    """Run a paper's experiment and judge its claims: `.verdict`, `.findings`, `.done.values`, and the `.page`.
+
+    Called again, it goes on where it was.
+
+    Args:
+        recipe: its name; `fedconcord list recipes` shows them.
+        size: about a minute, which tests the code; two cores and 40 minutes at most; or the paper's own.
+        seeds: in place of the size's.
+        cells: some of its federations, by name.
+        jobs: runs at once, each in a process of its own.
+        device: where a comparison's runs compute: cpu, cuda or auto.
+        out: the folder of all recipes, OUT/RECIPE/SIZE.
+        progress: gets a line a comparison.
+
+    Raises:
+        UserError: there is no such recipe, data are missing, it would not fit, the folder holds something else, or a
+            run failed.
+        KeyboardInterrupt: by Ctrl-C; the same call goes on.
+    """
+    from fedconcord_papers.recipes.whole import reproduced, request
+
+    chosen = None if seeds is None else settings_module.seed_list("seeds", seeds)
+    some = settings_module.prepare("methods", cells)
+    asked = request(recipe, size, Path(out), count("jobs", jobs), chosen, some, device)
+    return reproduced(asked, lambda planned: nullcontext(lambda number, event: None), progress)

@@ -1,0 +1,234 @@
+"""Claims as predicates over values, and how certain a verdict is.
+
+A difference between two entries in one cell is decided over paired seeds: by the 95 % t interval of the differences
+where there are five seeds or more, below that only if every seed agrees. A target that one of them never reached, or a
+run that diverged, is worse than any number; if neither reached it, nothing is decided. A claim about several
+differences holds if all do, does not hold if none does and at least one is decided against it, and else holds in part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from fedconcord.report.stats import FEW, interval
+from fedconcord_papers.recipes.recipe import Claim
+from fedconcord_papers.recipes.values import Finding, Value, Values, pairs
+
+Sign = Literal["ahead", "behind", "even"]
+
+
+def compared(found: Values, measure: str, cell: str, a: str, b: str, higher: bool) -> Sign | None:
+    """Whether a is better than b; None where one of them was not run."""
+    worst = -math.inf if higher else math.inf
+    both = [tuple(worst if math.isnan(v) else v for v in pair) for pair in pairs(found, measure, cell, a, b)]
+    if not both:
+        return None
+    gains = [0.0 if x == y else (x - y) * (1 if higher else -1) for x, y in both]
+    if len(gains) >= FEW and all(map(math.isfinite, gains)):
+        over = interval(gains)
+        return "ahead" if over.low > 0 else "behind" if over.high < 0 else "even"
+    return "ahead" if min(gains) > 0 else "behind" if max(gains) < 0 else "even"
+
+
+def judged(signs: Sequence[tuple[str, Sign | None]]) -> Finding:
+    """The verdict on (what was compared, how it came out)."""
+    there = [(what, sign) for what, sign in signs if sign is not None]
+    if not there:
+        return Finding("not tested at this size")
+    groups = {sign: [what for what, one in there if one == sign] for sign in ("ahead", "behind", "even")}
+    parts = [
+        f"{words}: {', '.join(groups[sign])}"
+        for sign, words in (("ahead", "so"), ("behind", "the other way"), ("even", "not decided"))
+        if groups[sign]
+    ]
+    missing = len(signs) - len(there)
+    parts += [f"{missing} not run at this size"] if missing else []
+    why = "; ".join(parts)
+    if len(groups["ahead"]) == len(there):
+        return Finding("holds" if not missing else "holds in part", why)
+    if groups["ahead"]:
+        return Finding("holds in part", why)
+    return Finding("does not hold" if groups["behind"] else "not decided", why)
+
+
+def ahead(
+    says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], higher: bool = False
+) -> Claim:
+    """One entry is better than each of others in each of these cells."""
+
+    return Claim(says, lambda found: _each(found, measure, [(winner, loser) for loser in losers], cells, higher))
+
+
+def order(says: str, measure: str, names: Sequence[str], cells: Sequence[str], higher: bool = False) -> Claim:
+    """Entries stand in this order, best first, in each of these cells."""
+
+    return Claim(says, lambda found: _each(found, measure, list(pairwise(names)), cells, higher))
+
+
+def between_cells(
+    says: str, measure: str, entries: Sequence[str], better: str, worse: str, higher: bool = False
+) -> Claim:
+    """Each of these entries is better in one cell than in another, paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        signs: list[tuple[str, Sign | None]] = []
+        for entry in entries:
+            both = Values(
+                tuple(
+                    row._replace(cell="", entry=row.cell)
+                    for row in found.rows
+                    if row.entry == entry and row.cell in (better, worse)
+                )
+            )
+            signs.append((entry, compared(both, measure, "", better, worse, higher)))
+        return judged(signs)
+
+    return Claim(says, judge)
+
+
+def across(
+    says: str, measure: str, pairs: Sequence[tuple[tuple[str, str], tuple[str, str]]], higher: bool = False
+) -> Claim:
+    """The first of each pair is better than the second, each an entry in a cell, (cell, entry), paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        as_entries = Values(tuple(row._replace(cell="", entry=f"{row.entry} ({row.cell})") for row in found.rows))
+        names = [tuple(f"{entry} ({cell})" for cell, entry in pair) for pair in pairs]
+        return _each(as_entries, measure, [(better, worse) for better, worse in names], [""], higher)
+
+    return Claim(says, judge)
+
+
+def loses_more(
+    says: str, measure: str, more: Sequence[str], less: Sequence[str], easy: str, hard: str, higher: bool = False
+) -> Claim:
+    """From one cell to another each of some entries loses more of a measure than each of others, paired by seed; what
+    diverged has lost everything."""
+
+    def judge(found: Values) -> Finding:
+        lost = []
+        for entry in (*more, *less):
+            before, after = found.seeds(measure, easy, entry), found.seeds(measure, hard, entry)
+            for seed in sorted(before.keys() & after.keys()):
+                loss = (before[seed] - after[seed]) * (1 if higher else -1)
+                lost.append(Value(measure, "", entry, seed, math.inf if math.isnan(loss) else loss))
+        return _each(Values(tuple(lost)), measure, [(a, b) for a in more for b in less], [""], True)
+
+    return Claim(says, judge)
+
+
+def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], factor: float) -> Claim:
+    """One entry needs at most 1 / factor of what each of others needs, in each of these cells; paired by seed."""
+
+    def judge(found: Values) -> Finding:
+        longer = Values(
+            tuple(
+                row._replace(value=factor * row.value) if (row.measure, row.entry) == (measure, winner) else row
+                for row in found.rows
+            )
+        )
+        return judged(
+            [
+                (
+                    _pair(found, measure, cell, winner, loser, len(cells) > 1),
+                    compared(longer, measure, cell, winner, loser, False),
+                )
+                for cell in cells
+                for loser in losers
+            ]
+        )
+
+    return Claim(says, judge)
+
+
+def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
+    """Means lie within this relative tolerance of (cell, entry, printed value)."""
+
+    def judge(found: Values) -> Finding:
+        signs: list[tuple[str, Sign | None]] = []
+        for cell, entry, printed in wanted:
+            seeds = found.seeds(measure, cell, entry)
+            if not seeds:
+                signs.append(("", None))
+                continue
+            mean = sum(seeds.values()) / len(seeds)
+            near = abs(mean - printed) <= tolerance * abs(printed)
+            signs.append(
+                (
+                    f"{entry} ({cell}) {_mean(found, measure, cell, entry)} for {printed:.4g}",
+                    "ahead" if near else "behind",
+                )
+            )
+        return judged(signs)
+
+    return Claim(says, judge)
+
+
+def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, bool | None]]]) -> Claim:
+    """Any other predicate: (what is said, whether it is so), None where it was not run."""
+
+    def judge(found: Values) -> Finding:
+        sign: dict[bool | None, Sign | None] = {True: "ahead", False: "behind", None: None}
+        return judged([(what, sign[so]) for what, so in test(found)])
+
+    return Claim(says, judge)
+
+
+def told(
+    found: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
+) -> tuple[str, bool | None]:
+    """What a test of the means of these runs, (cell, entry), says; None where one was not run. A mean with a seed that
+    diverged is NaN, with one that missed its target inf: nothing is true of them."""
+    seen = [list(found.seeds(measure, *run).values()) for run in runs]
+    return test(*(sum(each) / len(each) for each in seen)) if all(seen) else ("", None)
+
+
+def number(mean: float, form: str = ".4g") -> str:
+    """A mean of `told` as a claim's evidence shows it."""
+    return "diverged" if math.isnan(mean) else "never" if math.isinf(mean) else f"{mean:{form}}"
+
+
+def overall(findings: Sequence[Finding]) -> Finding:
+    """The verdict on a recipe from those on its claims."""
+    verdicts = [finding.verdict for finding in findings if finding.verdict != "not tested at this size"]
+    if not verdicts:
+        return Finding("not tested at this size")
+    every = set(verdicts)
+    if len(every) == 1 and len(verdicts) == len(findings):
+        return Finding(verdicts[0])
+    if every <= {"does not hold", "not decided"}:
+        return Finding("does not hold" if "does not hold" in every else "not decided")
+    return Finding("holds in part")
+
+
+def _each(found: Values, measure: str, who: Sequence[tuple[str, str]], cells: Sequence[str], higher: bool) -> Finding:
+    """The verdict on (better, worse) in each of these cells."""
+    several = len(cells) > 1
+    return judged(
+        [
+            (_pair(found, measure, cell, a, b, several), compared(found, measure, cell, a, b, higher))
+            for cell in cells
+            for a, b in who
+        ]
+    )
+
+
+def _pair(found: Values, measure: str, cell: str, a: str, b: str, with_cell: bool) -> str:
+    return f"{a} {_mean(found, measure, cell, a)} against {b} {_mean(found, measure, cell, b)}" + (
+        f" ({cell})" if with_cell else ""
+    )
+
+
+def _mean(found: Values, measure: str, cell: str, entry: str) -> str:
+    """The mean as a claim's evidence shows it; a target that some seeds missed is so said."""
+    seeds = list(found.seeds(measure, cell, entry).values())
+    finite = [v for v in seeds if math.isfinite(v)]
+    if not seeds:
+        return "?"
+    if not finite:
+        return "never" if any(math.isinf(v) for v in seeds) else "diverged"
+    mean = f"{sum(finite) / len(finite):.4g}"
+    return mean if len(finite) == len(seeds) else f"{mean} in {len(finite)} of {len(seeds)} seeds"

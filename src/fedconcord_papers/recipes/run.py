@@ -1,0 +1,323 @@
+"""A recipe done: its grid tried, each method at its best compared over seeds, what is there already not repeated.
+
+A recipe's folder: CELL/search and CELL/final are comparisons as `fedconcord compare` leaves them, what was asked of
+them is in the JSON file beside; done.json holds the values that the page is written from. The grid is tried with one
+seed of its own and judged by the measures on the test set, as the papers did; the first that tells two settings apart
+decides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fedconcord
+from fedconcord import settings as settings_module
+from fedconcord.basis import files, grammar, imports, process, sums
+from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.grammar import Spec
+from fedconcord.jobs import Row
+from fedconcord.report.load import Run, load_runs
+from fedconcord.runs import plan, pool
+from fedconcord.runs.clock import NAME as SECONDS
+from fedconcord.runs.folder import shrink
+from fedconcord.runs.outcome import Finished, Progress
+from fedconcord.runs.plan import Planned
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
+from fedconcord_papers.recipes.values import Done, Value, Values
+
+DONE = "done.json"
+SEARCH_SEED = 1000  # which no final run has
+ALWAYS: Settings = {"validation": "none", "eval.clients": False, "checkpoint.every": 30.0}
+
+Watch = Callable[[Sequence[Planned]], AbstractContextManager[Progress]]
+
+
+class Asked(NamedTuple):
+    """What of a recipe is to be done, and how."""
+
+    recipe: Recipe
+    size_name: SizeName
+    out: Path
+    jobs: int = 1
+    seeds: Sequence[int] | None = None  # in place of the size's
+    cells: Sequence[str] | None = None  # of the size's
+
+    @property
+    def size(self) -> Size:
+        return self.recipe.sizes[self.size_name]
+
+    @property
+    def command(self) -> str:
+        """The command that asks for it, but for its folder."""
+        seeds = "" if self.seeds is None else f" --seeds {','.join(map(str, self.seeds))}"
+        cells = "" if self.cells is None else f" --cells {','.join(self.cells)}"
+        device = self.size.settings.get("engine.device")
+        where = "" if device is None else f" --device {device}"
+        return f"fedconcord reproduce {self.recipe.name} --{self.size_name}{seeds}{cells}{where}"
+
+
+def reproduce(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Done:
+    """Do a recipe, or what is left of it, and write done.json.
+
+    Raises:
+        UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
+        KeyboardInterrupt: by Ctrl-C; the same call goes on.
+    """
+    recipe, size = asked.recipe, asked.size
+    files.sweep(asked.out)
+    if isinstance(recipe.experiment, Comparison):
+        found, chosen, searched, seconds = _compare(asked, recipe.experiment, watch, say)
+    else:
+        if asked.cells is not None or asked.seeds is not None:
+            raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
+        began = time.perf_counter()
+        found = recipe.experiment.run(asked.out, asked.size_name, size.options, say)
+        chosen, searched, seconds = {}, 0, time.perf_counter() - began
+    done = Done(
+        recipe.name,
+        asked.size_name,
+        found,
+        seconds,
+        chosen,
+        searched,
+        process.machine(),
+        asked.command,
+        fedconcord.__version__,
+    )
+    asked.out.mkdir(parents=True, exist_ok=True)
+    done.write(asked.out / DONE)
+    return done
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def cells_of(asked: Asked, experiment: Comparison) -> list[Cell]:
+    """The cells that are done.
+
+    Raises:
+        UserError: there is no such cell at this size.
+    """
+    names = [cell.name for cell in experiment.cells if asked.size.cells is None or cell.name in asked.size.cells]
+    for name in asked.cells or ():
+        if name not in names:
+            raise unknown(f"cell of {asked.recipe.name} at size {asked.size_name}", name, names)
+    return [cell for cell in experiment.cells if cell.name in (names if asked.cells is None else asked.cells)]
+
+
+def entries_of(size: Size, experiment: Comparison, cell: Cell) -> list[Entry]:
+    """The methods that are compared in a cell."""
+    there = experiment.entries if cell.entries is None else cell.entries
+    return [entry for entry in there if size.entries is None or entry.name in size.entries]
+
+
+def settings_of(experiment: Comparison, size: Size, cell: Cell) -> dict[str, Any]:
+    """The settings of a cell at a size, by dotted key."""
+    goals = [measure.goal for measure in experiment.measures if measure.goal is not None]
+    target = {"eval.target": goals[0]} if goals else {}
+    merged: dict[str, Any] = {**ALWAYS, **target}
+    for layer in (experiment.settings, cell.settings, size.settings, size.by_cell.get(cell.name, {})):
+        for first, second in settings_module.RIVALS:  # the later one replaces the other
+            for key, other in ((first, second), (second, first)):
+                if key in layer:
+                    merged.pop(other, None)
+        merged |= layer
+    return merged
+
+
+def text_of(entry: Entry, values: Mapping[str, Any], label: str) -> str:
+    """A method with the values of a grid and a name, as `compare` takes it."""
+    imports.trust(entry.call)
+    call = grammar.parse(entry.call, "method")
+    return str(Spec(call.name, call.args, {**call.kwargs, **values, "label": label}))
+
+
+def points_of(entry: Entry) -> list[dict[str, Any]]:
+    """All values of an entry's grid."""
+    return [dict(zip(entry.grid, values, strict=True)) for values in product(*entry.grid.values())]
+
+
+def first_of(entry: Entry) -> dict[str, Any]:
+    """What is taken of a grid where none is sought."""
+    return {key: values[0] for key, values in entry.grid.items()}
+
+
+def planned_texts(asked: Asked) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """(cell, settings, methods) of every comparison of a recipe that needs no search before it, for checks."""
+    experiment = asked.recipe.experiment
+    assert isinstance(experiment, Comparison)
+    for cell in cells_of(asked, experiment):
+        yield (
+            cell.name,
+            settings_of(experiment, asked.size, cell),
+            [text_of(entry, first_of(entry), entry.name) for entry in entries_of(asked.size, experiment, cell)],
+        )
+
+
+def _compare(
+    asked: Asked, experiment: Comparison, watch: Watch, say: Callable[[str], None]
+) -> tuple[Values, dict[str, dict[str, dict[str, Any]]], int, float]:
+    """(values, best of the grid by cell and entry, runs of the search, seconds of all runs)."""
+    size, rows, seconds, searched = asked.size, list[Value](), 0.0, 0
+    chosen: dict[str, dict[str, dict[str, Any]]] = {}
+    if asked.size_name == "paper":
+        for _, settings, methods in planned_texts(asked):
+            _fits(settings, methods, asked.out)
+    by_name = {cell.name: cell for cell in experiment.cells}
+    for cell in cells_of(asked, experiment):
+        settings, home = settings_of(experiment, size, cell), cell.tuned_in or cell.name
+        if home not in chosen:
+            there = by_name[home]
+            entries = entries_of(size, experiment, there)
+            chosen[home] = {entry.name: first_of(entry) for entry in entries}
+            if size.search is not None and any(len(points_of(entry)) > 1 for entry in entries):
+                say(f"{there.title}: the grid")
+                of_search = {**settings_of(experiment, size, there), **size.search}
+                chosen[home], tried = _search(asked, experiment, entries, there, of_search, watch)
+                searched += len(tried)
+                seconds += sum(_seconds(run.folder) for run in tried)
+                for entry in entries:
+                    if len(points_of(entry)) > 1:
+                        words = ", ".join(
+                            f"{k.removeprefix('local.')} {v:g}" for k, v in chosen[home][entry.name].items()
+                        )
+                        say(f"  {entry.name}: {words}")
+        say(f"{cell.title}: the comparison")
+        entries = entries_of(size, experiment, cell)
+        methods = [text_of(entry, chosen[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
+        seeds = list(size.seeds if asked.seeds is None else asked.seeds)
+        runs = _runs(asked.out / cell.name / "final", settings, methods, seeds, asked.jobs, watch)
+        seconds += sum(_seconds(run.folder) for run in runs)
+        rows += [
+            Value(measure.name, cell.name, run.head.label, run.head.seed, _value(measure, run))
+            for measure in experiment.measures
+            for run in runs
+            if run.head.seed in seeds
+        ]
+    return Values(tuple(rows)), chosen, searched, seconds
+
+
+def _search(
+    asked: Asked, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings, watch: Watch
+) -> tuple[dict[str, dict[str, Any]], list[Run]]:
+    """(best values of the grid by entry, all runs); entries without a choice are not run."""
+    points = {
+        f"{entry.name} {k}": (entry, values)
+        for entry in entries
+        if len(points_of(entry)) > 1
+        for k, values in enumerate(points_of(entry))
+    }
+    methods = [text_of(entry, values, label) for label, (entry, values) in points.items()]
+    runs = _runs(asked.out / cell.name / "search", settings, methods, [SEARCH_SEED], asked.jobs, watch)
+    best = {entry.name: first_of(entry) for entry in entries}
+    scores = {run.head.label: _scores(experiment, run) for run in runs}
+    for entry in entries:
+        own = [label for label, (one, _) in points.items() if one.name == entry.name]
+        if own:
+            best[entry.name] = points[max(own, key=lambda label: scores[label])][1]
+    return best, runs
+
+
+def _value(measure: Measure, run: Run) -> float:
+    return math.nan if not len(run.round) else measure.of(run)
+
+
+def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
+    """What a search compares, more is better: a run that diverged is last, however fast it was before; then the measure
+    that is sought, and where it is a tie, as of a target that none reached, how the runs ended before other targets."""
+    sought = experiment.measures[experiment.seek]
+    order = sorted(experiment.measures, key=lambda measure: (measure is not sought, measure.goal is not None))
+    values = [(measure, _value(measure, run)) for measure in order]
+    better = [-math.inf if math.isnan(value) else value if measure.higher else -value for measure, value in values]
+    return (float(run.head.status != "diverged"), *better)
+
+
+def _runs(
+    folder: Path, settings: Settings, methods: Sequence[str], seeds: Sequence[int], jobs: int, watch: Watch
+) -> list[Run]:
+    """A comparison in its folder, done or completed."""
+    stated = {"settings": dict(settings), "methods": list(methods)}
+    asked = folder.with_suffix(".json")
+    if (folder / "compare.json").exists():
+        if not _says(asked, stated):
+            raise UserError(
+                f"{folder} holds the runs of other settings of this recipe, of another version perhaps; give another "
+                "--out, or remove it"
+            )
+        _, planned, jobs = plan.plan_more(folder, jobs, settings, (), seeds)
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(asked, stated)
+        try:
+            _, planned, jobs = plan.plan_more(folder, jobs, settings, methods, seeds)
+        except UserError:
+            asked.unlink()
+            _remove_empty(folder)
+            raise
+    with plan.writing(folder, planned), watch(planned) as progress:
+        results = pool.execute_all(planned, jobs, _lean(progress))
+    if any(result.status == "interrupted" for result in results):
+        raise KeyboardInterrupt
+    for result in results:
+        if result.status == "failed":
+            raise UserError(f"{result.label}, seed {result.seed} in {folder} failed: {result.error}")
+    return load_runs([folder])
+
+
+def _says(path: Path, stated: Mapping[str, Any]) -> bool:
+    """Whether a file has these values, in whatever order."""
+    try:
+        return bool(json.loads(path.read_bytes()) == json.loads(files.as_json(stated)))
+    except (OSError, ValueError):
+        return False
+
+
+def _lean(progress: Progress) -> Progress:
+    """Also shrinks a run that has ended."""
+
+    def see(number: int, event: Row | Finished | None) -> None:
+        if isinstance(event, Finished) and event.status in ("complete", "diverged"):
+            shrink(event.folder)
+        progress(number, event)
+
+    return see
+
+
+def _remove_empty(folder: Path) -> None:
+    """Leave no empty folders of a recipe that could not begin."""
+    for path in (folder, *folder.parents[:4]):
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
+
+
+def _seconds(folder: Path) -> float:
+    """Seconds that a run took, all parts."""
+    try:
+        return float(sum(json.loads(sums.text(folder / SECONDS)).values()))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _fits(settings: Settings, methods: Sequence[str], out: Path) -> None:
+    """Refuse what would not fit into memory or on the disk, before hours of other cells.
+
+    Raises:
+        UserError: a run could not start.
+    """
+    config = settings_module.resolve_compare(
+        settings_module.from_nested({**settings, "methods": list(methods)}, "recipe")
+    )
+    for one in settings_module.runs(config):
+        plan.prepared(one, out)
+    settings_module.forget_problem()

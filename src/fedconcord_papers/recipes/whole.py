@@ -1,0 +1,57 @@
+"""A recipe from what is asked of it to its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedconcord.basis.errors import UserError, unknown
+from fedconcord_papers.recipes import RECIPES, figures, pages
+from fedconcord_papers.recipes.pages import Judged
+from fedconcord_papers.recipes.recipe import Comparison, SizeName
+from fedconcord_papers.recipes.run import DONE, Asked, Watch, reproduce
+
+SIZES = ("quick", "desk", "paper")
+
+
+def request(
+    name: str,
+    size: SizeName,
+    folder: Path,
+    jobs: int = 1,
+    seeds: Sequence[int] | None = None,
+    cells: Sequence[str] | None = None,
+    device: str | None = None,
+) -> Asked:
+    """What is asked of a recipe, below the folder of all.
+
+    Args:
+        device: where a comparison's runs compute; studies compute where they do.
+
+    Raises:
+        UserError: there is no such recipe or size.
+    """
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    if size not in SIZES:
+        raise UserError(f"the size of a recipe must be one of {', '.join(SIZES)}, given {size!r}")
+    recipe = RECIPES[name]
+    if device is not None:
+        there = recipe.sizes[size]._replace(settings={**recipe.sizes[size].settings, "engine.device": device})
+        recipe = recipe._replace(sizes={**recipe.sizes, size: there})
+    return Asked(recipe, size, folder / name / size, jobs, seeds, cells)
+
+
+def reproduced(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Judged:
+    """Do a recipe, or what is left of it: runs, figures, verdicts and its page.
+
+    Raises:
+        UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
+        KeyboardInterrupt: by Ctrl-C; the same call goes on.
+    """
+    done = reproduce(asked, watch, say)
+    if isinstance(asked.recipe.experiment, Comparison):
+        figures.draw(asked.recipe, asked.out)
+    judged = pages.judge(asked.recipe, done, asked.out / DONE)
+    pages.write_one(judged)
+    return judged
