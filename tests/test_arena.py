@@ -20,10 +20,9 @@ from fedconcord.arenas.figures import steps
 from fedconcord.arenas.outcome import Entry, Goals, Outcome, Result, Size
 from fedconcord.arenas.standing import table_of
 from fedconcord.basis.errors import UserError
-from fedconcord.jobs import Row
 from fedconcord.report.metric import metric_of
-from fedconcord.runs.outcome import Finished
-from fedconcord.runs.plan import Planned
+from fedconcord.runs.events import Event, Watch
+from fedconcord.runs.study import carry_out
 
 SMALL = """
 [[federation]]
@@ -207,43 +206,41 @@ def test_methods_and_seeds_are_added_and_nothing_is_repeated(done: tuple[Path, P
     assert new == {"fedavg", "scaffold", "fednova", "fixed"}  # a comparison that grows has all seeds of all methods
     (tmp_path / "other.toml").write_text(SMALL.replace("rounds = 12", "rounds = 13"))
     with pytest.raises(UserError, match=r"sorted was done with other settings .*give another --out"):
-        run.arena(asked(tmp_path / "other.toml", out), Stop(10**9), print)
+        arena_of(asked(tmp_path / "other.toml", out), Watch())
 
 
 def test_what_an_arena_rests_on_is_refused_when_it_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(SMALL)
-    course = plan.Course(chosen([str(tmp_path / "own.toml")])[0], tmp_path / "sorted")
-    plan.state(course, 2)
-    plan.state(course, 2)
-    path = course.folder / plan.STATED
+    place = plan.FederationFolder(chosen([str(tmp_path / "own.toml")])[0], tmp_path / "sorted")
+    plan.settle_federation(place, 2)
+    plan.settle_federation(place, 2)
+    path = place.folder / plan.STATED
     for content in (path.read_text().replace('"budget": 2', '"budget": 3'), path.read_text()[:-9]):
         path.write_text(content)
         with pytest.raises(
             UserError, match=r"federation\.json cannot be read: its checksum differs.*give another --out"
         ):
-            plan.state(course, 2)
+            plan.settle_federation(place, 2)
 
 
-def asked(federations: Path, out: Path) -> plan.Asked:
-    return plan.Asked(plan.labelled(["scaffold"]), chosen([str(federations)]), out, budget=2, seeds=(0,))
+def asked(federations: Path, out: Path) -> plan.ArenaSpec:
+    return plan.ArenaSpec(plan.labelled(["scaffold"]), chosen([str(federations)]), out, budget=2, seeds=(0,))
 
 
-class Stop:
+class Stop(Watch):
     """A watch that presses Ctrl-C after so many rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def begin(self, planned: Sequence[Planned]) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
-
-    def see(self, number: int, event: Row | Finished | None) -> None:
-        self.rows -= isinstance(event, Row)
+    def event(self, event: Event) -> None:
+        self.rows -= event.row is not None
         if self.rows == 0:
             raise KeyboardInterrupt
+
+
+def arena_of(spec: plan.ArenaSpec, watch: Watch) -> list[Result]:
+    return carry_out(run.arena(spec, print), spec.jobs, watch)
 
 
 @pytest.mark.slow
@@ -251,11 +248,11 @@ def test_an_arena_that_is_stopped_twice_ends_as_one_that_is_not(done: tuple[Path
     """Ctrl-C in FedAvg's search and in a method's; all but times is the same in the end."""
     only = tmp_path / "one.toml"
     only.write_text(SMALL.partition('[[federation]]\nname = "stated"')[0])
-    whole = run.arena(asked(only, tmp_path / "whole"), Stop(10**9), print)
+    whole = arena_of(asked(only, tmp_path / "whole"), Watch())
     for rows in (30, 100):
         with pytest.raises(KeyboardInterrupt):
-            run.arena(asked(only, tmp_path / "broken"), Stop(rows), print)
-    again = run.arena(asked(only, tmp_path / "broken"), Stop(10**9), print)
+            arena_of(asked(only, tmp_path / "broken"), Stop(rows))
+    again = arena_of(asked(only, tmp_path / "broken"), Watch())
     first, second = ([entry.as_dict() for entry in found] for found in (whole, again))
     for found in (first, second):
         for entry in found[0]["methods"]:

@@ -27,7 +27,8 @@ from fedconcord.report.load import load_runs
 from fedconcord.report.summary import summarise
 from fedconcord.report.worth import DRAWS, bootstrap, sentences, worth
 from fedconcord.runs import plan
-from fedconcord.runs.pool import execute_all
+from fedconcord.runs.events import Entry
+from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
 
 JOB: dict[str, Any] = {
@@ -239,7 +240,7 @@ def test_the_section_says_what_the_folders_hold(comparison: Path) -> None:
     assert one.csv == (comparison / "tables" / "baselines.csv").read_text()
 
 
-def executed(planned: list[plan.Planned]) -> None:
+def executed(planned: list[Entry]) -> None:
     """The runs of a comparison, without its report."""
     assert {run.status for run in execute_all(planned)} == {"complete"}
 

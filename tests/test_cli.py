@@ -24,9 +24,9 @@ from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.jobs import Row
 from fedconcord.problems.losses import METRICS
-from fedconcord.runs import execution, outcome, plan, pool
-from fedconcord.runs.outcome import Finished
-from fedconcord.runs.plan import Planned
+from fedconcord.runs import execution, plan, records
+from fedconcord.runs.events import Entry, Finished
+from fedconcord.runs.study import execute_all
 from watching import Rows
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short
@@ -300,7 +300,7 @@ def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, m
         return sound(config)
 
     monkeypatch.setattr(settings, "build", broken)
-    first, second = pool.execute_all(planned)
+    first, second = execute_all(planned)
     assert (first.status, second.status) == ("failed", "complete")
     assert first.error == f"RuntimeError: planted (all of it in {first.folder / 'error.txt'})"
     assert "planted" in (first.folder / "error.txt").read_text()
@@ -572,7 +572,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.call([*arguments, str(tmp_path / "r")]) == 3
     assert "diverged: a metric is no longer finite after round " in capsys.readouterr().out
     assert cli.call(["run", "--resume", str(tmp_path / "r")]) == 3  # no round brings it back
-    assert outcome.finished(tmp_path / "r").status == "diverged"
+    assert records.finished(tmp_path / "r").status == "diverged"
 
 
 def test_a_run_that_diverged_in_its_last_round_stays_so(tmp_path: Path) -> None:
@@ -600,7 +600,7 @@ def test_the_exit_code_of_a_comparison_in_which_every_run_diverged(
 def test_every_run_failing_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(entry: Planned, on_row: object = None) -> Finished:
+    def fail(entry: Entry, on_row: object = None) -> Finished:
         raise OSError(28, "No space left on device", str(entry.folder))
 
     monkeypatch.setattr(execution, "execute", fail)

@@ -19,7 +19,6 @@ import torch
 from torch.nn import functional as F
 
 import fedconcord
-from fedconcord import api
 from fedconcord import settings as config
 from fedconcord.analysis.fairness import spread
 from fedconcord.analysis.personalisation import Finetune, personalised
@@ -31,12 +30,13 @@ from fedconcord.jobs import Job, Row
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 from fedconcord.problems.losses import metrics_of
-from fedconcord.runs import results
-from fedconcord.runs.final import Wanted
+from fedconcord.runs.final import RunOptions
 from fedconcord.runs.folder import read_description
+from fedconcord.runs.plan import plan_run
 from fedconcord.runs.stopping import Patience
 from fedconcord.settings import from_nested, resolve_run
 from table import batches_of
+from training import execute
 from watching import Rows
 
 JOB = {
@@ -225,8 +225,8 @@ def test_patience_knows_which_way_a_metric_goes(tmp_path: Path) -> None:
     assert isinstance(this.problem, Supervised)
     this.problem.metrics = metrics_of(("macro_f1",), "class")
     config.forget_problem()
-    wanted = Wanted(Patience(4, metric="test_macro_f1"))
-    results.execute(replace(this, engine=Serial()), tmp_path, rounds=12, info={}, wanted=wanted)
+    options = RunOptions(Patience(4, metric="test_macro_f1"))
+    execute(replace(this, engine=Serial()), tmp_path, rounds=12, info={}, options=options)
     values = [float(row["test_macro_f1"]) for row in table(tmp_path / "metrics.csv")[1:]]
     assert json.loads((tmp_path / "run.json").read_text())["model_round"] == int(np.argmax(values)) + 1
 
@@ -278,7 +278,7 @@ def test_mistakes_are_sentences(settings: dict[str, object], says: str, tmp_path
 
 def test_stopping_on_test_data_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="makes its test figures too good"):
-        api.plan_run(from_nested({**JOB, "validation": "none", "eval.patience": 3, "out": str(tmp_path / "x")}, "test"))
+        plan_run(from_nested({**JOB, "validation": "none", "eval.patience": 3, "out": str(tmp_path / "x")}, "test"))
 
 
 def test_a_problem_without_clients_data_has_no_clients_csv(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from fedconcord.problems import Supervised
 from fedconcord.problems.losses import LOSSES
 from fedconcord.problems.regularisers import l1
 from fedconcord.runs.folder import read_description
-from fedconcord.runs.results import execute
 from table import TABLE, make
 from test_engines import SCHEDULE, assert_same, run, small
+from training import execute
 
 COMPILED = Stacked(None, 1, kernel="compiled")
 

@@ -21,9 +21,9 @@ from fedconcord.jobs import Job, advance, checkpoint, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
-from fedconcord.runs.results import execute
 from fedconcord.state import Storage
 from table import make
+from training import execute
 
 MEMORY = Storage()
 

@@ -20,7 +20,6 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors, tree_leaves
 from fedconcord.core.trees import Tree
-from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.judging import SUMS
 from fedconcord.deploy.serve import check, serve
@@ -29,7 +28,7 @@ from fedconcord.jobs import State, advance, evaluate, start
 from fedconcord.problems.losses import METRICS as METRICS_OF
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
-from fedconcord.runs.outcome import Finished
+from fedconcord.runs.events import Event, Finished
 from table import TABLE
 
 SITES = ["basel", "bern", "chur"]

@@ -11,6 +11,8 @@ import pytest
 import fedconcord
 from fedconcord import api
 from fedconcord.jobs import Row
+from fedconcord.runs import plan
+from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
 from watching import Rows
 
@@ -71,13 +73,13 @@ def test_the_old_end_counts_neither_as_the_best_nor_against_patience(tmp_path: P
 def test_a_comparison_is_extended_past_an_early_stop_at_its_end(tmp_path: Path) -> None:
     def compare(folder: Path, rounds: int) -> list[api.Finished]:
         more = {**JOB, "eval.patience": 2, "eval.min_delta": 100.0, "rounds": rounds, "out": str(folder)}
-        _, planned, _ = api.plan_comparison(None, from_nested({**more, "methods": ["fedavg", "scaffold"]}, "test"))
-        return api.execute_all(planned)
+        _, planned, _ = plan.plan_comparison(None, from_nested({**more, "methods": ["fedavg", "scaffold"]}, "test"))
+        return execute_all(planned)
 
     whole = compare(tmp_path / "whole", 20)
     compare(tmp_path / "parts", 10)
-    _, planned, _ = api.plan_resumed_comparison(tmp_path / "parts", None, from_nested({"rounds": 20}, "test"))
-    parts = api.execute_all(planned)
+    _, planned, _ = plan.plan_resumed_comparison(tmp_path / "parts", None, from_nested({"rounds": 20}, "test"))
+    parts = execute_all(planned)
     assert [result.rounds for result in parts] == [result.rounds for result in whole] == [12, 12]
     for one, other in zip(whole, parts, strict=True):
         assert_same(one.folder, other.folder)

@@ -12,6 +12,7 @@ import pytest
 import fedconcord
 from fedconcord.runs import plan
 from fedconcord.runs.clock import PARTS, Clock
+from fedconcord.runs.records import why_evaluated
 from fedconcord.settings import from_nested, judging, problem_of, resolve_run
 from fedconcord.settings.judging import Judged, looks, rule, samples_a_round
 from fedconcord.settings.sections import EvalSettings
@@ -80,7 +81,7 @@ def test_methods_of_a_comparison_share_what_the_rule_says(tmp_path: Path) -> Non
     assert alike == {(10, 2_000)}  # 1,797 forward, 479 trained on by fedavg
     one, two = (problem_of(entry.config) for entry in planned)
     assert one is two
-    why = plan.why_evaluated(folder)
+    why = why_evaluated(folder)
     assert why is not None
     assert why.startswith("evaluates every 10 rounds, the train loss on 2,000 samples: an evaluation puts 1,797")
     _, again, _ = plan.plan_resumed_comparison(folder, None)

@@ -13,8 +13,9 @@ import pytest
 from fedconcord import api, cli
 from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
-from fedconcord.runs import lock
-from fedconcord.runs.outcome import finished
+from fedconcord.runs import lock, plan
+from fedconcord.runs.records import finished
+from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
 
 HOLD = """
@@ -114,20 +115,20 @@ def test_a_comparison_has_its_folder_and_each_run_its_own(tmp_path: Path) -> Non
         "cohort": 2,
         "rounds": 2,
     }
-    _, planned, _ = api.plan_comparison(None, from_nested(settings | {"out": str(out)}, "test"))
+    _, planned, _ = plan.plan_comparison(None, from_nested(settings | {"out": str(out)}, "test"))
     process = holder(out)
     with pytest.raises(UserError, match="another process is writing in the folder"):
-        api.plan_resumed_comparison(out, None)
-    assert [run.status for run in api.execute_all(planned)] == ["complete"]  # as in a worker of the comparison
+        plan.plan_resumed_comparison(out, None)
+    assert [run.status for run in execute_all(planned)] == ["complete"]  # as in a worker of the comparison
     process.kill()
     process.communicate()
     process = holder(planned[0].folder)
-    again = api.plan_resumed_comparison(out, None, from_nested({"rounds": 4}, "test"))[1]
-    (refused,) = api.execute_all(again)
+    again = plan.plan_resumed_comparison(out, None, from_nested({"rounds": 4}, "test"))[1]
+    (refused,) = execute_all(again)
     assert "another process is writing in the folder" in (refused.error or "")
     process.kill()
     process.communicate()
-    assert [run.status for run in api.execute_all(again)] == ["complete"]
+    assert [run.status for run in execute_all(again)] == ["complete"]
 
 
 class One(NamedTuple):

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +17,8 @@ import pytest
 
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
-from fedconcord.jobs import Row
+from fedconcord.runs.events import Watch
 from fedconcord.runs.folder import CHECKPOINT
-from fedconcord.runs.outcome import Finished, Progress
-from fedconcord.runs.plan import Planned
 from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord_papers.recipes.found import FOUND, SUMMARIES
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
@@ -53,20 +50,8 @@ SMALL = Recipe(
 )
 
 
-@contextmanager
-def unseen(planned: Sequence[Planned]) -> Iterator[Progress]:
-    def see(number: int, event: Row | Finished | None) -> None:
-        pass
-
-    yield see
-
-
-def quiet(line: str) -> None:
-    pass
-
-
 def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
-    return reproduce(Asked(recipe, size, out, **asked), unseen, quiet).values  # type: ignore[arg-type]
+    return reproduce(Asked(recipe, size, out, **asked), Watch()).values  # type: ignore[arg-type]
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
@@ -139,7 +124,7 @@ def test_missing_data_leave_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_size_that_does_not_fit_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedconcord.runs.begun.room", lambda job: (1000.0, "this machine"))
+    monkeypatch.setattr("fedconcord.runs.prepare.room", lambda job: (1000.0, "this machine"))
     recipe = SMALL._replace(sizes={"paper": Size()})
     with pytest.raises(UserError, match=r"SCAFFOLD: the clients' state may grow to .* and this machine has"):
         done(tmp_path / "out", "paper", recipe)

@@ -23,9 +23,9 @@ from fedconcord.jobs import Job, Row, advance, checkpoint, refusals, start, stat
 from fedconcord.problems import quadratics
 from fedconcord.runs import results
 from fedconcord.runs.folder import read_description
-from fedconcord.runs.results import execute
 from fedconcord.state import MemoryStore
 from table import TABLE, make
+from training import execute
 
 
 def job(name: str, **options: object) -> Job:

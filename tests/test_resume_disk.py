@@ -15,10 +15,12 @@ from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems import fednova_quadratics
-from fedconcord.runs.results import execute
+from fedconcord.runs import plan
+from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
 from fedconcord.state import DiskStore, Storage
 from table import make
+from training import execute
 
 PAGE = 4096
 
@@ -67,10 +69,10 @@ def test_a_comparison_with_rows_on_disk_is_extended(tmp_path: Path) -> None:
     settings = {"engine.store": "disk", "local.steps": 1}
     given = {"data": "fednova_quadratics(dim=1025)", "clients": 4, "cohort": 2, "out": str(tmp_path / "c")}
     given |= {"methods": ["scaffold", "fedadmm"], "seeds": [0], "rounds": 2}
-    _, planned, _ = api.plan_comparison(None, from_nested(given | settings, "test"))
-    assert [run.status for run in api.execute_all(planned)] == ["complete"] * 2
-    _, planned, _ = api.plan_resumed_comparison(tmp_path / "c", None, from_nested({"rounds": 4}, "test"))
-    assert [(run.status, run.rounds) for run in api.execute_all(planned)] == [("complete", 4)] * 2
+    _, planned, _ = plan.plan_comparison(None, from_nested(given | settings, "test"))
+    assert [run.status for run in execute_all(planned)] == ["complete"] * 2
+    _, planned, _ = plan.plan_resumed_comparison(tmp_path / "c", None, from_nested({"rounds": 4}, "test"))
+    assert [(run.status, run.rounds) for run in execute_all(planned)] == [("complete", 4)] * 2
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.runs.begun import placed
-from fedconcord.runs.results import execute
+from fedconcord.runs.prepare import placed
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store, pages, path_of
 from fedconcord.state.fields import Fields
 from fedconcord.state.file import created, stride_of
 from table import make
+from training import execute
 
 
 class Row(NamedTuple):
@@ -426,7 +426,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_state import killed_job
 folder = Path(sys.argv[1])
-from fedconcord.runs.results import execute
+from training import execute
 execute(killed_job(), folder, rounds=1000, info={{}}, eval_every=50, checkpoint_every=0.03, resume=folder.exists(),
         on_row=lambda row: print(row.round, flush=True))
 """

@@ -23,18 +23,20 @@ from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search, search_of
 from fedconcord.report.metric import metric_of
+from fedconcord.runs.events import Watch
 from fedconcord.runs.plan import plan_comparison
-from fedconcord.runs.pool import Crew
+from fedconcord.runs.study import carry_out
 from fedconcord.settings import Config, from_nested, resolve_compare
 from fedconcord.transforms.server import OPTIMIZERS
+from fedconcord.tuning.draws import batches, drawn, write_journal
 from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import sentences
 from fedconcord.tuning.remarks import remarks
+from fedconcord.tuning.results import MethodSearch, Trial
 from fedconcord.tuning.rungs import Rung, cost, rungs_of
 from fedconcord.tuning.scores import Objective, Score, chosen, ranked, score_of
-from fedconcord.tuning.search import Found, Trial, alone, search
+from fedconcord.tuning.search import search
 from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, space_of, text_of
-from fedconcord.tuning.study import batches, drawn, mended
 from watching import Rows
 
 DIGITS = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 8, "seeds": "0"}
@@ -51,9 +53,9 @@ def test_trials_compute_their_steps_as_the_job_says(kernel: str, tmp_path: Path)
     rounds = 5000 if kernel == "torch" else 8
     job = DIGITS | {"methods": "fedavg", "model": "2nn", "rounds": rounds, "out": str(tmp_path / "t")}
     source = from_nested(job | {"engine.kernel": kernel}, "test")
-    tuned = tuning.plan_tuning(tuning.Asked(), source)
+    tuned = tuning.plan_tuning(tuning.SearchSpec(), source)
     (space,) = tuned.spaces
-    trial = tuned.run(space, space.start, 1, 0, 8).config
+    trial = tuned.entry(space, space.start, 1, 0, 8).config
     assert trial.engine.kernel == ("torch" if kernel == "auto" else kernel)
 
 
@@ -266,12 +268,12 @@ def test_the_fewest_rounds_decide_among_trials_that_end_alike() -> None:
 def test_an_edge_says_what_to_extend() -> None:
     job = config("fedprox,fedavgm")
 
-    def found(method: str, **values: float) -> Found:
+    def found(method: str, **values: float) -> MethodSearch:
         space = space_of(job, method, {})
         best = Trial(
             0, {**space.start, **{k.replace("_lr_", "."): v for k, v in values.items()}}, {8: Score(1, None, 0, 0)}, ()
         )
-        return Found(space, (best,), best)
+        return MethodSearch(space, (best,), best)
 
     [edge] = edges(job, found("fedprox", mu=0.9))
     assert (edge.key, edge.side, edge.search) == ("mu", "high", "mu=log(0.001,3)")
@@ -280,7 +282,7 @@ def test_an_edge_says_what_to_extend() -> None:
     assert (end.side, end.search) == ("low", "")  # no momentum is below 0
     alone = Trial(0, {"local.lr": 0.1}, {8: Score(1, None, 0, 0)}, ())
     point = grid_space(job, "fedprox", {"local.lr": [0.1]})
-    assert edges(job, Found(point, (alone,), alone)) == []  # a range of one point has no end
+    assert edges(job, MethodSearch(point, (alone,), alone)) == []  # a range of one point has no end
 
 
 # -- the whole search ----------------------------------------------------------------------------------------------
@@ -347,11 +349,10 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_trial_that_is_early_and_stands_still_does_not_win(tmp_path: Path) -> None:
     """A step size that is large for two rounds and then nothing, beside one that goes on."""
     job = {**DIGITS, "methods": "fedavg", "rounds": 16, "seeds": [0, 1], "local": {"lr": 0.1}, "eval": {"target": 0.4}}
-    asked = tuning.Asked(2, [], "points(local.lr=[3],local.lr_decay=[0.02])", [5])
+    asked = tuning.SearchSpec(2, [], "points(local.lr=[3],local.lr_decay=[0.02])", [5])
     planned = tuning.plan_tuning(asked, from_nested({**job, "out": str(tmp_path / "t")}, "test"))
     lines: list[str] = []
-    with alone(planned), Crew() as crew:
-        [found] = search(planned, 1, tuning.Lines(lines.append), crew)
+    [found] = carry_out(search(planned, lines.append), 1, Watch())
     slow, early = (trial.last for trial in found.trials)
     assert early.reached is not None
     assert slow.reached is not None
@@ -359,19 +360,21 @@ def test_a_trial_that_is_early_and_stands_still_does_not_win(tmp_path: Path) -> 
     assert early.value + early.standard_error < slow.value - slow.standard_error
     assert found.best == found.trials[0]
     rule = "one standard error over seeds or one point of the best: the fewest rounds to 0.4"
-    assert f"judged by final validation accuracy (of trials within {rule}); then the winners" in sentences(planned)[-1]
+    assert (
+        f"judged by final validation accuracy (of trials within {rule}); then the winners" in [*sentences(planned)][-1]
+    )
     assert f"{slow.reached:.3g} rounds to 0.4 with local.lr 0.1" in lines[-1]
 
 
 def test_a_winner_that_was_better_before_is_said(tmp_path: Path) -> None:
     job = {**DIGITS, "methods": "fedavg", "out": str(tmp_path / "t")}
-    planned = tuning.plan_tuning(tuning.Asked(1), from_nested(job, "test"))
+    planned = tuning.plan_tuning(tuning.SearchSpec(1), from_nested(job, "test"))
     space = planned.spaces[0]
 
-    def found(*values: float) -> Found:
+    def found(*values: float) -> MethodSearch:
         scores = {rounds: Score(value, None, 0, 0) for rounds, value in zip((2, 4, 8), values, strict=True)}
         best = Trial(0, space.start, scores, ())
-        return Found(space, (best,), best)
+        return MethodSearch(space, (best,), best)
 
     assert remarks(planned, found(0.6, 0.9, 0.95)) == []
     assert remarks(planned, found(0.6, 0.956, 0.95)) == []  # less than a point
@@ -414,7 +417,7 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
 
 @pytest.mark.slow
 def test_a_killed_search_resumes_to_the_files_of_one_that_nobody_killed(tmp_path: Path) -> None:
-    """SIGKILL in the second batch, whose values come of the first; half a line is left in the journal."""
+    """SIGKILL in the second batch, whose values come of the first."""
     job = ["tune", "--methods", "feddyn", *QUADRATICS, "--budget", "6", "--jobs", "1"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert cli.call([*job, "--out", str(whole)]) == 0
@@ -424,8 +427,6 @@ def test_a_killed_search_resumes_to_the_files_of_one_that_nobody_killed(tmp_path
     killed.communicate(timeout=120)
     assert json.loads((broken / "tune.json").read_text())["status"] == "running"
     assert not (broken / "final").exists()
-    with open(broken / "study.journal", "ab") as file:
-        file.write(b'{"half a li')
     lines: list[str] = []
     rounds: list[int] = []
     seen = Rows(lambda row: rounds.append(row.round))
@@ -466,15 +467,15 @@ def test_ctrl_c_and_another_number_of_processes_change_nothing(tmp_path: Path) -
 def test_divergent_trials_are_results(tmp_path: Path) -> None:
     """A grid with a step size that diverges: its trial comes last, and the search goes on."""
     job = {"methods": "fedavg", "data": "quadratics", "clients": 8, "cohort": 4, "rounds": 100, "seeds": "0"}
-    asked = tuning.Asked(3, [], "points(local.lr=[0.3,1e6])", [7])
+    asked = tuning.SearchSpec(3, [], "points(local.lr=[0.3,1e6])", [7])
     planned = tuning.plan_tuning(asked, from_nested({**job, "out": str(tmp_path / "t")}, "test"))
-    with alone(planned), Crew() as crew:
-        [found] = search(planned, 1, tuning.Lines(print), crew)
+    [found] = carry_out(search(planned, print), 1, Watch())
     assert [trial.values for trial in found.trials] == [{"local.lr": rate} for rate in (0.1, 0.3, 1e6)]
     assert [trial.last.broken for trial in found.trials] == [0, 0, 1]
     assert found.trials[2].rounds == 25
     assert found.best is not None
     assert found.best.number < 2
+    write_journal(tmp_path / "t" / "study.journal", [found], higher=False)
     study = optuna.load_study(study_name="fedavg", storage=journal(tmp_path / "t"))
     assert study.trials[2].intermediate_values == {}
 
@@ -514,16 +515,11 @@ def test_a_folder_that_is_no_search_and_settings_that_change(tmp_path: Path) -> 
     (tmp_path / "tune.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read .*tune\.json"):
         fedconcord.tune(resume=tmp_path)
-    (tmp_path / "tune.json").write_text('{"settings": {}, "asked": {}}')
-    for changed in ({"rounds": 5}, {"budget": 3}, {"final_seeds": [4]}):
-        with pytest.raises(UserError, match=f"{next(iter(changed))} cannot change when"):
+    (tmp_path / "tune.json").write_text('{"settings": {"methods": ["fedavg"]}, "asked": {}}')
+    for changed, said in (
+        ({"rounds": 5}, r"rounds \(argument\)"),
+        ({"budget": 3}, "budget"),
+        ({"final_seeds": [4]}, "final_seeds"),
+    ):
+        with pytest.raises(UserError, match=f"^{said} cannot change when"):
             fedconcord.tune(resume=tmp_path, **changed)  # type: ignore[arg-type]
-
-
-def test_half_a_line_of_the_journal_goes(tmp_path: Path) -> None:
-    path = tmp_path / "study.journal"
-    path.write_bytes(b'{"a":1}\n{"b')
-    (tmp_path / "study.journal.lock").symlink_to(path)
-    mended(path)
-    assert path.read_bytes() == b'{"a":1}\n'
-    assert not (tmp_path / "study.journal.lock").is_symlink()

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.callbacks import Callback, Run
-    from fedconcord.runs.outcome import Compared, Finished
+    from fedconcord.runs.events import Compared, Finished
     from fedconcord.studies import advise, arena
     from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
@@ -159,7 +159,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.local.pace": "RULES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.callbacks": "Callback Run",
-    "fedconcord.runs.outcome": "Compared Finished",
+    "fedconcord.runs.events": "Compared Finished",
     "fedconcord.studies": "advise arena",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",

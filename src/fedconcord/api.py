@@ -25,19 +25,18 @@ from fedconcord.engines import distributed
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
 from fedconcord.runs import folder as folders
-from fedconcord.runs.callbacks import Callback, followed, telling
-from fedconcord.runs.execution import execute
-from fedconcord.runs.outcome import Compared, Finished
-from fedconcord.runs.plan import plan_comparison, plan_resumed_comparison, plan_resumed_run, plan_run, writing
-from fedconcord.runs.pool import execute_all
+from fedconcord.runs import plan
+from fedconcord.runs.callbacks import Callback, Callbacks
+from fedconcord.runs.clock import Clock
+from fedconcord.runs.events import Compared, Everyone, Finished, Lines, Watch
+from fedconcord.runs.records import why_evaluated
+from fedconcord.runs.study import InterruptedStudyError, carry_out
 from fedconcord.settings import Source
 from fedconcord.tracking import check, trackers
 
 if TYPE_CHECKING:
-    from fedconcord.tuning import Tuned
-
-if TYPE_CHECKING:
     from fedconcord.diagnosis.page import Diagnosed
+    from fedconcord.tuning import Tuned
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 
@@ -71,13 +70,23 @@ def run(
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
-    if trust:
-        folders.trust(resume)
     sources = sources_of(run, config, {"method": method, **options}, settings)
-    check(sources)
-    planned = plan_resumed_run(Path(resume), *sources) if resume else plan_run(*sources)
-    tell = telling([planned], planned.folder, [*callbacks, *trackers(planned.config.track)])
-    return followed(planned, tell, lambda: execute(planned, lambda row: tell(0, row)))
+    return run_settings(sources, resume, trust, Watch(), callbacks)
+
+
+def run_settings(
+    sources: Sequence[Source],
+    resume: str | Path | None,
+    trust: bool,
+    watch: Watch,
+    callbacks: Sequence[Callback] = (),
+    clock: Clock | None = None,
+) -> Finished:
+    """`run` for settings from wherever, which `watch` is told of; `clock` has what it took until now."""
+    check_tracking(sources, resume, trust)
+    entry = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
+    told = Callbacks([*callbacks, *trackers(entry.config.track)])
+    return plan.run(entry, Everyone(watch, told), clock)
 
 
 @listed(CompareOptions)
@@ -111,17 +120,50 @@ def compare(
     Raises:
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
+    sources = sources_of(compare, config, {"methods": methods, **options}, settings)
+    return compare_settings(sources, resume, trust, jobs, Watch(), callbacks)
+
+
+def compare_settings(
+    sources: Sequence[Source],
+    resume: str | Path | None,
+    trust: bool,
+    jobs: int | None,
+    watch: Watch,
+    callbacks: Sequence[Callback] = (),
+) -> Compared:
+    """`compare` for settings from wherever, which `watch` is told of."""
+    check_tracking(sources, resume, trust)
+    if resume:
+        planned = plan.plan_resumed_comparison(Path(resume), jobs, *sources, say=lambda line: watch.note([line]))
+    else:
+        planned = plan.plan_comparison(jobs, *sources)
+    folder, entries, jobs = planned
+    watch.begin(folder)
+    watch.note(plan.notes(entries))
+    watch.note([plan.ahead(entries, folder, jobs)])
+    if distributed.rank() == 0:  # which wrote it
+        watch.note(filter(None, map(why_evaluated, [folder])))
+    told = Callbacks([*callbacks, *trackers(entries[0].config.track)])
+    with plan.alone(planned):
+        try:
+            runs = carry_out(plan.comparison(planned), jobs, Everyone(watch, told))
+        except InterruptedStudyError as interrupted:
+            return Compared(folder, interrupted.runs, None)
+        has_results = any(result.status in ("complete", "diverged") for result in runs)
+        writes = has_results and distributed.rank() == 0  # of several processes the first one
+        return Compared(folder, runs, write_report([folder], folder) if writes else None)
+
+
+def check_tracking(sources: Sequence[Source], resume: str | Path | None, trust: bool) -> None:
+    """Refuse trackers that cannot work before anything is planned, and trust the folder if the user does.
+
+    Raises:
+        UserError: there is no folder to trust, or a tracker cannot work.
+    """
     if trust:
         folders.trust(resume)
-    sources = sources_of(compare, config, {"methods": methods, **options}, settings)
     check(sources)
-    if resume:
-        folder, planned, jobs = plan_resumed_comparison(Path(resume), jobs, *sources)
-    else:
-        folder, planned, jobs = plan_comparison(jobs, *sources)
-    tell = telling(planned, folder, [*callbacks, *trackers(planned[0].config.track)])
-    with writing(folder, planned):
-        return finish_comparison(folder, execute_all(planned, jobs, tell))
 
 
 @listed(CompareOptions)
@@ -167,19 +209,35 @@ def tune(
         UserError: a setting is wrong, data are missing, the folder is taken, or no trial ended well.
         KeyboardInterrupt: by Ctrl-C; `resume` goes on.
     """
+    sources = sources_of(tune, config, {"methods": methods, **options}, settings)
+    ranges = [search] if isinstance(search, str) else list(search)
+    extent = (budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
+    return tune_settings(sources, extent, resume, trust, jobs, Lines(progress or (lambda line: None)), callbacks)
+
+
+def tune_settings(
+    sources: Sequence[Source],
+    extent: tuple[int | None, Sequence[str], str | None, Any],
+    resume: str | Path | None,
+    trust: bool,
+    jobs: int,
+    watch: Watch,
+    callbacks: Sequence[Callback] = (),
+) -> Tuned:
+    """`tune` for settings from wherever, which `watch` is told of.
+
+    Args:
+        extent: budget, ranges, grid and final seeds.
+    """
     from fedconcord import tuning  # matplotlib and Optuna: nothing else needs both
 
-    ranges = [search] if isinstance(search, str) else list(search)
-    asked = tuning.Asked(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
-    if trust:
-        folders.trust(resume)
-    sources = sources_of(tune, config, {"methods": methods, **options}, settings)
-    check(sources)
-    planned = (
-        tuning.plan_resumed_tuning(Path(resume), asked, *sources) if resume else tuning.plan_tuning(asked, *sources)
-    )
-    watch = tuning.Lines(progress or (lambda line: None))
-    return tuning.tuned(planned, jobs, watch, [*callbacks, *trackers(planned.config.track)])
+    check_tracking(sources, resume, trust)
+    spec = tuning.SearchSpec(*extent)
+    planned = tuning.plan_resumed_tuning(Path(resume), spec, *sources) if resume else tuning.plan_tuning(spec, *sources)
+    watch.begin(planned.folder)
+    watch.note(tuning.sentences(planned))
+    told = Callbacks([*callbacks, *trackers(planned.config.track)])
+    return carry_out(tuning.tuned(planned, jobs, watch.say), jobs, Everyone(watch, told))
 
 
 def sources_of(
@@ -252,17 +310,6 @@ def diagnose(
 
 
 # -- reports -------------------------------------------------------------------------------------------------------
-
-
-def finish_comparison(folder: Path, runs: list[Finished]) -> Compared:
-    """Write the report of a comparison, unless it was interrupted or no run has anything to show.
-
-    Of several processes only rank 0 writes it.
-    """
-    done = [result for result in runs if result.status in ("complete", "diverged")]
-    if not done or any(result.status == "interrupted" for result in runs) or distributed.rank() != 0:
-        return Compared(folder, runs, None)
-    return Compared(folder, runs, write_report([folder], folder))
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:

@@ -18,10 +18,13 @@ from fedconcord.api import sources_of
 from fedconcord.basis.wanted import count
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import RunOptions
+from fedconcord.runs.events import Lines, Watch
+from fedconcord.runs.study import carry_out
 
 if TYPE_CHECKING:
     from fedconcord.advice import Advice
     from fedconcord.arenas.page import Pages
+    from fedconcord.arenas.plan import ArenaSpec
 
 Say = Callable[[str], None]
 
@@ -91,11 +94,9 @@ def arena(
         UserError: there is no such method or federation, it cannot run, or the folder holds something else.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    from fedconcord.arenas import page, plan
-    from fedconcord.arenas.run import arena as done
-    from fedconcord.tuning import Lines
+    from fedconcord.arenas import plan
 
-    asked = plan.request(
+    spec = plan.request(
         settings_module.prepare("methods", methods),
         settings_module.prepare("methods", federations),
         None if budget is None else count("budget", budget),
@@ -104,4 +105,12 @@ def arena(
         Path(out),
         quick,
     )
-    return page.write(asked, done(asked, Lines(progress), progress))
+    return arena_of(spec, Lines(progress))
+
+
+def arena_of(spec: ArenaSpec, watch: Watch) -> Pages:
+    """`arena` for a specification, which `watch` is told of."""
+    from fedconcord.arenas import page, run
+
+    watch.begin(spec.out)
+    return page.write(spec, carry_out(run.arena(spec, watch.say), spec.jobs, watch))

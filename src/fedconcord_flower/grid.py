@@ -29,7 +29,7 @@ from fedconcord.basis.errors import LostError, UserError, sentence
 from fedconcord_flower import INSTALL
 
 if TYPE_CHECKING:  # with torch, which a SuperLink and SuperNodes would take seconds to import for nothing
-    from fedconcord.deploy.events import Event
+    from fedconcord.runs.events import Event
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 try:

@@ -16,7 +16,8 @@ from fedconcord.deploy.form import input_settings, source_of
 from fedconcord.deploy.overview import Overview, overview
 from fedconcord.deploy.serve import check
 from fedconcord.deploy.site import NAMED, Site
-from fedconcord.runs.outcome import Finished, finished
+from fedconcord.runs.events import Finished
+from fedconcord.runs.records import finished
 from fedconcord_flower import commands, grid, keys
 from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell

@@ -10,7 +10,6 @@ Arguments that are settings are those of `run` and `compare`; each function writ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
@@ -140,9 +139,10 @@ def reproduce(
             run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
+    from fedconcord.runs.events import Lines
     from fedconcord_papers.recipes.whole import reproduced, request
 
     chosen = None if seeds is None else settings_module.seed_list("seeds", seeds)
     some = settings_module.prepare("methods", cells)
     asked = request(recipe, size, Path(out), count("jobs", jobs), chosen, some, device)
-    return reproduced(asked, lambda planned: nullcontext(lambda number, event: None), progress)
+    return reproduced(asked, Lines(progress))

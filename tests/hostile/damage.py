@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedconcord
-from fedconcord import api, tuning
+from fedconcord import tuning
 from fedconcord.basis.errors import UserError
 from fedconcord.report import load
-from fedconcord.runs import outcome
+from fedconcord.runs import plan, records
+from fedconcord.runs.events import Watch
+from fedconcord.runs.study import carry_out, execute_all
 from fedconcord.settings import from_nested
 
 CUT = 0.2  # share of cases in which the file loses its end
@@ -56,7 +58,7 @@ def show_run(folder: Path) -> Shown:
     out = folder.parent / "out.csv"
     return {
         "report": told(lambda: _loaded(folder)),
-        "summary": told(lambda: (outcome.finished(folder)._replace(folder=Path()), outcome.stopped(folder))),
+        "summary": told(lambda: (records.finished(folder)._replace(folder=Path()), list(records.sentences(folder)))),
         "predict": told(lambda: (fedconcord.predict(folder, folder.parent / "in.npy", out), out.read_bytes())[1]),
         "resume": told(lambda: (fedconcord.run(resume=folder, rounds=9), _left(folder))[1]),
     }
@@ -65,8 +67,8 @@ def show_run(folder: Path) -> Shown:
 def make_comparison(folder: Path) -> None:
     """A comparison without its report, whose drawing takes seconds."""
     given = {**SEARCH, "rounds": 6, "methods": ["fedavg", "scaffold"], "seeds": [0], "out": str(folder)}
-    _, planned, jobs = api.plan_comparison(None, from_nested(given, "hostile"))
-    api.execute_all(planned, jobs)
+    _, planned, jobs = plan.plan_comparison(None, from_nested(given, "hostile"))
+    execute_all(planned, jobs)
 
 
 def show_comparison(folder: Path) -> Shown:
@@ -75,8 +77,8 @@ def show_comparison(folder: Path) -> Shown:
 
 
 def _resumed(folder: Path) -> object:
-    _, planned, jobs = api.plan_resumed_comparison(folder, None, from_nested({"rounds": 9}, "hostile"))
-    found = api.execute_all(planned, jobs)
+    _, planned, jobs = plan.plan_resumed_comparison(folder, None, from_nested({"rounds": 9}, "hostile"))
+    found = execute_all(planned, jobs)
     if failed := [one.error for one in found if one.error is not None]:
         raise UserError(failed[0])
     return _left(folder)
@@ -84,22 +86,20 @@ def _resumed(folder: Path) -> object:
 
 def make_search(folder: Path) -> None:
     """A search in its middle: the trials are there, the final comparison is not."""
-    asked = tuning.Asked(budget=4, search=[], grid=None, final_seeds=[7])
+    asked = tuning.SearchSpec(budget=4, search=[], grid=None, final_seeds=[7])
     given = {**SEARCH, "methods": ["feddyn"], "seeds": [0], "out": str(folder)}
     _search(tuning.plan_tuning(asked, from_nested(given, "hostile")))
 
 
 def show_search(folder: Path) -> Shown:
     """What the search finds when it is resumed."""
-    return {"resume": told(lambda: _search(tuning.plan_resumed_tuning(folder, tuning.Asked(None, [], None, None))))}
+    return {"resume": told(lambda: _search(tuning.plan_resumed_tuning(folder, tuning.SearchSpec())))}
 
 
 def _search(planned: tuning.Tuning) -> object:
-    from fedconcord.runs.pool import Crew
-    from fedconcord.tuning.search import alone, search
+    from fedconcord.tuning.search import search
 
-    with alone(planned), Crew() as crew:
-        return repr(search(planned, 1, tuning.Lines(lambda line: None), crew))
+    return repr(carry_out(search(planned, lambda line: None), 1, Watch()))
 
 
 def told(command: Callable[[], object]) -> object:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedconcord import settings as settings_module
-from fedconcord.arenas.plan import TUNING_SEEDS, Asked, able
+from fedconcord.arenas.plan import TUNING_SEEDS, ArenaSpec, able
 from fedconcord.tuning.rungs import cost, rungs_of
 from fedconcord.tuning.space import space_of
 
 
-def rows(asked: Asked) -> Iterator[dict[str, str]]:
+def rows(spec: ArenaSpec) -> Iterator[dict[str, str]]:
     """A row a federation.
 
     Raises:
         UserError: a federation or FedAvg in it cannot run.
     """
-    for federation in asked.federations:
-        methods, refused = able(federation, asked.methods, asked.out)
+    for federation in spec.federations:
+        methods, refused = able(federation, spec.methods, spec.out)
         config = federation.config([*methods.values()])
         settings_module.forget_problem()
         every, rounds = config.eval.every or 1, config.rounds
-        trials = [space_of(config, method, {}).trials(asked.budget) for method in config.methods or []]
+        trials = [space_of(config, method, {}).trials(spec.budget) for method in config.methods or []]
         # the reference is one more method with a search
-        searched = [asked.budget, *(count for count in trials if count > 1 or asked.budget == 1)]
+        searched = [spec.budget, *(count for count in trials if count > 1 or spec.budget == 1)]
         tried = sum(cost(rungs_of(count, rounds, every)) for count in searched) * len(TUNING_SEEDS)
         yield {
             "federation": federation.name,
@@ -33,6 +33,6 @@ def rows(asked: Asked) -> Iterator[dict[str, str]]:
             "clients": f"{config.cohort} of {config.clients}",
             "model": config.model or "none",
             "rounds": str(rounds),
-            "rounds in all": str(tried + (len(trials) + 1) * rounds * len(asked.seeds)),
+            "rounds in all": str(tried + (len(trials) + 1) * rounds * len(spec.seeds)),
             "cannot run": ", ".join(refused) or "-",
         }

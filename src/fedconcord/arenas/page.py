@@ -11,7 +11,7 @@ from typing import NamedTuple
 import fedconcord
 from fedconcord.arenas.figures import profile
 from fedconcord.arenas.outcome import Outcome, Result
-from fedconcord.arenas.plan import TUNING_SEEDS, Asked
+from fedconcord.arenas.plan import TUNING_SEEDS, ArenaSpec
 from fedconcord.arenas.standing import FAR, NEAR, Standing, Table, Worst, table_of
 from fedconcord.basis import files, grammar, process
 from fedconcord.report import elements
@@ -41,12 +41,12 @@ class Pages(NamedTuple):
     tables: tuple[Table, ...]
 
 
-def write(asked: Asked, results: Sequence[Result]) -> Pages:
+def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     """Write arena.json, README.md, report.html and figures/ into the arena's folder."""
     roles = dict.fromkeys(result.federation.role for result in results)
     tables = tuple(table_of([result for result in results if result.federation.role == role]) for role in roles)
-    indices = {label: k for k, label in enumerate(asked.methods)}
-    facts = _facts(asked)
+    indices = {label: k for k, label in enumerate(spec.methods)}
+    facts = _facts(spec)
     parts, number = [elements.told([html.escape(fact) for fact in facts], warnings(results))], 1
     lines = ["# Arena", *facts]
     every: dict[str, str | bytes] = {}
@@ -63,40 +63,40 @@ def write(asked: Asked, results: Sequence[Result]) -> Pages:
     if noted := warnings(results):
         lines += ["## Note", "\n".join(f"* {one}" for one in noted)]
     for name, content in every.items():
-        (asked.out / name).parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(asked.out / name, content.encode() if isinstance(content, str) else content)
-    heading = f"{len(asked.methods)} methods on {len(results)} federations"
+        (spec.out / name).parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(spec.out / name, content.encode() if isinstance(content, str) else content)
+    heading = f"{len(spec.methods)} methods on {len(results)} federations"
     footer = f"All numbers are in <code>{RESULTS}</code>, the runs in the federations' folders."
-    files.write_text(asked.out / "report.html", elements.page(heading, "arena", parts, footer))
-    files.write_text(asked.out / "README.md", "\n\n".join(lines) + "\n")
-    files.write_json(asked.out / RESULTS, as_dict(asked, results))
-    return Pages(asked.out / "report.html", asked.out / "README.md", tables)
+    files.write_text(spec.out / "report.html", elements.page(heading, "arena", parts, footer))
+    files.write_text(spec.out / "README.md", "\n\n".join(lines) + "\n")
+    files.write_json(spec.out / RESULTS, as_dict(spec, results))
+    return Pages(spec.out / "report.html", spec.out / "README.md", tables)
 
 
-def as_dict(asked: Asked, results: Sequence[Result]) -> dict[str, object]:
+def as_dict(spec: ArenaSpec, results: Sequence[Result]) -> dict[str, object]:
     """arena.json."""
     return {
         "format": 1,
-        "command": asked.command,
+        "command": spec.command,
         "version": fedconcord.__version__,
         "machine": process.machine(),
-        "budget": asked.budget,
-        "seeds": list(asked.seeds),
+        "budget": spec.budget,
+        "seeds": list(spec.seeds),
         "tuning_seeds": list(TUNING_SEEDS),
-        "methods": dict(asked.methods),
+        "methods": dict(spec.methods),
         "federations": [result.as_dict() for result in results],
     }
 
 
-def _facts(asked: Asked) -> list[str]:
+def _facts(spec: ArenaSpec) -> list[str]:
     """How the numbers came about, in sentences."""
     return [
-        f"`{asked.command}`, fedconcord {fedconcord.__version__}, {process.machine()}.",
+        f"`{spec.command}`, fedconcord {fedconcord.__version__}, {process.machine()}.",
         "In every federation FedAvg is tuned for its final value first; the target of a seed is the share of its way "
         "from the start to there that the federation names. Every method, FedAvg too, is tuned for few "
-        f"rounds to the target, with {asked.budget} trials on seeds {_listed(TUNING_SEEDS)}, judged by samples that "
+        f"rounds to the target, with {spec.budget} trials on seeds {_listed(TUNING_SEEDS)}, judged by samples that "
         "clients set apart or, where there are none, by the objective; and compared with seeds "
-        f"{_listed(asked.seeds)}. A method with nothing to tune is compared as it is.",
+        f"{_listed(spec.seeds)}. A method with nothing to tune is compared as it is.",
         "Ratio: mean rounds to the target over those of the best tuned method; `never` where a seed does not come "
         "there. Final: the mean of the last five evaluations; its lead is over FedAvg tuned for it. Time a round: the "
         "median, over FedAvg's in the same comparison.",

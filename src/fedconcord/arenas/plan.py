@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
 from fedconcord.arenas.federations import REFERENCE, Federation, chosen
-from fedconcord.basis import files, folders, grammar, imports, sums
+from fedconcord.basis import folders, grammar, imports
 from fedconcord.basis.errors import UserError
-from fedconcord.runs.plan import prepared, threads
+from fedconcord.runs.prepare import prepare, threads
+from fedconcord.runs.records import settle
 from fedconcord.settings import read_method
 
 METHODS = (REFERENCE, "auto", "fedprox", "fedavgm", "fedadam", "scaffold", "fednova", "feddyn", "fedadmm", "afedpd")
@@ -24,7 +24,7 @@ QUICK_BUDGET = 2
 STATED = "federation.json"
 
 
-class Asked(NamedTuple):
+class ArenaSpec(NamedTuple):
     """What an arena is to do."""
 
     methods: Mapping[str, str]  # label -> the method as `compare` takes it, with that label
@@ -44,7 +44,7 @@ def request(
     jobs: int,
     out: Path,
     few: bool = False,
-) -> Asked:
+) -> ArenaSpec:
     """What an arena is to do; what is None is as usual.
 
     Args:
@@ -57,7 +57,7 @@ def request(
     usual = QUICK_BUDGET if few else BUDGET
     lists = {"methods": methods, "federations": federations, "budget": budget and [budget], "seeds": seeds}
     flags = "".join(f" --{name} {shlex.quote(','.join(map(str, one)))}" for name, one in lists.items() if one)
-    return Asked(
+    return ArenaSpec(
         labelled(methods or METHODS),
         quick(some) if few else some,
         out,
@@ -68,7 +68,7 @@ def request(
     )
 
 
-class Course(NamedTuple):
+class FederationFolder(NamedTuple):
     """A federation and the folder of all that is done in it."""
 
     federation: Federation
@@ -147,7 +147,7 @@ def able(federation: Federation, methods: Mapping[str, str], folder: Path) -> tu
         for label, text in methods.items():
             one = settings_module.single(config, text, TUNING_SEEDS[0])
             try:
-                prepared(one, folder)
+                prepare(one, folder)
             except UserError as error:
                 why[label] = str(error).removeprefix(f"{label}: ")
     if REFERENCE in why:
@@ -157,30 +157,16 @@ def able(federation: Federation, methods: Mapping[str, str], folder: Path) -> tu
     return {label: text for label, text in methods.items() if label not in why}, why
 
 
-def state(course: Course, budget: int) -> None:
-    """Write what the searches of a federation rest on, or find it unchanged.
+def settle_federation(place: FederationFolder, budget: int) -> None:
+    """Write what the searches of a federation rest on, or see that it is unchanged.
 
     Raises:
         UserError: the folder holds another federation, or another budget, or what it holds is damaged.
     """
-    said = {
-        "settings": course.federation.nested,
-        "target": str(course.federation.target),
+    request = {
+        "settings": place.federation.nested,
+        "target": str(place.federation.target),
         "budget": budget,
         "tuning_seeds": list(TUNING_SEEDS),
     }
-    path = course.folder / STATED
-    if path.exists():
-        try:
-            before = dict(json.loads(sums.text(path)))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {error}; give another --out, or remove {course.folder}") from None
-        for key, value in json.loads(json.dumps(said)).items():
-            if before.get(key) != value:
-                raise UserError(
-                    f"{course.folder} was done with other {key.replace('_', ' ')} ({grammar.shown(before.get(key))}); "
-                    "give another --out, or remove that folder"
-                )
-        return
-    course.folder.mkdir(parents=True, exist_ok=True)
-    sums.write(path, files.as_json(said))
+    settle(place.folder / STATED, request, f"give another --out, or remove {place.folder}")

@@ -12,7 +12,7 @@ from fedconcord.basis import process
 from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, app, importing, say, say_columns
 from fedconcord.cli.options import option
-from fedconcord.cli.progress import Watching, interrupted
+from fedconcord.cli.progress import Show
 from fedconcord.cli.tune import MOST
 
 OUT = "runs/arena"
@@ -42,11 +42,11 @@ def arena(
     """Tune methods with equal budgets on many federations. Its page has rounds and bytes to a target, ranks, failures,
     time. Run again, it goes on where it was; methods, federations and seeds that are new are added."""
     with importing():
+        from fedconcord import studies
         from fedconcord.arenas import dry, page, plan
-        from fedconcord.arenas.run import arena as done
         from fedconcord.settings import prepare, seed_list
 
-    asked = plan.request(
+    spec = plan.request(
         prepare("methods", methods),
         prepare("methods", federations),
         None if budget is None else count("--budget", budget),
@@ -56,14 +56,10 @@ def arena(
         quick,
     )
     if dry_run:
-        say_columns(list(dry.rows(asked)))
+        say_columns(list(dry.rows(spec)))
         return
-    with Watching() as watch:
-        try:
-            results = done(asked, watch, watch.say)
-        except KeyboardInterrupt:
-            raise interrupted(asked.out, f"{asked.command} --out {shlex.quote(str(asked.out))}") from None
-    pages = page.write(asked, results)
+    with Show(f"{spec.command} --out {shlex.quote(str(spec.out))}", has_bar_per_run=False) as show:
+        pages = studies.arena_of(spec, show)
     for table in pages.tables:
         cells = page.standings(table)
         say(f"{table.role}: {len(table.results)} federation{'s' * (len(table.results) > 1)}")

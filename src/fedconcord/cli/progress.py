@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,12 +17,11 @@ from rich.table import Table
 
 from fedconcord.basis import imports
 from fedconcord.cli.base import PROGRAM, complain, console, say
+from fedconcord.runs.events import Entry, Event, Finished, Stage, Watch
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord.jobs import Row
     from fedconcord.report import Run
-    from fedconcord.runs.outcome import Finished
-    from fedconcord.runs.plan import Planned
 
 LARGE = 2**30  # bytes of clients' state that are worth a word
 NAMED = 12  # clients that the summary names one by one
@@ -31,9 +30,19 @@ SURE = 2.0  # seconds of work before it is said how long the rest may take
 SEEN, PART = 5, 0.05  # rounds, or that part of all if fewer, before it is said
 
 
-def resumed(command: str, folder: Path) -> str:
+def resuming(command: str, folder: Path) -> str:
     """The command line that goes on with a folder."""
     return f"{PROGRAM} {command} --resume {shlex.quote(str(folder))}{' --trust' * bool(imports.trusted())}"
+
+
+def refuse_interrupted(runs: Sequence[Finished]) -> None:
+    """Ctrl-C between two rounds is for a command what it is within one.
+
+    Raises:
+        KeyboardInterrupt: a run was interrupted.
+    """
+    if any(run.status == "interrupted" for run in runs):
+        raise KeyboardInterrupt
 
 
 def interrupted(folder: Path, again: str) -> typer.Exit:
@@ -94,158 +103,132 @@ def duration(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Show:
-    """Live progress, called as `runs.outcome.Progress`: a bar a run on a terminal, plain lines elsewhere."""
+class Show(Watch):
+    """Shows a study to a person: a bar a run, or of many runs one of their rounds; now and then a plain line where no
+    bar can be drawn.
 
-    def __init__(self, planned: Sequence[Planned]) -> None:
-        self.planned = planned
-        self.bars: Progress | None = None
-        if console.is_terminal:
-            self.bars = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[latest]}", markup=False),
-                TimeRemainingColumn(compact=True),
-                console=console,
-                expand=True,
-            )
-        self.tasks: dict[int, TaskID] = {}
-        self.all: TaskID | None = None  # the bar of all runs, where there are several
-        self.left = Left(sum(entry.config.rounds for entry in planned))
+    Args:
+        command: what goes on after an interruption: a command's name, which takes --resume, or a whole command line.
+        has_bar_per_run: a bar and a line for every run; else one bar, and the lines of the study alone.
+    """
+
+    def __init__(self, command: str, has_bar_per_run: bool) -> None:
+        self.command, self.has_bar_per_run = command, has_bar_per_run
+        latest = [TextColumn("{task.fields[latest]}", markup=False)] if has_bar_per_run else []
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            *latest,
+            TimeRemainingColumn(compact=True),
+            console=console,
+            expand=True,
+            transient=not has_bar_per_run,
+            disable=not console.is_terminal,
+        )
+        self.entries: Sequence[Entry] = ()
+        self.folder: Path | None = None
+        self.tasks: dict[int, TaskID] = {}  # of runs
+        self.total: TaskID | None = None  # the bar of all rounds
+        self.title = ""  # of that bar
+        self.left = Left(0)
         self.ended = 0
-        self.said = time.monotonic()
+        self.last_line = time.monotonic()
 
     def __enter__(self) -> Show:
-        if self.bars:
-            self.bars.start()
-            if len(self.planned) > 1:
-                self.all = self.bars.add_task(f"all {len(self.planned)} runs", total=self.left.todo, latest="")
+        self.bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bars:
-            self.bars.stop()
+        self.bars.stop()
+        if isinstance(error, KeyboardInterrupt) and self.folder is not None:
+            again = self.command if " " in self.command else resuming(self.command, self.folder)
+            raise interrupted(self.folder, again) from None
 
-    def name(self, number: int) -> str:
-        config = self.planned[number].config
-        return f"{config.label}, seed {config.seed}"
+    def note(self, sentences: Iterable[str]) -> None:
+        """A line each."""
+        for sentence in sentences:
+            self.say(sentence)
 
-    def __call__(self, number: int, event: Row | Finished | None) -> None:
-        from fedconcord.jobs import Row
-
-        if event is None:
-            if self.bars:
-                total = self.planned[number].config.rounds
-                self.tasks[number] = self.bars.add_task(self.name(number), total=total, latest="")
-        elif isinstance(event, Row):
-            self._row(number, event)
+    def say(self, line: str) -> None:
+        """A line above the bars."""
+        if console.is_terminal:
+            self.bars.console.print(line, markup=False, soft_wrap=True)
         else:
-            self._end(number, event)
+            say(line)
 
-    def _row(self, number: int, row: Row) -> None:
-        if row.round == 0:
-            self._say_size(self.planned[number])
-        latest = latest_metric(row.metrics) if row.metrics else None
+    def begin(self, folder: Path) -> None:
+        """What was written lies there."""
+        self.folder = folder
+
+    def stage(self, stage: Stage) -> None:
+        """New bars; runs that go on have rounds behind them, which are seen at their first row."""
+        self.entries, self.ended = stage.entries, 0
+        self.left = Left(sum(entry.config.rounds for entry in stage.entries))
+        for task in self.bars.task_ids:
+            self.bars.remove_task(task)
+        self.tasks, count = {}, len(stage.entries)
+        plural = "s" * (count > 1)
+        last = max(entry.config.rounds for entry in stage.entries)
+        self.title = f"all {count} runs" if self.has_bar_per_run else f"{count} run{plural} to round {last}"
+        if count > 1 or not self.has_bar_per_run:
+            self.total = self.bars.add_task(self.title, total=self.left.todo, latest="")
+
+    def event(self, event: Event) -> None:
+        """A bar grows, or a run has ended."""
+        entry = self.entries[event.number]
+        if event.kind == "started" and self.has_bar_per_run:
+            self.tasks[event.number] = self.bars.add_task(entry.name, total=entry.config.rounds, latest="")
+        elif event.row is not None:
+            self._row(event.number, entry, event.row)
+        elif event.kind == "ended" and event.result is not None:
+            self._end(event.number, entry, event.result)
+
+    def _row(self, number: int, entry: Entry, row: Row) -> None:
+        if row.round == 0 and self.has_bar_per_run:
+            self._say_size(entry)
         self.left.see(number, row.round)
-        if self.bars:
+        done = sum(self.left.at.values())
+        latest = latest_metric(row.metrics) if row.metrics else None
+        if number in self.tasks:
             self.bars.update(self.tasks[number], completed=row.round)
-            if self.all is not None:
-                self.bars.update(self.all, completed=sum(self.left.at.values()))
             if latest is not None:
                 self.bars.update(self.tasks[number], latest=latest)
-        elif latest is not None and time.monotonic() - self.said > SAY_EVERY:
-            self.said = time.monotonic()
-            rounds = self.planned[number].config.rounds
-            left = self.left.words()
-            of_all = " of all runs" if left and len(self.planned) > 1 else ""
-            say(f"{self.name(number)}: round {row.round} of {rounds}, {latest}{left}{of_all}")
+        if self.total is not None:
+            self.bars.update(self.total, completed=done)
+        is_due = not console.is_terminal and time.monotonic() - self.last_line > SAY_EVERY
+        if is_due and (latest is not None or not self.has_bar_per_run):
+            self.last_line, left = time.monotonic(), self.left.words()
+            if self.has_bar_per_run:
+                of_all = " of all runs" if left and len(self.entries) > 1 else ""
+                say(f"{entry.name}: round {row.round} of {entry.config.rounds}, {latest}{left}{of_all}")
+            else:
+                say(f"{self.title}: {done} of {sum(one.config.rounds for one in self.entries)} rounds{left}")
 
-    def _say_size(self, planned: Planned) -> None:
+    def _say_size(self, entry: Entry) -> None:
         """The bytes of the clients' state, where they are many."""
-        from fedconcord.runs.begun import size
         from fedconcord.runs.folder import read_description
+        from fedconcord.runs.prepare import size
 
-        need = read_description(planned.folder)["state_bytes"]
+        need = read_description(entry.folder)["state_bytes"]
         if need >= LARGE:
-            place = "on the disk of the results" if planned.config.engine.store == "disk" else "in memory"
-            say(f"{planned.config.label}: the clients' state may grow to {size(need)} {place}")
+            place = "on the disk of the results" if entry.config.engine.store == "disk" else "in memory"
+            say(f"{entry.config.label}: the clients' state may grow to {size(need)} {place}")
 
-    def _end(self, number: int, result: Finished) -> None:
-        if result.status == "interrupted" and number not in self.tasks and self.bars:
+    def _end(self, number: int, entry: Entry, result: Finished) -> None:
+        if not self.has_bar_per_run or (result.status == "interrupted" and number not in self.tasks):
             return
         self.ended += 1
-        self.left.end(number, self.planned[number].config.rounds)
-        count = f"[{self.ended}/{len(self.planned)}] " if len(self.planned) > 1 else ""
+        self.left.end(number, entry.config.rounds)
+        count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
         outcome = (
             f"failed: {result.error}"
             if result.status == "failed"
             else f"{result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
         )
-        line = f"{count}{self.name(number)}: {outcome}"
-        if self.bars:
-            if number in self.tasks:
-                self.bars.remove_task(self.tasks[number])
-            self.bars.console.print(line, markup=False, soft_wrap=True)
-        else:
-            say(line)
-
-
-class Watching:
-    """A bar of rounds on a terminal, a line now and then elsewhere; a line a method and rung on both."""
-
-    def __init__(self) -> None:
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            expand=True,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task: TaskID | None = None
-        self.what, self.rounds, self.said = "", 0, time.monotonic()
-        self.left = Left(0)
-
-    def __enter__(self) -> Watching:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def begin(self, planned: Sequence[Planned]) -> None:
-        """A new bar for these runs; those that go on have rounds behind them, which are seen at their first event."""
-        runs = f"{len(planned)} run{'s' * (len(planned) > 1)}"
-        self.what = f"{runs} to round {max(entry.config.rounds for entry in planned)}"
-        self.rounds = sum(entry.config.rounds for entry in planned)
-        self.left = Left(self.rounds)
-        if self.task is not None:
-            self.bar.remove_task(self.task)
-        self.task = self.bar.add_task(self.what, total=self.rounds)
-
-    def see(self, number: int, event: Row | Finished | None) -> None:
-        """Count the rounds of a run."""
-        from fedconcord.jobs import Row
-
-        if not isinstance(event, Row):
-            return
-        self.left.see(number, event.round)
-        done = sum(self.left.at.values())
-        assert self.task is not None
-        self.bar.update(self.task, completed=done)
-        if not console.is_terminal and time.monotonic() - self.said > SAY_EVERY:
-            self.said = time.monotonic()
-            say(f"{self.what}: {done} of {self.rounds} rounds{self.left.words()}")
-
-    def say(self, line: str) -> None:
-        """A line above the bar."""
-        if console.is_terminal:
-            self.bar.console.print(line, markup=False, soft_wrap=True)
-        else:
-            say(line)
+        if number in self.tasks:
+            self.bars.remove_task(self.tasks[number])
+        self.say(f"{count}{entry.name}: {outcome}")
 
 
 def say_summary(*folders: Path) -> None:

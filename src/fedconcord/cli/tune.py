@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from fedconcord.basis import process
 from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, app, complain, importing, say
 from fedconcord.cli.options import Given, Resume, Trust, option, sources_of, takes_settings
-from fedconcord.cli.progress import Watching, interrupted, resumed, say_summary
+from fedconcord.cli.progress import Show, say_summary
 
 MOST = 8  # processes, where nothing is said
 
@@ -43,26 +42,12 @@ def tune(
     trials = None if budget is None else count("--budget", budget)
     sources = sources_of(given)
     with importing():
-        from fedconcord import tuning
-        from fedconcord.runs import folder
+        from fedconcord import api
         from fedconcord.settings import prepare
-        from fedconcord.tracking import check, trackers
 
-    asked = tuning.Asked(trials, search or (), grid, prepare("seeds", final_seeds))
-    if trust:
-        folder.trust(resume)
-    check(sources)
-    if resume:
-        planned = tuning.plan_resumed_tuning(Path(resume), asked, *sources)
-    else:
-        planned = tuning.plan_tuning(asked, *sources)
-    for line in tuning.sentences(planned):
-        say(line)
-    with Watching() as watch:
-        try:
-            done = tuning.tuned(planned, at_once, watch, trackers(planned.config.track))
-        except KeyboardInterrupt:
-            raise interrupted(planned.folder, resumed("tune", planned.folder)) from None
+    extent = (trials, search or (), grid, prepare("seeds", final_seeds))
+    with Show("tune", has_bar_per_run=False) as show:
+        done = api.tune_settings(sources, extent, resume, trust, at_once, show)
     say_summary(done.folder / "final")
     for method in done.methods:
         for remark in method.remarks:

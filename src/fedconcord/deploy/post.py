@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.deploy.differences import DifferError
-from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.server import NOT_FINITE, Ways
+from fedconcord.runs.events import Event
 
 IN_A_ROW = 3  # refused answers, until a site is left out
 ROUNDS = "rounds"  # what a `RemoteServer` asks

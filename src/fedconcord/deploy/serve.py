@@ -15,7 +15,6 @@ from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.deploy import handshake, private
 from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.engine import Sites
-from fedconcord.deploy.events import Event
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.form import model_of, shell, source_of, terms_of
 from fedconcord.deploy.handshake import Agreed
@@ -23,19 +22,20 @@ from fedconcord.deploy.late import Newcomers
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
 from fedconcord.federation.weights import minimised
-from fedconcord.jobs import Job, Row, State, Step
+from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
 from fedconcord.remote.server import PLAIN
 from fedconcord.remote.sums import Sums
 from fedconcord.remote.terms import Terms
 from fedconcord.runs import readme, results
-from fedconcord.runs.begun import Course, begun
 from fedconcord.runs.clock import Clock
-from fedconcord.runs.final import Wanted
+from fedconcord.runs.events import Event, Finished
+from fedconcord.runs.final import RunOptions
 from fedconcord.runs.folder import read_description, refuse_taken
-from fedconcord.runs.outcome import Finished, finished
-from fedconcord.runs.plan import threads
+from fedconcord.runs.observers import Observer
+from fedconcord.runs.prepare import prepare_job, threads
+from fedconcord.runs.records import finished
 from fedconcord.settings import DEFAULT_MODEL, Config, privacy_note
 
 NONE: Mapping[str, int] = MappingProxyType({})
@@ -133,7 +133,7 @@ def _served(
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config)
     job = replace(job, problem=problem, engine=Sites(post, PLAIN if terms is None else _secure(terms)))
-    start = begun(job, folder, config.rounds)
+    prepared = prepare_job(job, folder, config.rounds)
     if (said := privacy_note(config, private.GENERATOR)) is not None:
         tell(Event("private", said))
     post.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
@@ -143,7 +143,7 @@ def _served(
         "method": config.method,
         "label": config.label,
         "seed": config.seed,
-        "models": list(job.algorithm.models(start.state.server)),
+        "models": list(job.algorithm.models(prepared.state.server)),
         "clients": config.clients,
         "cohort": config.cohort,
         "data": f"{len(found.sites)} sites",
@@ -171,12 +171,12 @@ def _served(
     spends = private.budget(config)
     rounds = config.rounds if spends is None else spends.rounds
     # sites judge a noisy model: it may not come anew with other noise once they have it
-    put_down = job.algorithm.protection is not None
-    course = Course(rounds, every, 0.0, resume and (folder / "run.json").exists(), put_down)
+    saves_first = job.algorithm.protection is not None
+    length = results.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
-    wanted = Wanted(card=about, budget=spends, readme=readme.of_sites())
-    looks = SitesSeen(deployed, found, post, folder)
-    results.execute_begun(start, folder, course, info, on_row, wanted, clock, [looks])
+    options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
+    seen = SitesSeen(deployed, found, post, folder)
+    results.train(prepared, folder, length, info, on_row, options, clock, [seen])
     return finished(folder)
 
 
@@ -186,19 +186,13 @@ def _secure(terms: Terms) -> Sums:
     return Secure(terms)
 
 
-class SitesSeen:
+class SitesSeen(Observer):
     """What run.json and clients.csv say of the sites."""
 
     def __init__(self, problem: Deployed, found: Agreed, post: Post, folder: Path) -> None:
         self.problem, self.found, self.post, self.folder = problem, found, post, folder
         before = read_description(folder) if (folder / "run.json").exists() else {}
         self.judged: dict[str, Any] | None = before.get("clients_judged")
-
-    def see(self, now: Step) -> None:
-        """Nothing: the records are the post's."""
-
-    def save(self, state: State) -> None:
-        """Nothing: they are in the checkpoint."""
 
     def end(self, state: State) -> None:
         """Every site's figures of the last model."""

@@ -25,7 +25,7 @@ from fedconcord.report import elements
 from fedconcord.report.figures.style import styled
 from fedconcord.report.format import compact
 from fedconcord.runs.folder import versions
-from fedconcord.runs.plan import threads
+from fedconcord.runs.prepare import threads
 
 FORMAT = 1
 FOLDER = "diagnosis"  # of figures and tables, beside the page

@@ -16,10 +16,10 @@ from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, st
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
 from fedconcord.report.load import data_name
-from fedconcord.runs.begun import Begun
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import CHECKPOINT, read_description, versions
-from fedconcord.runs.results import as_before
+from fedconcord.runs.prepare import PreparedRun
+from fedconcord.runs.results import with_choices_of
 from fedconcord.settings import Config, Source
 
 MOST_THREADS = 1024  # that a folder may ask for
@@ -79,7 +79,7 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     at = _rounds(rounds, done, f"{folder} has done {done} rounds")
     job = _job(config)
     fresh = blank(job)
-    job = as_before(Begun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])), folder)
+    job = with_choices_of(folder, PreparedRun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])))
     state = None
     if at == (done,) and done > 0 and (folder / CHECKPOINT).exists() and _plannable(job) and job.storage.kind != "disk":
         state = checkpoint.load(job, folder / CHECKPOINT, fresh)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.basis import grammar
+from fedconcord.basis.nested import flatten
 from fedconcord.report import elements
-from fedconcord.report.load import UNPAIRED_KEYS, Run, flatten, is_chosen, show, varying
+from fedconcord.report.load import UNPAIRED_KEYS, Run, is_chosen, show, varying
 from fedconcord.report.summary import Summary
 
 esc = html.escape

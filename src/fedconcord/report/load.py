@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.files import plain
+from fedconcord.basis.nested import flatten
 
 Array = NDArray[np.float64]
 FORMAT = 1
@@ -218,17 +219,6 @@ def _run(folder: Path) -> Run:
         counts=counts,
         classes=classes,
     )
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a nested configuration: 'a.b' -> value."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def show(value: Any) -> str:

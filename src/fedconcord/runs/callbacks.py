@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fedconcord.jobs import Row
-from fedconcord.runs.outcome import Finished, Progress, not_done
-from fedconcord.runs.plan import Planned
+from fedconcord.runs.events import Event, Finished, Stage, Watch
 
 
 class Run(NamedTuple):
@@ -41,47 +40,43 @@ class Callback(Protocol):
         """The run is complete, diverged, interrupted or failed after its start."""
 
 
-def telling(planned: Sequence[Planned], root: Path, callbacks: Sequence[Callback]) -> Progress:
-    """What tells all callbacks of these runs. One that raises is left out from then on, with a warning."""
-    going: dict[int, Run] = {}
-    left = list(callbacks)
+class Callbacks(Watch):
+    """A watch that tells callbacks of the runs that are results. One that raises is left out from then on, with a
+    warning."""
 
-    def each(what: str, tell: Callable[[Callback], None]) -> None:
-        for callback in tuple(left):
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = list(callbacks)
+        self.current: Stage | None = None
+        self.running: dict[int, Run] = {}
+
+    def stage(self, stage: Stage) -> None:
+        """Runs that are next."""
+        self.current = stage if stage.is_result else None
+
+    def event(self, event: Event) -> None:
+        """A start at the first row, then every row and the end."""
+        number, row, result = event.number, event.row, event.result
+        if self.current is None:
+            return
+        if row is not None:
+            if number not in self.running:
+                entry, root = self.current.entries[number], self.current.folder
+                config = entry.config
+                label, seed = config.label or "", config.seed or 0
+                run = Run(number, entry.folder, root, label, seed, row.round, config.rounds, config.as_dict())
+                self.running[number] = run
+                self._tell("start of a run", lambda callback: callback.start(run))
+            run = self.running[number]
+            self._tell(f"row of round {row.round}", lambda callback: callback.row(run, row))
+        elif result is not None and (ended := self.running.pop(number, None)) is not None:
+            self._tell("end of a run", lambda callback: callback.end(ended, result))
+
+    def _tell(self, what: str, tell: Callable[[Callback], None]) -> None:
+        for callback in tuple(self.callbacks):
             try:
                 tell(callback)
             except Exception as error:  # a run is worth more than who looks on
-                left.remove(callback)
+                self.callbacks.remove(callback)
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 name = type(callback).__name__
                 warnings.warn(f"{name} failed at the {what} ({why}); the runs go on without it", stacklevel=2)
-
-    def tell(number: int, event: Row | Finished | None) -> None:
-        if isinstance(event, Row):
-            if number not in going:
-                going[number] = run = _run(number, planned[number], root, event.round)
-                each("start of a run", lambda callback: callback.start(run))
-            run = going[number]
-            each(f"row of round {event.round}", lambda callback: callback.row(run, event))
-        elif event is not None and (ended := going.pop(number, None)) is not None:
-            each("end of a run", lambda callback: callback.end(ended, event))
-
-    return tell
-
-
-def followed(planned: Planned, tell: Progress, go: Callable[[], Finished]) -> Finished:
-    """One run, whose end is told however it comes."""
-    try:
-        result = go()
-    except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        tell(0, not_done(planned, status, str(error)))
-        raise
-    tell(0, result)
-    return result
-
-
-def _run(number: int, entry: Planned, root: Path, begins: int) -> Run:
-    config = entry.config
-    label, seed = config.label or "", config.seed or 0
-    return Run(number, entry.folder, root, label, seed, begins, config.rounds, config.as_dict())

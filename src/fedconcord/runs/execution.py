@@ -19,17 +19,17 @@ from fedconcord.problems.card import card
 from fedconcord.problems.judging import supervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.runs import readme, results
-from fedconcord.runs.begun import Course
 from fedconcord.runs.clock import Clock
-from fedconcord.runs.final import Wanted
-from fedconcord.runs.outcome import Finished, finished, not_done
-from fedconcord.runs.plan import Planned, prepared, threads
+from fedconcord.runs.events import Entry, Finished
+from fedconcord.runs.final import RunOptions
+from fedconcord.runs.prepare import prepare, threads
+from fedconcord.runs.records import finished, not_done
 from fedconcord.runs.stopping import Patience
 from fedconcord.settings import Config
 
 
 def execute(
-    planned: Planned,
+    entry: Entry,
     on_row: Callable[[Row], None] | None = None,
     clock: Clock | None = None,
     on_start: Callable[[], None] | None = None,
@@ -40,51 +40,52 @@ def execute(
     Raises:
         UserError: it cannot start.
     """
-    clock, folder = clock or Clock(), planned.folder
-    with threads(planned.config.engine.threads):
-        config, why = settings_module.judged(planned.config)
-        start = prepared(config, folder)
+    clock, folder = clock or Clock(), entry.folder
+    with threads(entry.config.engine.threads):
+        config, reason = settings_module.judged(entry.config)
+        prepared = prepare(config, folder)
         if on_start is not None:
             on_start()
-        problem, team = start.job.problem, start.job.engine.team
+        algorithm, problem, team = prepared.job.algorithm, prepared.job.problem, prepared.job.engine.team
+        is_baseline, has_own_models = config.method in BASELINES, algorithm.own is not None
         info: dict[str, Any] = {
             "method": config.method,
             "label": config.label,
             "seed": config.seed,
-            "models": list(start.job.algorithm.models(start.state.server)),
+            "models": list(algorithm.models(prepared.state.server)),
             "clients": config.clients,
             "cohort": config.cohort,
             "data": config.data,
             "model": config.model or "none",
             "partition": ", ".join(filter(None, [config.partition, config.skew])) or "none",
-            "objective": weights.minimised(start.job.algorithm.weights),
+            "objective": weights.minimised(algorithm.weights),
             "target": config.eval.target,
             "ranking": ranking(problem),
-            "config": planned.config.as_dict(),
-            "evaluation": settings_module.evaluation(config, problem, why) | holding(planned),
-            "baseline": config.method if config.method in BASELINES else None,
+            "config": entry.config.as_dict(),
+            "evaluation": settings_module.evaluation(config, problem, reason) | holding(entry),
+            "baseline": config.method if is_baseline else None,
         }
         if (most := majority(problem)) is not None:
             info["majority"] = most
-        if said := settings_module.words(info["config"]):
-            info["objects"] = said
-        resume = planned.resume and (folder / "run.json").exists()
-        clock.lap("load")
-        asked = wanted(config, problem)
-        rounds = config.rounds if asked.budget is None else asked.budget.rounds
-        course = Course(rounds, config.eval.every or 1, config.checkpoint.every, resume)
-        own = start.job.algorithm.own is not None
-        if own and info["baseline"] is None:
+        if words := settings_module.words(info["config"]):
+            info["objects"] = words
+        if has_own_models and not is_baseline:
             info["own"] = True
-        elif own:  # nobody asks for the models of clients alone
-            asked = asked._replace(card=None)
-        asked = asked._replace(readme=readme.of_run(asked.card is not None and not own))
-        results.execute_begun(start, folder, course, info, on_row, asked, clock)
-    said = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
-    return Finished(folder, *said[1:])
+        clock.lap("load")
+        options = options_of(config, problem)
+        if has_own_models and is_baseline:  # nobody asks for the models of clients alone
+            options = options._replace(card=None)
+        has_model = options.card is not None and not has_own_models
+        options = options._replace(readme=readme.of_run(has_model))
+        rounds = config.rounds if options.budget is None else options.budget.rounds
+        resume = entry.resume and (folder / "run.json").exists()
+        length = results.RunLength(rounds, config.eval.every or 1, config.checkpoint.every, resume)
+        results.train(prepared, folder, length, info, on_row, options, clock)
+    outcome = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
+    return Finished(folder, *outcome[1:])
 
 
-def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
+def attempt(entry: Entry, on_row: Callable[[Row], None]) -> Finished:
     """`execute`, where every failure but Ctrl-C becomes a result; that of a defect leaves error.txt in the folder.
 
     Not so with the distributed engine: of its processes one alone may fail, and then they are no longer in step.
@@ -104,13 +105,13 @@ def attempt(entry: Planned, on_row: Callable[[Row], None]) -> Finished:
         return not_done(entry, "failed", f"{text} (all of it in {entry.folder / 'error.txt'})")
 
 
-def holding(planned: Planned) -> dict[str, object]:
+def holding(entry: Entry) -> dict[str, object]:
     """What run.json says of the samples that clients set apart."""
-    why = {} if planned.held is None else {"validation_why": planned.held}
-    return {"validation": planned.config.validation, **why}
+    reason = {} if entry.validation_reason is None else {"validation_why": entry.validation_reason}
+    return {"validation": entry.config.validation, **reason}
 
 
-def wanted(config: Config, problem: Problem) -> Wanted:
+def options_of(config: Config, problem: Problem) -> RunOptions:
     """What a run does besides training to its last round."""
     chosen = config.eval
     patience = None
@@ -120,7 +121,7 @@ def wanted(config: Config, problem: Problem) -> Wanted:
     inner = modelled(problem)
     about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
     looks, budget = settings_module.looks(config, problem), settings_module.budget_of(config)
-    return Wanted(patience, looks, chosen.clients_every, finetune, about, budget)
+    return RunOptions(patience, looks, chosen.clients_every, finetune, about, budget)
 
 
 def modelled(problem: Problem) -> Supervised | None:

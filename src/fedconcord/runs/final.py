@@ -16,11 +16,12 @@ from fedconcord.jobs import Job, State, Step, model_of, own_models
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures, own_figures, supervised
 from fedconcord.problems.per_client import Scores
+from fedconcord.runs.observers import Observer
 from fedconcord.runs.stopping import Patience, Stopping
 from fedconcord.settings import Budget
 
 
-class Wanted(NamedTuple):
+class RunOptions(NamedTuple):
     """What a run does besides training to its last round."""
 
     patience: Patience | None = None  # stop early
@@ -32,16 +33,16 @@ class Wanted(NamedTuple):
     readme: str | None = None  # what README.txt says
 
 
-NOTHING = Wanted()
+NOTHING = RunOptions()
 MODEL = "model.safetensors"
 MODELS = "models"  # in it a file a client, named by its number, where the answer is a model a client
 
 
-class Final:
+class Final(Observer):
     """The model that a run answers with, and what it does for every client: model.safetensors and clients.csv."""
 
-    def __init__(self, job: Job, folder: Path, wanted: Wanted, stopping: Stopping) -> None:
-        self.job, self.folder, self.wanted, self.stopping = job, folder, wanted, stopping
+    def __init__(self, job: Job, folder: Path, options: RunOptions, stopping: Stopping) -> None:
+        self.job, self.folder, self.options, self.stopping = job, folder, options, stopping
         self.model: torch.Tensor | None = None  # [d] the best one, if it is newer than the file
         self.clients: dict[str, Any] | None = None
 
@@ -64,7 +65,7 @@ class Final:
         self.model = None
 
     def _save_own(self, state: State) -> None:
-        if self.wanted.card is None:
+        if self.options.card is None:
             return
         models = own_models(self.job, state)
         (self.folder / MODELS).mkdir(exist_ok=True)
@@ -75,7 +76,7 @@ class Final:
     def end(self, state: State) -> None:
         """The answer on every client."""
         inner = supervised(self.job.problem)
-        if inner is None or not (self.wanted.clients or self.wanted.finetune):
+        if inner is None or not (self.options.clients or self.options.finetune):
             return
         if self.job.algorithm.own is not None:
             self._write(inner, state, state.round, own_figures(inner, own_models(self.job, state)), None)
@@ -83,7 +84,7 @@ class Final:
         x, round, best = model_of(self.job, state), state.round, self.stopping.best
         if best is not None:
             x, round = self.model if self.model is not None else self._read(inner), best.round
-        how, after = self.wanted.finetune, None
+        how, after = self.options.finetune, None
         if how is not None:
             after = personalised(self.job, x, how, state.round)
         self._write(inner, state, round, client_figures(inner, x), after)

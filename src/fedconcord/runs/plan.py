@@ -1,58 +1,53 @@
-"""Runs that are to be done: their folders, those that are resumed, and what may change then."""
+"""Runs that are to be done: their folders, those that are resumed, and what is told before they start."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, Literal, NamedTuple
 
 from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import files, folders, process, sums
 from fedconcord.basis.errors import UserError
+from fedconcord.jobs import Row
 from fedconcord.runs import lock, readme
-from fedconcord.runs.begun import Begun, begun
+from fedconcord.runs.clock import Clock
+from fedconcord.runs.events import Entry, Event, Finished, Stage, Watch
+from fedconcord.runs.execution import execute
 from fedconcord.runs.folder import read_description, refuse_taken
-from fedconcord.runs.sending import packed
+from fedconcord.runs.pool import packed
+from fedconcord.runs.prepare import prepare, threads
+from fedconcord.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
+from fedconcord.runs.study import Stages
 from fedconcord.settings import Config, Source
 from fedconcord.settings.settings import NATURAL
 
-ON_RESUME = frozenset(  # settings that a resumed job may change
-    (
-        *("rounds", "checkpoint.every", "eval.target", "track"),
-        *("engine.name", "engine.device", "engine.threads", "engine.timeout", "engine.graphs"),
-    )
-)
-# of a folder that was written before clients set samples apart by themselves, and before data had a say in weights
-ALL = {"validation": "none", "objective": "paper"}
-GROWS = ("methods", "seeds", "baselines")  # lists that a resumed comparison may add to
 FORMAT = 1
 
 
-class Planned(NamedTuple):
-    """A run that is to be done: its resolved settings and its folder."""
+class Comparison(NamedTuple):
+    """A comparison that is to be done, or completed."""
 
-    config: Config
     folder: Path
-    resume: bool = False
-    held: str | None = None  # why clients set samples apart, or do not, where that was left open
+    entries: list[Entry]  # methods of one seed side by side
+    jobs: int  # runs that go on at once
 
 
 # -- folders -------------------------------------------------------------------------------------------------------
 
 
-def plan_run(*sources: Source) -> Planned:
+def plan_run(*sources: Source) -> Entry:
     """A new run in a new folder, which is made when the run starts."""
-    config, why = settings_module.held(settings_module.resolve_run(*sources))
+    config, reason = settings_module.held(settings_module.resolve_run(*sources))
     settings_module.advise(config)
-    return Planned(config.model_copy(update={"out": None}), new_folder(config, config.method or "run"), held=why)
+    folder = new_folder(config, config.method or "run")
+    return Entry(config.model_copy(update={"out": None}), folder, validation_reason=reason)
 
 
-def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
+def plan_resumed_run(folder: Path, *changes: Source) -> Entry:
     """The run of a folder, to be continued.
 
     Raises:
@@ -61,87 +56,89 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Planned:
     if not (folder / "run.json").exists() and (folder / "compare.json").exists():
         raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
     saved = read_description(folder)
-    changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
-    _allowed(changes, folder)
-    before = settings_module.from_nested({**ALL, **saved.get("config", {})}, "run.json")
-    config = settings_module.resolve_run(before, *changes)
-    _longer(config, folder, saved)
-    return Planned(config, folder, resume=True, held=saved.get("evaluation", {}).get("validation_why"))
+    _, config = resumed(saved.get("config", {}), changes, folder, settings_module.resolve_run)
+    entry = Entry(config, folder, True, saved.get("evaluation", {}).get("validation_why"))
+    refuse_shorter(entry)
+    return entry
 
 
-def plan_comparison(jobs: int | None, *sources: Source) -> tuple[Path, list[Planned], int]:
-    """A new comparison: its folder, its runs and how many of them go on at once.
+def plan_comparison(jobs: int | None, *sources: Source) -> Comparison:
+    """A new comparison, whose settings are written into its folder.
 
     Raises:
         UserError: a setting is wrong or a run cannot start, before anything is written.
     """
-    config, held = settings_module.held(settings_module.resolve_compare(*sources))
+    config, validation_reason = settings_module.held(settings_module.resolve_compare(*sources))
     jobs = _jobs(1 if jobs is None else jobs, config)
     config = _with_threads(config, jobs)
     folder = new_folder(config, "compare")
-    config, why = settings_module.judged(config.model_copy(update={"out": None}))
-    judging = settings_module.evaluation(config, settings_module.first_problem(config), why)
-    if held is not None:
-        judging["validation_why"] = held
-    planned = _runs(config, folder, held)
-    _try_start(planned, jobs)
-    with writing(folder, planned):
+    config, reason = settings_module.judged(config.model_copy(update={"out": None}))
+    evaluation = settings_module.evaluation(config, settings_module.first_problem(config), reason)
+    if validation_reason is not None:
+        evaluation["validation_why"] = validation_reason
+    planned = Comparison(folder, _entries(config, folder, validation_reason), jobs)
+    _try_start(planned.entries, jobs)
+    with alone(planned):
         settings_module.team_of(config).tell(lambda: refuse_taken(folder))
-        _save_comparison(folder, config, jobs, judging)
-    return folder, planned, jobs
+        _save(planned, config, evaluation)
+    return planned
 
 
 def plan_resumed_comparison(
-    folder: Path, jobs: int | None, *changes: Source, say: Callable[[str], None] | None = None
-) -> tuple[Path, list[Planned], int]:
-    """What is left of a comparison: all its runs; those that are finished end at once when they are executed.
-
-    Methods, seeds and baselines in the changes are added to what it has; `say` is told which.
+    folder: Path, jobs: int | None, *changes: Source, say: Callable[[str], None] = lambda line: None
+) -> Comparison:
+    """The comparison of a folder, to be completed: all its runs, with those of the methods, seeds and baselines that
+    the changes add; `say` is told which.
 
     Raises:
         UserError: the folder holds no comparison, or a change is more than additions, how long and where it computes.
     """
     saved = read_comparison(folder)
-    nested, before = saved["config"], saved["jobs"]
-    changes = tuple(settings_module.unchanged(source, nested, folder) for source in changes)
-    _allowed(changes, folder, ("method", "seed", *GROWS))
-    judging = saved.get("evaluation", {})
-    held = judging.get("validation_why")
-    had = settings_module.resolve_compare(settings_module.from_nested({**ALL, **nested}, "compare.json"))
-    config, added = _grown(had, changes, folder)
-    jobs = _jobs(before if jobs is None else jobs, config)
-    planned = [entry._replace(resume=True) for entry in _runs(config, folder, held)]
-    new = [entry for entry in planned if entry.folder not in {old.folder for old in _runs(had, folder, held)}]
-    for entry in planned:
-        if (entry.folder / "run.json").exists():
-            _longer(entry.config, entry.folder, read_description(entry.folder))
-    if new:
+    may_change = {*MAY_CHANGE, *GROWS, "method", "seed"}
+    before, config = resumed(saved["config"], changes, folder, settings_module.resolve_compare, may_change)
+    config, added = _grown(before, config, folder)
+    jobs = _jobs(saved["jobs"] if jobs is None else jobs, config)
+    evaluation = saved.get("evaluation", {})
+    entries = [entry._replace(resume=True) for entry in _entries(config, folder, evaluation.get("validation_why"))]
+    for entry in entries:
+        refuse_shorter(entry)
+    known = {entry.folder for entry in _entries(before, folder, None)}
+    if new := [entry for entry in entries if entry.folder not in known]:
         _try_start(new, jobs)
-    if added and say is not None:
+    if added:
         say(f"added to {folder}: {added}")
-    with writing(folder, planned):
-        _save_comparison(folder, config, jobs, judging)
-    return folder, planned, jobs
+    planned = Comparison(folder, entries, jobs)
+    with alone(planned):
+        _save(planned, config, evaluation)
+    return planned
 
 
 def plan_more(
-    folder: Path, jobs: int | None, nested: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]
-) -> tuple[Path, list[Planned], int]:
+    folder: Path,
+    jobs: int | None,
+    nested: Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    keep: Literal["all", "model", "tables"],
+) -> Comparison:
     """A comparison in its folder: a new one with these settings, or the one that is there, which these methods
     (canonical texts) and seeds are added to.
+
+    Args:
+        keep: of its runs, when they have ended.
 
     Raises:
         UserError: as `plan_comparison` and `plan_resumed_comparison`.
     """
     if not (folder / "compare.json").exists():
-        asked = {**nested, "methods": list(methods), "seeds": list(seeds), "out": str(folder)}
-        return plan_comparison(jobs, settings_module.from_nested(asked, str(folder)))
-    had = read_comparison(folder)["config"]
-    more = {
-        key: [*had[key], *(one for one in given if one not in had[key])]
-        for key, given in (("methods", methods), ("seeds", seeds))
-    }
-    return plan_resumed_comparison(folder, jobs, settings_module.from_nested(more, str(folder)))
+        new = {**nested, "methods": list(methods), "seeds": list(seeds), "out": str(folder)}
+        planned = plan_comparison(jobs, settings_module.from_nested(new, str(folder)))
+    else:
+        stored = read_comparison(folder)["config"]
+        lists = (("methods", methods), ("seeds", seeds))
+        more = {key: [*dict.fromkeys([*stored[key], *values])] for key, values in lists}
+        planned = plan_resumed_comparison(folder, jobs, settings_module.from_nested(more, str(folder)))
+    return planned._replace(entries=[entry._replace(keep=keep) for entry in planned.entries])
 
 
 def read_comparison(folder: Path) -> dict[str, Any]:
@@ -164,19 +161,22 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
 
 
-def _grown(had: Config, changes: Sequence[Source], folder: Path) -> tuple[Config, str]:
-    """The settings of a comparison with what the changes add to its lists, and in words what that is."""
-    config = settings_module.resolve_compare(settings_module.from_nested(had.as_dict(), "compare.json"), *changes)
+def _grown(before: Config, config: Config, folder: Path) -> tuple[Config, str]:
+    """The settings with lists that only grow, and in words what they grow by.
+
+    Raises:
+        UserError: a list would lose something, two names are one folder's, or baselines have nothing to be judged on.
+    """
     lists, added = {}, []
     for key in GROWS:
-        old, given = (list(getattr(one, key, None) or []) for one in (had, config))
-        new = [entry for entry in given if entry not in old]
-        if set(given) < set(old):
+        old, listed = (list(getattr(one, key, None) or []) for one in (before, config))
+        new = [name for name in listed if name not in old]
+        if set(listed) < set(old):
             raise UserError(
-                f"{key} {','.join(map(str, given))} would leave out some of {folder}, which has "
+                f"{key} {','.join(map(str, listed))} would leave out some of {folder}, which has "
                 f"{','.join(map(str, old))}; a comparison only grows: name what to add, or start anew without --resume"
             )
-        if new and key == "baselines" and had.validation is None:
+        if new and key == "baselines" and before.validation is None:
             raise UserError(
                 f"baselines are judged on samples that nothing trains on, and {folder} set none apart; start anew, "
                 f"as in fedconcord compare --baselines {','.join(new)}"
@@ -190,30 +190,64 @@ def _grown(had: Config, changes: Sequence[Source], folder: Path) -> tuple[Config
     return config, " and ".join(added)
 
 
-def why_evaluated(folder: Path) -> str | None:
-    """What counted work decided of the evaluations of a comparison, or None."""
-    found: str | None = read_comparison(folder).get("evaluation", {}).get("why")
-    return found
-
-
-def _runs(config: Config, folder: Path, held: str | None) -> list[Planned]:
+def _entries(config: Config, folder: Path, validation_reason: str | None) -> list[Entry]:
     return [
-        Planned(one, folder / folders.folder_name(one.label or "") / f"seed-{one.seed}", held=held)
+        Entry(
+            one,
+            folder / folders.folder_name(one.label or "") / f"seed-{one.seed}",
+            validation_reason=validation_reason,
+        )
         for one in settings_module.runs(config)
     ]
 
 
-def writing(folder: Path, planned: Sequence[Planned]) -> AbstractContextManager[None]:
-    """Alone in the folder of a comparison; each of its runs is so in its own."""
-    return lock.held(folder, settings_module.team_of(planned[0].config))
+def run(entry: Entry, watch: Watch, clock: Clock | None = None) -> Finished:
+    """Do one run, in this process; `clock` has what it took until now. Its end is told however it comes.
+
+    Raises:
+        UserError: it cannot start.
+        KeyboardInterrupt: by a second Ctrl-C, or by one before its first round.
+    """
+    watch.begin(entry.folder)
+    watch.stage(Stage([entry], entry.folder))
+
+    def on_start() -> None:
+        watch.note(notes([entry]))
+        watch.note([ahead([entry], entry.folder)])
+        watch.event(Event("started"))
+
+    def on_row(row: Row) -> None:
+        if row.round == 0:
+            watch.note(filter(None, map(why_evaluated, [entry.folder])))
+        watch.event(Event("row", row=row))
+
+    try:
+        outcome = execute(entry, on_row, clock, on_start)
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        watch.event(Event("cut", result=not_done(entry, status, str(error))))
+        raise
+    watch.event(Event("ended", result=outcome))
+    return outcome
 
 
-def _save_comparison(folder: Path, config: Config, jobs: int, judging: Mapping[str, object]) -> None:
+def comparison(planned: Comparison) -> Stages[list[Finished]]:
+    """A comparison as a study: one stage of all its runs. The caller holds its lock (`alone`)."""
+    return (yield Stage(planned.entries, planned.folder))
+
+
+def alone(planned: Comparison) -> AbstractContextManager[None]:
+    """Hold the lock of the comparison's folder; each of its runs holds that of its own."""
+    return lock.held(planned.folder, settings_module.team_of(planned.entries[0].config))
+
+
+def _save(planned: Comparison, config: Config, evaluation: Mapping[str, object]) -> None:
+    """compare.json, written by the first of several processes."""
     if settings_module.team_of(config).rank != 0:
         return
-    said = {"format": FORMAT, "config": config.as_dict(), "jobs": jobs, "evaluation": judging}
-    sums.write(folder / "compare.json", files.as_json(said))
-    readme.write(folder, readme.of_comparison())
+    content = {"format": FORMAT, "config": config.as_dict(), "jobs": planned.jobs, "evaluation": evaluation}
+    sums.write(planned.folder / "compare.json", files.as_json(content))
+    readme.write(planned.folder, readme.of_comparison())
 
 
 def new_folder(config: Config, what: str) -> Path:
@@ -235,22 +269,6 @@ def _free_folder(config: Config, what: str) -> Path:
     return folder
 
 
-def _allowed(changes: Sequence[Source], folder: Path, grows: Collection[str] = ()) -> None:
-    for source in changes:
-        for key in source.values:
-            if key not in ON_RESUME and key not in grows:
-                raise UserError(
-                    f"{key} ({source.origin[key]}) cannot change when {folder} is resumed, which keeps its settings; "
-                    "leave it out, or start anew without --resume"
-                )
-
-
-def _longer(config: Config, folder: Path, saved: Mapping[str, Any]) -> None:
-    done = int(saved.get("rounds_done", 0))
-    if config.rounds < done:
-        raise UserError(f"{folder} has done {done} rounds already, given rounds {config.rounds}; give {done} or more")
-
-
 def _jobs(jobs: int, config: Config) -> int:
     if jobs < 1:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
@@ -270,41 +288,30 @@ def _with_threads(config: Config, jobs: int) -> Config:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": share})})
 
 
-def _try_start(planned: Sequence[Planned], jobs: int) -> None:
+def _try_start(entries: Sequence[Entry], jobs: int) -> None:
     """Build the runs of the first seed once, so that what no run could do is said before anything is written."""
-    for entry in planned:
-        if entry.config.seed == planned[0].config.seed:
+    for entry in entries:
+        if entry.config.seed == entries[0].config.seed:
             with threads(entry.config.engine.threads):
-                prepared(entry.config, entry.folder)
+                prepare(entry.config, entry.folder)
                 settings_module.advise(entry.config)
     if jobs > 1:  # the workers have their own
         settings_module.forget_problem()
 
 
-def prepared(config: Config, folder: Path) -> Begun:
-    """The job of a run in its folder, where nothing is written yet.
-
-    Raises:
-        UserError: it cannot run.
-    """
-    job = settings_module.build(config)
-    try:
-        start = begun(job, folder, config.rounds)
-        settings_module.refuse(job, config)
-    except UserError as error:
-        raise UserError(f"{config.label}: {error}") from None
-    return start
-
-
-def notes(planned: Sequence[Planned]) -> list[str]:
+def notes(entries: Sequence[Entry]) -> Iterator[str]:
     """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
-    first = planned[0]
-    of_data = [*settings_module.notes(first.config), *(() if first.held is None or first.resume else (first.held,))]
-    private = [settings_module.privacy_note(one.config) for one in planned if one.config.seed == first.config.seed]
-    return [*of_data, *_objective(planned), *(said for said in private if said is not None)]
+    first = entries[0]
+    yield from settings_module.notes(first.config)
+    if first.validation_reason is not None and not first.resume:
+        yield first.validation_reason
+    yield from _objective(entries)
+    for entry in entries:
+        if entry.config.seed == first.config.seed and (note := settings_module.privacy_note(entry.config)) is not None:
+            yield note
 
 
-def _objective(planned: Sequence[Planned]) -> list[str]:
+def _objective(planned: Sequence[Entry]) -> list[str]:
     """What is minimised, where clients of the user's own differ in size."""
     first = planned[0].config
     if first.partition != NATURAL or settings_module.kind_of(first.data) != "file":
@@ -325,21 +332,10 @@ def _objective(planned: Sequence[Planned]) -> list[str]:
     return [f"{some}, and every sample counts alike in what is minimised{but}; {way}"]
 
 
-def ahead(planned: Sequence[Planned], folder: Path, jobs: int = 1) -> str:
+def ahead(planned: Sequence[Entry], folder: Path, jobs: int = 1) -> str:
     """What is going to be done, and where it will be."""
     first = planned[0].config
     what = f"{first.label}, seed {first.seed}" if len(planned) == 1 else f"{len(planned)} runs"
     rounds = f"to round {first.rounds}" if planned[0].resume else f"{first.rounds} rounds{' each' * (len(planned) > 1)}"
     at_once = f", {jobs} at once" if jobs > 1 else ""
     return f"{what}: {rounds}{at_once}, into {folder}; Ctrl-C leaves what is done there, and --resume goes on"
-
-
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """So many of torch's threads; if none is given, its own number, but not above what the container may use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, process.cores()) if number is None else number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,91 +1,49 @@
-"""Many runs: one by one, or several at once, each in a process of its own."""
+"""Runs done one by one in this process, or several at once, each in a worker process of its own."""
 
 from __future__ import annotations
 
 import _thread
+import base64
 import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import imports
+from fedconcord.basis import imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.objects import Held
 from fedconcord.jobs import Row
 from fedconcord.runs import interrupts
+from fedconcord.runs.events import Entry, Event, Finished, Tell
 from fedconcord.runs.execution import attempt
-from fedconcord.runs.folder import read_description
-from fedconcord.runs.outcome import Finished, Progress, finished, not_done
-from fedconcord.runs.plan import Planned
-from fedconcord.runs.sending import packed, unpacked
+from fedconcord.runs.final import MODEL
+from fedconcord.runs.folder import shrink
+from fedconcord.runs.records import finished, not_done, reached
+from fedconcord.settings import Config
 
 WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
 
-
-def execute_all(
-    planned: Sequence[Planned], jobs: int = 1, progress: Progress | None = None, crew: Crew | None = None
-) -> list[Finished]:
-    """Do all runs, `jobs` at once; finished ones are not repeated, failed ones do not stop the others.
-
-    The processes of a `crew` are used, and stay for the next call; without one they end with this call.
-
-    Ctrl-C lets the rounds that are running end, leaves every folder usable and returns; runs that did not begin are
-    `interrupted` after 0 rounds.
-    """
-    tell = progress or (lambda number, event: None)
-    ended: dict[int, Finished] = {}
-    for number, entry in enumerate(planned):
-        if _is_finished(entry):
-            ended[number] = finished(entry.folder)
-            tell(number, ended[number])
-    todo = [number for number in range(len(planned)) if number not in ended]
-    if jobs > 1 and todo and (len(todo) > 1 or crew is not None):
-        _Pool(planned, tell, ended, crew).work(todo, min(jobs, len(todo)))
-    else:
-        _one_by_one(planned, todo, tell, ended)
-    return [ended.get(number) or not_done(entry, "interrupted") for number, entry in enumerate(planned)]
-
-
-def _is_finished(entry: Planned) -> bool:
-    if not entry.resume or not (entry.folder / "run.json").exists():
-        return False
-    saved = read_description(entry.folder)
-    done = int(saved["rounds_done"])
-    early = saved["status"] == "diverged" or "stopped" in saved
-    if early and done % (entry.config.eval.every or 1) and done < entry.config.rounds:
-        return False  # it was judged after that round only because it was its last
-    return early or (saved["status"] == "complete" and done >= entry.config.rounds)
-
-
-def _one_by_one(planned: Sequence[Planned], todo: Sequence[int], tell: Progress, ended: dict[int, Finished]) -> None:
-    for number in todo:
-        tell(number, None)
-        ended[number] = attempt(planned[number], lambda row, number=number: tell(number, row))  # type: ignore[misc]
-        tell(number, ended[number])
-        if ended[number].status == "interrupted":
-            return
-
-
-# -- several processes ---------------------------------------------------------------------------------------------
-#
 # A worker is a new interpreter that reads tasks as lines of JSON and writes events as such. It is told to stop through
 # the same pipe, not by a signal, and has its own process group, so that Ctrl-C in a terminal reaches the parent alone
 # and every run is stopped once, between two rounds. It ends with its parent: a closed pipe is the parent's death.
 
 
 class _Worker:
+    """A worker process, and the run that it does."""
+
     def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
-        self.number: int | None = None  # the run it does
-        self.ready = False  # whether it has ever been
+        self.number: int | None = None  # of its run
+        self.is_ready = False  # whether it has ever been
         self.known: set[str] = set()  # texts of the objects that it was sent
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
@@ -107,7 +65,7 @@ class _Worker:
                 events.put((self, json.loads(line)))
         events.put((self, None))
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         assert self.process.stdin is not None
         with suppress(OSError):  # if it died, its end is on the way as an event
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -131,56 +89,107 @@ class _Worker:
         return status
 
 
-class Crew:
-    """Worker processes that wait for the next call of `execute_all`: to start one costs two seconds of a core."""
+_Events = queue.Queue[tuple[_Worker, dict[str, Any] | None]]
 
-    def __init__(self) -> None:
-        self.waiting: list[_Worker] = []
-        self.events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
 
-    def __enter__(self) -> Crew:
+class Pool:
+    """Does the runs of one stage after another, `jobs` at once; its workers stay, as to start one costs two seconds.
+
+    Runs that reached their rounds are not repeated, and a run that fails does not stop the others. Ctrl-C lets the
+    rounds that are running end and leaves every folder usable; the second one stops at once, the third kills workers.
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs
+        self.waiting: list[_Worker] = []  # those that are kept for the next stage
+        self.workers: list[_Worker] = []  # those of this one
+        self.events: _Events = queue.Queue()
+        self.entries: Sequence[Entry] = ()
+        self.todo: list[int] = []
+        self.outcomes: dict[int, Finished] = {}
+        self.objects: list[Mapping[str, str]] = []
+        self.tell: Tell = lambda event: None
+
+    def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
         while self.waiting:
             self.waiting.pop().close()
 
+    def run(self, entries: Sequence[Entry], tell: Tell) -> list[Finished]:
+        """The outcomes of runs, in their order; those that did not begin before Ctrl-C are `interrupted`.
 
-class _Pool:
-    """Runs in worker processes; tells about them in the calling thread."""
+        Everything is told in the calling thread.
+        """
+        self.entries, self.tell, self.outcomes = entries, tell, {}
+        for number, entry in enumerate(entries):
+            if reached(entry):
+                self._end(number, finished(entry.folder))
+        self.todo = [number for number in range(len(entries)) if number not in self.outcomes]
+        if self.jobs > 1 and (len(self.todo) > 1 or (self.todo and self.waiting)):
+            self._run_in_workers()
+        else:
+            self._run_here()
+        return [self.outcomes.get(number) or not_done(entry, "interrupted") for number, entry in enumerate(entries)]
 
-    def __init__(
-        self, planned: Sequence[Planned], tell: Progress, ended: dict[int, Finished], crew: Crew | None
-    ) -> None:
-        self.planned, self.tell, self.ended, self.crew = planned, tell, ended, crew
-        self.events = queue.Queue() if crew is None else crew.events
-        self.workers: list[_Worker] = []
-        self.todo: list[int] = []
-        self.objects = packed(entry.config for entry in planned)
+    def _end(self, number: int, outcome: Finished) -> None:
+        """A run has ended: what nobody asked to keep goes."""
+        keep = self.entries[number].keep
+        if keep != "all" and outcome.status in ("complete", "diverged"):
+            shrink(outcome.folder, *((MODEL,) if keep == "tables" else ()))
+        self.outcomes[number] = outcome
+        self.tell(Event("ended", number=number, result=outcome))
 
-    def work(self, todo: Sequence[int], jobs: int) -> None:
-        self.todo = list(todo)
-        told = 0
+    def _run_here(self) -> None:
+        for number in self.todo:
+
+            def on_row(row: Row, number: int = number) -> None:
+                self.tell(Event("row", row=row, number=number))
+
+            self.tell(Event("started", number=number))
+            self._end(number, attempt(self.entries[number], on_row))
+            if self.outcomes[number].status == "interrupted":
+                return
+
+    # -- in worker processes ---------------------------------------------------------------------------------------
+
+    def _run_in_workers(self) -> None:
+        self.objects = packed(entry.config for entry in self.entries)
+        settings_module.forget_problem()  # the workers have their own
+        stops = 0  # the Ctrl-Cs that workers know of
         with _counted_interrupts() as count:
             try:
-                for _ in range(jobs):
+                for _ in range(min(self.jobs, len(self.todo))):
                     self._join()
                 while self.workers:
-                    if count[0] > told:
-                        told = count[0]
-                        self._stop(told)
+                    if count[0] > stops:
+                        stops = count[0]
+                        self._stop(stops)
                     try:
                         worker, event = self.events.get(timeout=0.2)
                     except queue.Empty:
                         continue
                     if event is None:
-                        self._lost(worker, stopping=told > 0)
+                        self._lost(worker, is_stopping=stops > 0)
                     else:
-                        self._handle(worker, event, stopping=told > 0)
+                        self._handle(worker, event, is_stopping=stops > 0)
             finally:
                 for worker in self.workers:
                     worker.process.kill()
                     worker.close()
+                self.workers = []
+
+    def _join(self) -> None:
+        """One more worker: one that waits, else a new one, whose first event will say that it is ready."""
+        while self.waiting:
+            worker = self.waiting.pop()
+            if worker.process.poll() is None:
+                self.workers.append(worker)
+                self._next(worker, is_stopping=False)
+                return
+            worker.close()
+        self.workers.append(_Worker(self.events))
 
     def _stop(self, times: int) -> None:
         """First and second time: as Ctrl-C in the worker; after that it is killed."""
@@ -190,76 +199,56 @@ class _Pool:
             elif worker.number is not None:
                 worker.send({"stop": times})
 
-    def _handle(self, worker: _Worker, event: dict[str, Any], stopping: bool) -> None:
+    def _handle(self, worker: _Worker, event: Mapping[str, Any], is_stopping: bool) -> None:
         if "row" in event:
             assert worker.number is not None
-            self.tell(worker.number, Row(*event["row"]))
+            self.tell(Event("row", row=Row(*event["row"]), number=worker.number))
             return
         if "finished" in event:
-            assert worker.number is not None
-            self._end(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
-        worker.ready = True
-        self._next(worker, stopping)
+            self._release(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
+        worker.is_ready = True
+        self._next(worker, is_stopping)
 
-    def _join(self) -> None:
-        """One more worker: one that waits, else a new one, whose first event will say that it is ready."""
-        while self.crew is not None and self.crew.waiting:
-            worker = self.crew.waiting.pop()
-            if worker.process.poll() is None:
-                self.workers.append(worker)
-                self._next(worker, stopping=False)
-                return
-            worker.close()
-        self.workers.append(_Worker(self.events))
-
-    def _next(self, worker: _Worker, stopping: bool) -> None:
-        """Give a worker the next run, if there is one."""
-        if self.todo and not stopping:
-            worker.number = self.todo.pop(0)
-            entry = self.planned[worker.number]
-            self.tell(worker.number, None)
-            new = [one for one in self.objects if one["text"] not in worker.known]
-            if new:  # not before it is ready: it reads them only then, and a pipe holds little
-                worker.send({"objects": new})
-                worker.known |= {one["text"] for one in new}
-            worker.send(
-                {
-                    "config": entry.config.as_dict(),
-                    "folder": str(entry.folder),
-                    "resume": entry.resume,
-                    "held": entry.held,
-                    "trusted": imports.trusted(),
-                }
-            )
-        elif self.crew is not None and not stopping:
-            self.workers.remove(worker)
-            self.crew.waiting.append(worker)
-        else:
-            self._drop(worker)
-
-    def _end(self, worker: _Worker, result: Finished) -> None:
+    def _release(self, worker: _Worker, outcome: Finished) -> None:
+        """The run of a worker has ended."""
         assert worker.number is not None
-        self.ended[worker.number] = result
-        self.tell(worker.number, result)
+        self._end(worker.number, outcome)
         worker.number = None
 
-    def _drop(self, worker: _Worker) -> int:
-        self.workers.remove(worker)
-        return worker.close()
+    def _next(self, worker: _Worker, is_stopping: bool) -> None:
+        """Give a worker the next run, if there is one."""
+        if is_stopping:
+            self.workers.remove(worker)
+            worker.close()
+            return
+        if not self.todo:
+            self.workers.remove(worker)
+            self.waiting.append(worker)
+            return
+        worker.number = self.todo.pop(0)
+        entry = self.entries[worker.number]
+        self.tell(Event("started", number=worker.number))
+        new = [one for one in self.objects if one["text"] not in worker.known]
+        if new:  # not before it is ready: it reads them only then, and a pipe holds little
+            worker.send({"objects": new})
+            worker.known |= {one["text"] for one in new}
+        task = {"config": entry.config.as_dict(), "folder": str(entry.folder), "resume": entry.resume}
+        worker.send({**task, "validation_reason": entry.validation_reason, "trusted": imports.trusted()})
 
-    def _lost(self, worker: _Worker, stopping: bool) -> None:
+    def _lost(self, worker: _Worker, is_stopping: bool) -> None:
         """A worker that ended by itself: its run has failed, and another worker takes its place."""
         if worker not in self.workers:
             return
-        status = self._drop(worker)
-        words = worker.last_words
+        self.workers.remove(worker)
+        status, words = worker.close(), worker.last_words
         why = f"its process was killed (signal {-status})" if status < 0 else f"its process ended ({status}): {words}"
         if worker.number is not None:
-            entry = self.planned[worker.number]
-            self._end(worker, not_done(entry, "interrupted") if stopping else not_done(entry, "failed", why))
-        if stopping:
+            entry = self.entries[worker.number]
+            outcome = not_done(entry, "interrupted") if is_stopping else not_done(entry, "failed", why)
+            self._release(worker, outcome)
+        if is_stopping:
             return
-        if self.todo and worker.ready:
+        if self.todo and worker.is_ready:
             self.workers.append(_Worker(self.events))
         elif self.todo and not self.workers:  # none can even start
             raise UserError(f"no worker process could start, the last because {words or why}; use --jobs 1")
@@ -283,17 +272,20 @@ def _counted_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+# -- the process of a worker ---------------------------------------------------------------------------------------
+
+
 def worker() -> None:
     """The main function of a worker process: tasks from stdin, events to stdout, one JSON object a line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the events
     tasks: queue.Queue[dict[str, Any]] = queue.Queue()
-    told = 0  # how often to stop the run
+    stops = 0  # how often the run was told to stop
 
     def stop(times: int) -> None:
-        nonlocal told
-        if times > told:
-            told = times
+        nonlocal stops
+        if times > stops:
+            stops = times
             _thread.interrupt_main()
 
     signal.signal(signal.SIGINT, interrupts.raising)
@@ -320,15 +312,47 @@ def worker() -> None:
         while True:
             task = tasks.get()
             if "objects" in task:
-                known += unpacked(task["objects"])
+                known += map(unpacked, task["objects"])
                 continue
-            told = 0
+            stops = 0
             interrupts.forget()
             imports.trust(task["trusted"])
-            source = settings_module.from_nested(task["config"], "settings")
-            entry = Planned(settings_module.resolve_run(source), Path(task["folder"]), task["resume"], task["held"])
-            result = attempt(entry, lambda row: send(row=list(row)))
-            send(finished=[str(result.folder), *result[1:]])
+            config = settings_module.resolve_run(settings_module.from_nested(task["config"], "settings"))
+            entry = Entry(config, Path(task["folder"]), task["resume"], task["validation_reason"])
+            outcome = attempt(entry, lambda row: send(row=list(row)))
+            send(finished=[str(outcome.folder), *outcome[1:]])
     except KeyboardInterrupt:
         out.close()
         os._exit(130)
+
+
+# -- objects given from Python, on their way to workers: pickled, in their pipe ----------------------------------------
+
+
+def packed(configs: Iterable[Config]) -> list[Mapping[str, str]]:
+    """The objects that settings name, each once, as JSON.
+
+    Raises:
+        UserError: one cannot be sent.
+    """
+    texts = {text: key for config in configs for key, text in settings_module.objects_of(config.as_dict())}
+    return [_packed(objects.held(text, key)) for text, key in texts.items()]
+
+
+def _packed(named: Held) -> Mapping[str, str]:
+    try:
+        data = pickle.dumps(named.thing)
+        why = "it is defined in the main program" if b"__main__" in data else None
+    except Exception as error:  # whatever somebody else's object raises
+        data, why = b"", " ".join(f"{type(error).__name__}: {error}".split())
+    if why is not None:
+        raise UserError(
+            f"jobs > 1 works in other processes, and {named.text} cannot be sent to them ({why}); use jobs=1, or "
+            "define it by name in a module that they can import"
+        )
+    return {"text": named.text, "words": named.words, "thing": base64.b64encode(data).decode()}
+
+
+def unpacked(message: Mapping[str, Any]) -> Held:
+    """An object again, in a worker: known for as long as the result is kept."""
+    return objects.keep(Held(message["text"], pickle.loads(base64.b64decode(message["thing"])), message["words"]))

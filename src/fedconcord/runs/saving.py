@@ -15,7 +15,7 @@ from fedconcord.engines import Stacked
 from fedconcord.jobs import Job, State, checkpoint
 from fedconcord.runs.clock import Clock
 from fedconcord.runs.folder import CHECKPOINT, versions
-from fedconcord.runs.observer import Observer
+from fedconcord.runs.observers import Observer
 from fedconcord.runs.tables import Tables
 
 CHOICES = ("kernel", "chunk", "workers")  # of the stacked engine

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.core import Problem
-from fedconcord.jobs import State, Step
+from fedconcord.jobs import Step
 from fedconcord.problems.judging import supervised
+from fedconcord.runs.observers import Observer
 
 DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
 
@@ -88,8 +89,9 @@ def _higher(problem: Problem, metric: str) -> bool:
     return known.get(metric, fairness.higher_is_better(metric))
 
 
-class Stopping:
-    """The best round so far, and why the run stops, once it does; neither without patience."""
+class Stopping(Observer):
+    """The best round so far, and why the run stops, once it does; neither without patience. All of it is in
+    metrics.csv."""
 
     def __init__(
         self, problem: Problem, patience: Patience | None, rows: Sequence[Mapping[str, Any]], round: int
@@ -114,12 +116,6 @@ class Stopping:
     def _judge(self, patience: Patience, metric: str, round: int) -> None:
         if self.best is not None and self.best.since >= patience.evaluations:
             self.stopped = sentence(patience, metric, self.best, round)
-
-    def save(self, state: State) -> None:
-        """Nothing: all of it is in metrics.csv."""
-
-    def end(self, state: State) -> None:
-        """Nothing."""
 
     def about(self) -> dict[str, Any]:
         """The round of the model, and why the run stopped."""

@@ -51,8 +51,8 @@ def read(folder: Path, round: int) -> Past:
     return Past(rows_of(folder / "metrics.csv", round), seconds)
 
 
-def rows_of(path: Path, round: int) -> list[dict[str, Any]]:
-    """The rows of a table up to a round.
+def rows_of(path: Path, round: float = math.inf) -> list[dict[str, Any]]:
+    """The rows of a table up to a round; all of them if none is given.
 
     Raises:
         UserError: it cannot be read.

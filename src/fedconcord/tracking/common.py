@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ def values(row: Row) -> dict[str, float]:
     found |= {"bytes_up": row.bytes_up, "bytes_down": row.bytes_down, "gradient_steps": row.gradient_steps}
     found["seconds"] = row.seconds
     return {**found, "simulated_seconds": row.simulated_seconds} if row.simulated_seconds else found
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by dotted key."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def marked(folder: Path, tracker: str) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedconcord.basis.nested import flatten
 from fedconcord.jobs import Row
 from fedconcord.runs.callbacks import Run
-from fedconcord.runs.outcome import Finished
-from fedconcord.tracking.common import flat, mark, marked, package, values
+from fedconcord.runs.events import Finished
+from fedconcord.tracking.common import mark, marked, package, values
 
 NAME, ROUND = "mlflow", "round"
 STATUS = {"complete": "FINISHED", "interrupted": "KILLED"}  # else FAILED
@@ -56,7 +57,9 @@ class MLflow:
         name = f"{run.label}, seed {run.seed}"
         made = client.create_run(experiment, run_name=name, tags={"fedconcord.folder": str(run.folder)}).info.run_id
         entities = self.package.entities
-        settings = [entities.Param(key, str(value)[:LONGEST]) for key, value in flat(run.settings)]
+        settings = [
+            entities.Param(key, str(value)[:LONGEST]) for key, value in flatten(run.settings).items() if value != {}
+        ]
         client.log_batch(made, params=settings)
         mark(run.folder, NAME, uri=uri, id=made)
         self.open[run.folder] = client, made, -1

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedconcord.basis.folders import folder_name
 from fedconcord.jobs import Row
 from fedconcord.runs.callbacks import Run
-from fedconcord.runs.outcome import Finished
+from fedconcord.runs.events import Finished
 from fedconcord.tracking.common import package, values
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedconcord.jobs import Row
 from fedconcord.runs.callbacks import Run
-from fedconcord.runs.outcome import Finished
+from fedconcord.runs.events import Finished
 from fedconcord.tracking.common import mark, marked, package, values
 
 NAME = "wandb"

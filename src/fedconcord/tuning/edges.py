@@ -9,7 +9,7 @@ from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
 from fedconcord.settings import Config, local_for, read_method
-from fedconcord.tuning.search import Found
+from fedconcord.tuning.results import MethodSearch
 
 NEAR = 0.1  # of a range's length, in its own scale, is its edge
 FACTOR = 3.0  # by which an end in logarithms moves; a linear one by half of the range
@@ -25,19 +25,19 @@ class Edge(NamedTuple):
     range: Search
 
 
-def edges(config: Config, found: Found) -> list[Edge]:
+def edges(config: Config, search: MethodSearch) -> list[Edge]:
     """The edges at which the best trial stands. A grid's ends are edges as well."""
-    if found.best is None:
+    if search.best is None:
         return []
     noted = []
-    for key, place in found.space.places.items():
-        value = found.best.values[key]
+    for key, place in search.space.places.items():
+        value = search.best.values[key]
         side = None if place.low == place.high else _side(place, value)
         if side is None:
             continue
         low, high = _further(place, side)
         end = low if side == "low" else high
-        written = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, found.space.method, key, end) else ""
+        written = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, search.space.method, key, end) else ""
         noted.append(Edge(key, value, side, written, place))
     return noted
 

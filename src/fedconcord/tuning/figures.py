@@ -11,46 +11,50 @@ from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, look, panel, y_axis
 from fedconcord.tuning.edges import Edge, extend_words
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.search import Found, shown
+from fedconcord.tuning.results import MethodSearch, shown
 
 SIZE = (4.4, 2.5)  # inches, one of two columns of the page
 
 
-def sensitivity(tuning: Tuning, found: Found, index: int, edges: list[Edge]) -> list[Drawing]:
+def sensitivity(tuning: Tuning, search: MethodSearch, index: int, edges: list[Edge]) -> list[Drawing]:
     """A figure a parameter of a method; `index` gives its colour, as in the final comparison."""
     at = {edge.key: edge for edge in edges}
-    return [_drawing(tuning, found, index, key, at.get(key)) for key in found.space.places]
+    return [_drawing(tuning, search, index, key, at.get(key)) for key in search.space.places]
 
 
-def _drawing(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Drawing:
+def _drawing(tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge | None) -> Drawing:
     metric = tuning.objective.metric
-    best = found.best
-    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning, best.last)}."
+    best = search.best
+    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning.objective, best.last)}."
     extend = "" if edge is None else f" {extend_words(edge)}"
     return Drawing(
-        name=f"{found.space.method}-{key}",
-        alt=f"{metric.title} of {len(found.trials)} trials of {found.space.method} against {key}.{stands}",
-        caption=f"{found.space.method}.{stands}{extend}",
+        name=f"{search.space.method}-{key}",
+        alt=f"{metric.title} of {len(search.trials)} trials of {search.space.method} against {key}.{stands}",
+        caption=f"{search.space.method}.{stands}{extend}",
         wide=False,
-        draw=lambda legend: _plot(tuning, found, index, key, edge),
+        draw=lambda legend: _plot(tuning, search, index, key, edge),
     )
 
 
-def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None) -> Figure:
+def _plot(tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge | None) -> Figure:
     fig, ax = panel(*SIZE)
-    metric, place, first = tuning.objective.metric, found.space.places[key], tuning.rungs[found.space.method][0].rounds
+    metric, place, first = (
+        tuning.objective.metric,
+        search.space.places[key],
+        tuning.rungs[search.space.method][0].rounds,
+    )
     colour, _, marker = look(index)
-    whole = [trial for trial in found.trials if not trial.scores[first].broken]
+    whole = [trial for trial in search.trials if not trial.scores[first].broken]
     early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
-    alone = len(found.space.places) == 1  # else neighbours on this axis differ in the others
+    alone = len(search.space.places) == 1  # else neighbours on this axis differ in the others
     ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if alone else 0.0))
     late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
     for trial in late:
         x = trial.values[key]
         ax.plot([x, x], [trial.scores[first].value, trial.last.value], color=colour, linewidth=0.7, alpha=0.6)
         ax.plot([x], [trial.last.value], **_look(colour, marker, colour, 0.0))
-    if found.best is not None:
-        x, y = found.best.values[key], found.best.last.value
+    if search.best is not None:
+        x, y = search.best.values[key], search.best.last.value
         ax.plot([x], [y], "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5)
     if place.scale == "log":
         ax.set_xscale("log")
@@ -58,7 +62,7 @@ def _plot(tuning: Tuning, found: Found, index: int, key: str, edge: Edge | None)
         ax.xaxis.set_minor_formatter(NullFormatter())
     y_axis(ax, metric, metric.log)
     ax.set_xlabel(key)
-    lost = [trial.values[key] for trial in found.trials if trial.last.broken]
+    lost = [trial.values[key] for trial in search.trials if trial.last.broken]
     bottom = ax.get_xaxis_transform()
     ax.plot(lost, [0.03] * len(lost), "x", color=colour, transform=bottom, clip_on=False, markersize=5)
     if edge is not None:

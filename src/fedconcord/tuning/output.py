@@ -12,8 +12,8 @@ from fedconcord.runs.tables import rows_of
 from fedconcord.settings import Config
 from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import Tuning, save
+from fedconcord.tuning.results import MethodSearch, Trial, shown, winner, winners
 from fedconcord.tuning.scores import Score
-from fedconcord.tuning.search import Found, Trial, shown, winner, winners
 from fedconcord.tuning.space import text_of
 
 
@@ -26,13 +26,13 @@ class Spent(NamedTuple):
     seconds: float  # of training and evaluating, on one core each
 
 
-def spent(tuning: Tuning, found: Found) -> Spent:
+def spent(tuning: Tuning, search: MethodSearch) -> Spent:
     """What the trials of a method took. Runs that began anew after an interruption count once."""
     rounds = steps = size = 0
     seconds = 0.0
-    for trial in found.trials:
+    for trial in search.trials:
         for seed in tuning.seeds:
-            folder = tuning.place(found.space, trial.number, seed)
+            folder = tuning.place(search.space, trial.number, seed)
             if not (folder / "metrics.csv").exists():
                 continue
             rows = rows_of(folder / "metrics.csv", tuning.config.rounds)
@@ -44,13 +44,13 @@ def spent(tuning: Tuning, found: Found) -> Spent:
     return Spent(rounds, steps, size, seconds)
 
 
-def write(tuning: Tuning, found: Sequence[Found]) -> None:
+def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
     """The TOML files and tune.json. The same search writes the same bytes: there are no times in it."""
-    texts = winners(tuning, found)
-    for one in found:
-        if one.space.method in texts:
-            name = f"{folders.folder_name(one.space.method)}.toml"
-            files.write_text(tuning.folder / name, _toml(tuning, [texts[one.space.method]], _why(tuning, one)))
+    texts = winners(tuning.config, searches)
+    for search in searches:
+        if search.space.method in texts:
+            name = f"{folders.folder_name(search.space.method)}.toml"
+            files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
     said = "The best settings of each method, for fedconcord compare --config"
     files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), said))
     objective = tuning.objective
@@ -64,7 +64,7 @@ def write(tuning: Tuning, found: Sequence[Found]) -> None:
                 "target": objective.target,
                 "held": objective.held,
             },
-            "methods": [_method(tuning, one) for one in found],
+            "methods": [_method(tuning, search) for search in searches],
             "final": "final",
         },
     )
@@ -74,7 +74,7 @@ def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
     """The job as it was asked for, where it is not the default, with these methods and the fresh seeds."""
     job = tuning.config.model_copy(update={"label": None, "seed": None, "methods": None, "seeds": None}).as_dict()
     job = _beyond(job, Config().model_dump(mode="json") | {"data": None})
-    first = {"methods": list(methods), "seeds": list(tuning.asked.final_seeds or ())}
+    first = {"methods": list(methods), "seeds": list(tuning.spec.final_seeds or ())}
     return f"# {comment}\n{to_toml(first | job)}\n"
 
 
@@ -88,35 +88,35 @@ def _beyond(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any
     return left
 
 
-def _why(tuning: Tuning, found: Found) -> str:
+def _why(tuning: Tuning, search: MethodSearch) -> str:
     """Where the values of a method come from, on one line."""
-    if found.best is None:
+    if search.best is None:
         return "nothing to tune"
     seeds = ", ".join(map(str, tuning.seeds))
     return (
-        f"{shown(tuning, found.best.last)} after {found.best.rounds} rounds, the best of {len(found.trials)} trials "
-        f"with seed {seeds}; untuned: {shown(tuning, found.trials[0].last)}"
+        f"{shown(tuning.objective, search.best.last)} after {search.best.rounds} rounds, the best of "
+        f"{len(search.trials)} trials with seed {seeds}; untuned: {shown(tuning.objective, search.trials[0].last)}"
     )
 
 
-def _method(tuning: Tuning, found: Found) -> dict[str, Any]:
-    cost = spent(tuning, found)
+def _method(tuning: Tuning, search: MethodSearch) -> dict[str, Any]:
+    cost = spent(tuning, search)
     return {
-        "method": found.space.method,
-        "winner": winner(tuning, found),
-        "search": {key: list(place) for key, place in found.space.places.items()},
-        "best": None if found.best is None else found.best.number,
-        "extend": [edge.search for edge in edges(tuning.config, found) if edge.search],
-        "rungs": [list(rung) for rung in tuning.rungs[found.space.method]] if found.trials else [],
-        "trials": [_trial(tuning, found, trial) for trial in found.trials],
+        "method": search.space.method,
+        "winner": winner(tuning.config, search),
+        "search": {key: list(place) for key, place in search.space.places.items()},
+        "best": None if search.best is None else search.best.number,
+        "extend": [edge.search for edge in edges(tuning.config, search) if edge.search],
+        "rungs": [list(rung) for rung in tuning.rungs[search.space.method]] if search.trials else [],
+        "trials": [_trial(tuning, search, trial) for trial in search.trials],
         "cost": {"rounds": cost.rounds, "gradient_steps": cost.gradient_steps, "bytes": cost.bytes},
     }
 
 
-def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
+def _trial(tuning: Tuning, search: MethodSearch, trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number,
-        "method": text_of(tuning.config, found.space.method, trial.values),
+        "method": text_of(tuning.config, search.space.method, trial.values),
         "values": dict(trial.values),
         "scores": [{"rounds": rounds, **_score(score)} for rounds, score in trial.scores.items()],
         **({"errors": list(trial.errors)} if trial.errors else {}),

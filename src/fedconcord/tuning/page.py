@@ -23,26 +23,26 @@ from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
 from fedconcord.tuning.plan import Tuning, sentences
 from fedconcord.tuning.remarks import remarks
-from fedconcord.tuning.search import Found, Trial, shown, winner, winners
+from fedconcord.tuning.results import MethodSearch, Trial, shown, winner, winners
 
 esc = html.escape
 
 
-def write_all(tuning: Tuning, found: Sequence[Found]) -> Path:
+def write_all(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
     """All that a search leaves beside its runs: settings, numbers, the report of the winners and its own page."""
     write_report([tuning.folder / "final"], tuning.folder / "final")
-    page = write_page(tuning, found)
-    write(tuning, found)
+    page = write_page(tuning, searches)
+    write(tuning, searches)
     return page
 
 
-def write_page(tuning: Tuning, found: Sequence[Found]) -> Path:
+def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
     """Write report.html, which links to the report of the final comparison; the path."""
     summary = summarise(load_runs([tuning.folder / "final"]))
     with styled():
-        parts = _parts(tuning, found, summary)
+        parts = _parts(tuning, searches, summary)
     config = tuning.config
-    names = [one.space.method for one in found]
+    names = [search.space.method for search in searches]
     data = data_name(config.data)
     heading = f"{len(names)} methods tuned on {data}" if len(names) > 1 else f"{names[0]} tuned on {data}"
     job = [data, config.partition, config.model, f"{config.clients} clients, {config.cohort} a round"]
@@ -60,22 +60,22 @@ def _listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _parts(tuning: Tuning, found: Sequence[Found], summary: Summary) -> list[str]:
-    tuned = [one for one in found if one.trials]
-    at = {one.space.method: edges(tuning.config, one) for one in tuned}
-    warnings = [f"{one.space.method}: {remark}" for one in tuned for remark in remarks(tuning, one)]
+def _parts(tuning: Tuning, searches: Sequence[MethodSearch], summary: Summary) -> list[str]:
+    tuned = [search for search in searches if search.trials]
+    at = {search.space.method: edges(tuning.config, search) for search in tuned}
+    warnings = [f"{search.space.method}: {remark}" for search in tuned for remark in remarks(tuning, search)]
     main = tables.table(summary, summary.rows)
     whole = (
-        f"Each method with its best settings, with seeds {_listed(tuning.asked.final_seeds or ())}, which tuning has "
+        f"Each method with its best settings, with seeds {_listed(tuning.spec.final_seeds or ())}, which tuning has "
         'not seen: <a href="final/report.html">the whole comparison</a>.'
     )
     parts = [
         elements.told([*words(summary), *_worth(summary), whole], warnings),
         "<h2>The winners, with fresh seeds</h2>" + elements.table(main, [row.style for row in summary.rows]),
-        "<h2>What tuning changed</h2>" + _changed(tuning, found),
+        "<h2>What tuning changed</h2>" + _changed(tuning, searches),
     ]
     if tuned:
-        first = dict.fromkeys(tuning.rungs[one.space.method][0].rounds for one in tuned)
+        first = dict.fromkeys(tuning.rungs[search.space.method][0].rounds for search in tuned)
         parts.append(
             f'<h2>Sensitivity</h2><p class="note">{esc(tuning.objective.metric.title)} against each parameter. '
             f"Hollow: all trials after {' or '.join(map(str, first))} rounds; filled: those that went on, after their "
@@ -83,7 +83,7 @@ def _parts(tuning: Tuning, found: Sequence[Found], summary: Summary) -> list[str
             "the best is at.</p>" + _figures(tuning, tuned, at, summary)
         )
         parts.append("<h2>What tuning cost</h2>" + _cost(tuning, tuned))
-        parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, one) for one in tuned))
+        parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, search) for search in tuned))
     parts.append("<h2>How to get this again</h2>" + _again(tuning))
     return parts
 
@@ -94,16 +94,24 @@ def _worth(summary: Summary) -> list[str]:
     return [] if found is None else [esc(sentence) for sentence in sentences_of_worth(found)]
 
 
-def _changed(tuning: Tuning, found: Sequence[Found]) -> str:
+def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
     rows = []
-    for one in found:
-        if not one.trials:
-            rows.append((one.space.method, "nothing to tune", "", "", ""))
+    for search in searches:
+        if not search.trials:
+            rows.append((search.space.method, "nothing to tune", "", "", ""))
             continue
-        lost = sum(trial.last.broken > 0 for trial in one.trials)
-        count = f"{len(one.trials)} ({lost} diverged or failed)" if lost else str(len(one.trials))
-        best = "none ended well" if one.best is None else shown(tuning, one.best.last)
-        rows.append((one.space.method, winner(tuning, one) or "", shown(tuning, one.trials[0].last), best, count))
+        lost = sum(trial.last.broken > 0 for trial in search.trials)
+        count = f"{len(search.trials)} ({lost} diverged or failed)" if lost else str(len(search.trials))
+        best = "none ended well" if search.best is None else shown(tuning.objective, search.best.last)
+        rows.append(
+            (
+                search.space.method,
+                winner(tuning.config, search) or "",
+                shown(tuning.objective, search.trials[0].last),
+                best,
+                count,
+            )
+        )
     head = ("method", "best settings", "as it was", "tuned", "trials")
     note = (
         f"Judged by {tuning.objective}, seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}. The best of many "
@@ -112,44 +120,51 @@ def _changed(tuning: Tuning, found: Sequence[Found]) -> str:
     return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
 
 
-def _figures(tuning: Tuning, tuned: Sequence[Found], at: dict[str, list[Edge]], summary: Summary) -> str:
+def _figures(tuning: Tuning, tuned: Sequence[MethodSearch], at: dict[str, list[Edge]], summary: Summary) -> str:
     styles = {method.name: method.index for method in summary.methods}
     names = {
-        asked: settings_module.single(tuning.config, text, 0).label for asked, text in winners(tuning, tuned).items()
+        asked: settings_module.single(tuning.config, text, 0).label
+        for asked, text in winners(tuning.config, tuned).items()
     }
     drawn = [
         drawing
-        for k, one in enumerate(tuned)
-        for drawing in sensitivity(tuning, one, styles.get(names.get(one.space.method) or "", k), at[one.space.method])
+        for k, search in enumerate(tuned)
+        for drawing in sensitivity(
+            tuning, search, styles.get(names.get(search.space.method) or "", k), at[search.space.method]
+        )
     ]
     return f'<div class="grid">{"".join(elements.figure(d, number) for number, d in enumerate(drawn, 1))}</div>'
 
 
-def _cost(tuning: Tuning, tuned: Sequence[Found]) -> str:
+def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
     rows, total = [], 0.0
-    for one in tuned:
-        cost = spent(tuning, one)
+    for search in tuned:
+        cost = spent(tuning, search)
         total += cost.seconds
         steps, moved = quantity(cost.gradient_steps), size(cost.bytes)
-        rows.append((one.space.method, f"{cost.rounds:,}", steps, moved, f"{cost.seconds:.1f}"))
+        rows.append((search.space.method, f"{cost.rounds:,}", steps, moved, f"{cost.seconds:.1f}"))
     head = ("method", "rounds", "gradient steps", "bytes up and down", "seconds of training")
     fewer = "A trial that diverges ends there, so that its method has fewer rounds than it was given. "
-    given = len({tuple(tuning.rungs[one.space.method]) for one in tuned}) == 1
+    given = len({tuple(tuning.rungs[search.space.method]) for search in tuned}) == 1
     equal = "Every method was given the same rounds. " if given else "Methods have grids of different sizes. "
-    note = f"{equal}{fewer}Seconds: of one core, training alone, {total:.0f} in all."
+    note = f"{equal}{fewer}Seconds: of search core, training alone, {total:.0f} in all."
     return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
 
 
-def _trials(tuning: Tuning, one: Found) -> str:
-    keys = tuple(one.space.places)
-    order = sorted(one.trials, key=lambda trial: (one.best is None or trial.number != one.best.number, trial.number))
-    rows = [(_name(one, trial), *(f"{trial.values[key]:g}" for key in keys), *_went(tuning, trial)) for trial in order]
+def _trials(tuning: Tuning, search: MethodSearch) -> str:
+    keys = tuple(search.space.places)
+    order = sorted(
+        search.trials, key=lambda trial: (search.best is None or trial.number != search.best.number, trial.number)
+    )
+    rows = [
+        (_name(search, trial), *(f"{trial.values[key]:g}" for key in keys), *_went(tuning, trial)) for trial in order
+    ]
     table = elements.pairs(rows, ("trial", *keys, "rounds", "outcome"))
-    return f"<details><summary>{esc(one.space.method)}: {len(one.trials)} trials</summary>{table}</details>"
+    return f"<details><summary>{esc(search.space.method)}: {len(search.trials)} trials</summary>{table}</details>"
 
 
-def _name(one: Found, trial: Trial) -> str:
-    best = one.best is not None and trial.number == one.best.number
+def _name(search: MethodSearch, trial: Trial) -> str:
+    best = search.best is not None and trial.number == search.best.number
     return f"{trial.number}{' (as it was)' if trial.number == 0 else ''}{', best' if best else ''}"
 
 
@@ -158,7 +173,7 @@ def _went(tuning: Tuning, trial: Trial) -> tuple[str, str]:
         return str(trial.rounds), f"failed: {trial.errors[0]}"
     if trial.last.broken:
         return str(trial.rounds), f"diverged ({trial.last.broken} of {len(tuning.seeds)} seeds)"
-    return str(trial.rounds), shown(tuning, trial.last)
+    return str(trial.rounds), shown(tuning.objective, trial.last)
 
 
 def _again(tuning: Tuning) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,11 @@ from fedconcord.basis.factories import Search
 from fedconcord.engines import Stacked
 from fedconcord.jobs import resolved
 from fedconcord.runs import lock, readme
+from fedconcord.runs.events import Entry
 from fedconcord.runs.folder import refuse_taken
-from fedconcord.runs.plan import ALL, Planned, new_folder, prepared, threads
+from fedconcord.runs.plan import new_folder
+from fedconcord.runs.prepare import prepare, threads
+from fedconcord.runs.records import resumed
 from fedconcord.settings import Config, Source
 from fedconcord.tuning.rungs import Rung, cost, rungs_of
 from fedconcord.tuning.scores import Objective, objective_of
@@ -29,8 +32,8 @@ SEEDS = (0, 1)  # of the trials, where none are named: what is best on one seed 
 FRESH = 3  # seeds of the final comparison
 
 
-class Asked(NamedTuple):
-    """What a search is asked for beside settings, as it is written; None: the default."""
+class SearchSpec(NamedTuple):
+    """What a user asks of a search beside settings, as tune.json has it; None: the default."""
 
     budget: int | None = None
     search: Sequence[str] = ()
@@ -44,7 +47,7 @@ class Tuning(NamedTuple):
 
     folder: Path
     config: Config  # the comparison that is asked for, as the user's files get it
-    asked: Asked  # defaults filled in
+    spec: SearchSpec  # defaults filled in
     trial: Config  # the same as trials run it
     objective: Objective
     spaces: tuple[Space, ...]
@@ -59,21 +62,21 @@ class Tuning(NamedTuple):
     def rounds(self) -> int:
         """Of all trials of all methods, and of the final comparison."""
         tried = sum(len(self.seeds) * cost(self.rungs[space.method]) for space in self.spaces if space.places)
-        return tried + len(self.spaces) * len(self.asked.final_seeds or ()) * self.config.rounds
+        return tried + len(self.spaces) * len(self.spec.final_seeds or ()) * self.config.rounds
 
-    def run(self, space: Space, values: Mapping[str, float], number: int, seed: int, rounds: int) -> Planned:
+    def entry(self, space: Space, values: Mapping[str, float], number: int, seed: int, rounds: int) -> Entry:
         """One run of a trial."""
         one = settings_module.single(self.trial, text_of(self.config, space.method, values), seed)
         engine = one.engine.model_copy(update={"kernel": self.kernels[space.method]})
         one = one.model_copy(update={"rounds": rounds, "engine": engine})
-        return Planned(one, self.place(space, number, seed), resume=True)
+        return Entry(one, self.place(space, number, seed), resume=True)
 
     def place(self, space: Space, number: int, seed: int) -> Path:
         """The folder of such a run."""
         return self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
 
 
-def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
+def plan_tuning(spec: SearchSpec, *sources: Source) -> Tuning:
     """A new search in a new folder, where its settings are written.
 
     Raises:
@@ -83,7 +86,7 @@ def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
     config = settings_module.resolve_compare(usual, *sources)
     if config.engine.name == "distributed":
         raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
-    tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), asked)
+    tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), spec)
     with lock.held(tuning.folder):
         refuse_taken(tuning.folder)
         save(tuning, {"status": "running"})
@@ -91,7 +94,7 @@ def plan_tuning(asked: Asked, *sources: Source) -> Tuning:
     return tuning
 
 
-def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
+def plan_resumed_tuning(folder: Path, spec: SearchSpec, *sources: Source) -> Tuning:
     """The search of a folder, to be continued with its own settings.
 
     Raises:
@@ -100,49 +103,44 @@ def plan_resumed_tuning(folder: Path, asked: Asked, *sources: Source) -> Tuning:
     path = folder / NAME
     try:
         saved: dict[str, Any] = json.loads(sums.text(path))
-        nested, before = saved["settings"], Asked(**saved["asked"])
+        nested, stored = saved["settings"], SearchSpec(**saved["asked"])
     except FileNotFoundError:
         raise UserError(f"{folder} holds no search (no {NAME}); give the folder that fedconcord tune wrote") from None
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise UserError(f"cannot read {path} ({broken}); restore it or start the search again") from None
-    changes = [settings_module.unchanged(source, nested, folder).values for source in sources]
-    for given in ({name: value for name, value in asked._asdict().items() if value}, *changes):
-        for key in given:
+    for key, value in spec._asdict().items():
+        if value and value != getattr(stored, key):
             raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
-    return _planned(
-        folder,
-        settings_module.resolve_compare(settings_module.from_nested({**ALL, **nested}, NAME)),
-        before,
-    )
+    _, config = resumed(nested, sources, folder, settings_module.resolve_compare, may_change=())
+    return _planned(folder, config, stored)
 
 
-def save(tuning: Tuning, found: Mapping[str, Any]) -> None:
-    """tune.json: what was asked for, and what was found."""
-    asked = tuning.asked._asdict()
-    said = {"format": FORMAT, **found, "settings": tuning.config.as_dict(), "asked": asked}
-    sums.write(tuning.folder / NAME, files.as_json(said))
+def save(tuning: Tuning, results: Mapping[str, Any]) -> None:
+    """tune.json: what the user asks for, and what was found."""
+    content = {"format": FORMAT, **results, "settings": tuning.config.as_dict(), "asked": tuning.spec._asdict()}
+    sums.write(tuning.folder / NAME, files.as_json(content))
 
 
-def _planned(folder: Path, config: Config, asked: Asked) -> Tuning:
-    asked = _filled(asked, config)
-    trial, objective = _trial(config, asked.target)
-    spaces = _spaces(config, asked)
+def _planned(folder: Path, config: Config, spec: SearchSpec) -> Tuning:
+    spec = _filled(spec, config)
+    trial, objective = _trial(config, spec.target)
+    spaces = _spaces(config, spec)
     assert trial.eval.every is not None
-    assert asked.budget is not None
-    rungs = {s.method: rungs_of(s.trials(asked.budget), config.rounds, trial.eval.every) for s in spaces}
+    assert spec.budget is not None
+    rungs = {s.method: rungs_of(s.trials(spec.budget), config.rounds, trial.eval.every) for s in spaces}
     tuning = Tuning(
-        folder, config, asked, trial, objective, spaces, rungs, {s.method: trial.engine.kernel for s in spaces}
+        folder, config, spec, trial, objective, spaces, rungs, {s.method: trial.engine.kernel for s in spaces}
     )
     return tuning._replace(kernels={space.method: _kernel(tuning, space) for space in spaces})
 
 
-def _filled(asked: Asked, config: Config) -> Asked:
+def _filled(spec: SearchSpec, config: Config) -> SearchSpec:
     """With defaults, checked."""
-    budget = BUDGET if asked.budget is None else asked.budget
+    budget = BUDGET if spec.budget is None else spec.budget
     if not isinstance(budget, int) or budget < 1:
         raise UserError(f"budget must be an integer >= 1, given {budget!r}: the trials of each method")
     seeds = config.seeds or [0]
-    fresh: Any = asked.final_seeds
+    fresh: Any = spec.final_seeds
     if fresh is None:
         fresh = list(range(max(seeds) + 1, max(seeds) + 1 + FRESH))
     usable = isinstance(fresh, list) and all(isinstance(one, int) and 0 <= one not in seeds for one in fresh)
@@ -152,9 +150,9 @@ def _filled(asked: Asked, config: Config) -> Asked:
             f"{grammar.shown(fresh)} with seeds {', '.join(map(str, seeds))}; give others, as in --final-seeds "
             f"{max(seeds) + 1}"
         )
-    if asked.search and asked.grid is not None:
+    if spec.search and spec.grid is not None:
         raise UserError("--search gives ranges and --grid gives points; give one of them")
-    return Asked(budget, list(asked.search), asked.grid, fresh, asked.target)
+    return SearchSpec(budget, list(spec.search), spec.grid, fresh, spec.target)
 
 
 def _trial(config: Config, target: float | None) -> tuple[Config, Objective]:
@@ -178,19 +176,19 @@ def _trial(config: Config, target: float | None) -> tuple[Config, Objective]:
         return trial, objective_of(problem, target if soonest else config.eval.target, soonest)
 
 
-def _spaces(config: Config, asked: Asked) -> tuple[Space, ...]:
+def _spaces(config: Config, spec: SearchSpec) -> tuple[Space, ...]:
     methods = config.methods or []
-    if asked.grid is None:
-        more: dict[str, Search] = dict(read_search(one, config) for one in asked.search)
+    if spec.grid is None:
+        more: dict[str, Search] = dict(read_search(one, config) for one in spec.search)
         return tuple(space_of(config, method, more) for method in methods)
-    grid = read_grid(asked.grid)
+    grid = read_grid(spec.grid)
     refuse_grid(grid, config)
     spaces = tuple(grid_space(config, method, grid) for method in methods)
     largest = max(spaces, key=lambda space: len(space.points))
-    if len(largest.points) > (asked.budget or 0):
+    if len(largest.points) > (spec.budget or 0):
         raise UserError(
-            f"--grid {asked.grid} has {len(largest.points)} trials for {largest.method}, the job's own values among "
-            f"them, given budget {asked.budget}; give --budget {len(largest.points)}"
+            f"--grid {spec.grid} has {len(largest.points)} trials for {largest.method}, the job's own values among "
+            f"them, given budget {spec.budget}; give --budget {len(largest.points)}"
         )
     return spaces
 
@@ -201,39 +199,36 @@ def _kernel(tuning: Tuning, space: Space) -> str:
     Raises:
         UserError: the method cannot run.
     """
-    planned = tuning.run(space, space.start, 0, tuning.seeds[0], tuning.config.rounds)
-    with threads(planned.config.engine.threads):
-        start = prepared(planned.config, planned.folder)
+    entry = tuning.entry(space, space.start, 0, tuning.seeds[0], tuning.config.rounds)
+    with threads(entry.config.engine.threads):
+        start = prepare(entry.config, entry.folder)
         if not isinstance(start.job.engine, Stacked):
-            return planned.config.engine.kernel
+            return entry.config.engine.kernel
         engine = resolved(start.job, start.state, tuning.config.rounds).engine
     assert isinstance(engine, Stacked)
     return engine.kernel
 
 
-def sentences(tuning: Tuning) -> list[str]:
+def sentences(tuning: Tuning) -> Iterator[str]:
     """What was found in data of the user's own, and what will be done: for a person who waits for it."""
-    budget = tuning.asked.budget
-    free = [space for space in tuning.spaces if space.places]
-    said = settings_module.notes(tuning.config)
+    yield from settings_module.notes(tuning.config)
     for space in tuning.spaces:
         if not space.places:
-            said.append(f"{space.method}: nothing to tune, so it is only in the final comparison")
+            yield f"{space.method}: nothing to tune, so it is only in the final comparison"
             continue
         places = "; ".join(f"{key} {at}" for key, at in space.places.items())
-        count = f"{len(space.points)} points of {places}" if space.points else places
-        said.append(f"{space.method}: {count}")
-    seeds, fresh = (", ".join(map(str, some)) for some in (tuning.seeds, tuning.asked.final_seeds or ()))
+        yield f"{space.method}: {f'{len(space.points)} points of {places}' if space.points else places}"
+    free = [space for space in tuning.spaces if space.places]
+    seeds, fresh = (", ".join(map(str, some)) for some in (tuning.seeds, tuning.spec.final_seeds or ()))
     plural = "s" * (len(tuning.seeds) > 1)
     for rungs in dict.fromkeys(tuning.rungs[space.method] for space in free):
-        of = [space.method for space in free if tuning.rungs[space.method] == rungs]
-        who = "each method" if len(of) == len(free) > 1 else ", ".join(of)
+        methods = [space.method for space in free if tuning.rungs[space.method] == rungs]
+        who = "each method" if len(methods) == len(free) > 1 else ", ".join(methods)
         steps = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in rungs)
+        budget = "" if tuning.spec.grid is not None else f" of budget {tuning.spec.budget}"
         total = len(tuning.seeds) * cost(rungs)
-        given = "" if tuning.asked.grid is not None else f" of budget {budget}"
-        said.append(f"{who}: {rungs[0].trials} trials{given} with seed{plural} {seeds}: {steps}; {total} rounds")
-    said.append(
+        yield f"{who}: {rungs[0].trials} trials{budget} with seed{plural} {seeds}: {steps}; {total} rounds"
+    yield (
         f"judged by {tuning.objective}; then the winners with seeds {fresh}, {tuning.config.rounds} rounds each; "
         f"{tuning.rounds} rounds in all, into {tuning.folder}"
     )
-    return said

@@ -5,21 +5,21 @@ from __future__ import annotations
 from fedconcord.report.format import value
 from fedconcord.tuning.edges import edges, extend_words
 from fedconcord.tuning.plan import Tuning
+from fedconcord.tuning.results import MethodSearch
 from fedconcord.tuning.scores import below
-from fedconcord.tuning.search import Found
 
 
-def remarks(tuning: Tuning, found: Found) -> list[str]:
+def remarks(tuning: Tuning, search: MethodSearch) -> list[str]:
     """Ranges to extend, a winner that was better in an earlier rung, or that nothing ended well."""
-    if found.trials and found.best is None:
+    if search.trials and search.best is None:
         return ["no trial ended well, so it is not in the comparison; search smaller values."]
-    return [*map(extend_words, edges(tuning.config, found)), *_fall(tuning, found)]
+    return [*map(extend_words, edges(tuning.config, search)), *_fall(tuning, search)]
 
 
-def _fall(tuning: Tuning, found: Found) -> list[str]:
-    if found.best is None:
+def _fall(tuning: Tuning, search: MethodSearch) -> list[str]:
+    if search.best is None:
         return []
-    metric, scores, end = tuning.objective.metric, found.best.scores, found.best.last
+    metric, scores, end = tuning.objective.metric, search.best.scores, search.best.last
     sign = 1.0 if metric.higher else -1.0
     peak = max(scores, key=lambda rounds: sign * scores[rounds].value)
     if not below(end, scores[peak], metric):

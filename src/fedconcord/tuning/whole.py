@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord.jobs import Row
-from fedconcord.runs.callbacks import Callback
-from fedconcord.runs.outcome import Finished
-from fedconcord.runs.plan import Planned
-from fedconcord.runs.pool import Crew
+from fedconcord.runs import lock
+from fedconcord.runs.events import Finished
+from fedconcord.runs.study import Stages
+from fedconcord.tuning.draws import JOURNAL, write_journal
 from fedconcord.tuning.edges import Edge, edges
 from fedconcord.tuning.page import write_all
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.remarks import remarks
-from fedconcord.tuning.search import Found, InterruptedSearchError, Watch, alone, final, refuse_none, search, winner
-
-__all__ = ["InterruptedSearchError", "Lines", "Tuned", "TunedMethod", "Watch", "tuned"]
+from fedconcord.tuning.results import MethodSearch, refuse_none, winner
+from fedconcord.tuning.search import Say, final, search
 
 
 class TunedMethod(NamedTuple):
@@ -42,45 +40,30 @@ class Tuned(NamedTuple):
     report: Path  # of the search and the final comparison
 
 
-class Lines(NamedTuple):
-    """A `Watch` that passes the lines on."""
-
-    say: Callable[[str], None]
-
-    def begin(self, planned: Sequence[Planned]) -> None:
-        """Nothing."""
-
-    def see(self, number: int, event: Row | Finished | None) -> None:
-        """Nothing."""
-
-
-def tuned(tuning: Tuning, jobs: int, watch: Watch, callbacks: Sequence[Callback] = ()) -> Tuned:
-    """Do a search, or what is left of it: trials, final comparison, files.
-
-    Args:
-        callbacks: are told of the runs of the final comparison.
+def tuned(tuning: Tuning, jobs: int, say: Say) -> Stages[Tuned]:
+    """A search as a study: trials, final comparison, files; `say` gets a line a method and rung.
 
     Raises:
-        InterruptedSearchError: by Ctrl-C.
         UserError: no trial ended well, or no run of the final comparison.
     """
-    with alone(tuning), Crew() as crew:
-        found = search(tuning, jobs, watch, crew)
-        refuse_none(found)
-        _, runs = final(tuning, found, jobs, watch, crew, callbacks)
-        page = write_all(tuning, found)
-    methods = [_method(tuning, one) for one in found]
+    with lock.held(tuning.folder):
+        searches = yield from search(tuning, say)
+        refuse_none(searches)
+        runs = yield from final(tuning, searches, jobs)
+        write_journal(tuning.folder / JOURNAL, searches, tuning.objective.metric.higher)
+        page = write_all(tuning, searches)
+    methods = [_method(tuning, one) for one in searches]
     return Tuned(tuning.folder, tuning.objective.metric.column, methods, runs, page)
 
 
-def _method(tuning: Tuning, found: Found) -> TunedMethod:
-    untuned = found.trials[0].last if found.trials else None
+def _method(tuning: Tuning, search: MethodSearch) -> TunedMethod:
+    untuned = search.trials[0].last if search.trials else None
     return TunedMethod(
-        found.space.method,
-        winner(tuning, found),
-        {} if found.best is None else found.best.values,
-        None if found.best is None else found.best.last.value,
+        search.space.method,
+        winner(tuning.config, search),
+        {} if search.best is None else search.best.values,
+        None if search.best is None else search.best.last.value,
         None if untuned is None or untuned.broken else untuned.value,
-        edges(tuning.config, found),
-        remarks(tuning, found),
+        edges(tuning.config, search),
+        remarks(tuning, search),
     )

@@ -14,7 +14,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.wanted import count
 from fedconcord.cli.base import CODES, PROGRAM, complain, console, importing, say, say_columns
 from fedconcord.cli.options import Jobs, option
-from fedconcord.cli.progress import Show, interrupted
+from fedconcord.cli.progress import Show
 
 if TYPE_CHECKING:
     from fedconcord_papers.recipes.recipe import Recipe, SizeName
@@ -94,11 +94,9 @@ def _one(asked: Asked, folder: Path, dry_run: bool, of_all: bool) -> None:
     for sentence in _before(asked):
         say(sentence)
     there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
-    try:
-        judged = reproduced(asked, Show, say)
-    except KeyboardInterrupt:
-        again = f"{PROGRAM} reproduce all --{asked.size_name}" if of_all else asked.command
-        raise interrupted(asked.out, f"{again}{there}") from None
+    again = f"{PROGRAM} reproduce all --{asked.size_name}" if of_all else asked.command
+    with Show(f"{again}{there}", has_bar_per_run=True) as show:
+        judged = reproduced(asked, show)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
     say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")

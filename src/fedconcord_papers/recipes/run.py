@@ -12,7 +12,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,21 +21,19 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, imports, process, sums
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.grammar import Spec
-from fedconcord.jobs import Row
 from fedconcord.report.load import Run, load_runs
-from fedconcord.runs import plan, pool
+from fedconcord.runs import plan
 from fedconcord.runs.clock import NAME as SECONDS
-from fedconcord.runs.folder import shrink
-from fedconcord.runs.outcome import Finished, Progress
-from fedconcord.runs.plan import Planned
+from fedconcord.runs.events import Watch
+from fedconcord.runs.prepare import prepare
+from fedconcord.runs.records import changed
+from fedconcord.runs.study import Stages, carry_out
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
 from fedconcord_papers.recipes.values import Done, Value, Values
 
 DONE = "done.json"
 SEARCH_SEED = 1000  # which no final run has
 ALWAYS: Settings = {"validation": "none", "eval.clients": False, "checkpoint.every": 30.0}
-
-Watch = Callable[[Sequence[Planned]], AbstractContextManager[Progress]]
 
 
 class Asked(NamedTuple):
@@ -63,7 +60,7 @@ class Asked(NamedTuple):
         return f"fedconcord reproduce {self.recipe.name} --{self.size_name}{seeds}{cells}{where}"
 
 
-def reproduce(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Done:
+def reproduce(asked: Asked, watch: Watch) -> Done:
     """Do a recipe, or what is left of it, and write done.json.
 
     Raises:
@@ -73,12 +70,13 @@ def reproduce(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Done:
     recipe, size = asked.recipe, asked.size
     files.sweep(asked.out)
     if isinstance(recipe.experiment, Comparison):
-        found, chosen, searched, seconds = _compare(asked, recipe.experiment, watch, say)
+        study = _compare(asked, recipe.experiment, watch.say)
+        found, chosen, searched, seconds = carry_out(study, asked.jobs, watch)
     else:
         if asked.cells is not None or asked.seeds is not None:
             raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
         began = time.perf_counter()
-        found = recipe.experiment.run(asked.out, asked.size_name, size.options, say)
+        found = recipe.experiment.run(asked.out, asked.size_name, size.options, watch.say)
         chosen, searched, seconds = {}, 0, time.perf_counter() - began
     done = Done(
         recipe.name,
@@ -162,8 +160,8 @@ def planned_texts(asked: Asked) -> Iterator[tuple[str, dict[str, Any], list[str]
 
 
 def _compare(
-    asked: Asked, experiment: Comparison, watch: Watch, say: Callable[[str], None]
-) -> tuple[Values, dict[str, dict[str, dict[str, Any]]], int, float]:
+    asked: Asked, experiment: Comparison, say: Callable[[str], None]
+) -> Stages[tuple[Values, dict[str, dict[str, dict[str, Any]]], int, float]]:
     """(values, best of the grid by cell and entry, runs of the search, seconds of all runs)."""
     size, rows, seconds, searched = asked.size, list[Value](), 0.0, 0
     chosen: dict[str, dict[str, dict[str, Any]]] = {}
@@ -180,7 +178,7 @@ def _compare(
             if size.search is not None and any(len(points_of(entry)) > 1 for entry in entries):
                 say(f"{there.title}: the grid")
                 of_search = {**settings_of(experiment, size, there), **size.search}
-                chosen[home], tried = _search(asked, experiment, entries, there, of_search, watch)
+                chosen[home], tried = yield from _search(asked, experiment, entries, there, of_search)
                 searched += len(tried)
                 seconds += sum(_seconds(run.folder) for run in tried)
                 for entry in entries:
@@ -193,7 +191,7 @@ def _compare(
         entries = entries_of(size, experiment, cell)
         methods = [text_of(entry, chosen[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
         seeds = list(size.seeds if asked.seeds is None else asked.seeds)
-        runs = _runs(asked.out / cell.name / "final", settings, methods, seeds, asked.jobs, watch)
+        runs = yield from _runs(asked.out / cell.name / "final", settings, methods, seeds, asked.jobs)
         seconds += sum(_seconds(run.folder) for run in runs)
         rows += [
             Value(measure.name, cell.name, run.head.label, run.head.seed, _value(measure, run))
@@ -205,8 +203,8 @@ def _compare(
 
 
 def _search(
-    asked: Asked, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings, watch: Watch
-) -> tuple[dict[str, dict[str, Any]], list[Run]]:
+    asked: Asked, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings
+) -> Stages[tuple[dict[str, dict[str, Any]], list[Run]]]:
     """(best values of the grid by entry, all runs); entries without a choice are not run."""
     points = {
         f"{entry.name} {k}": (entry, values)
@@ -215,7 +213,7 @@ def _search(
         for k, values in enumerate(points_of(entry))
     }
     methods = [text_of(entry, values, label) for label, (entry, values) in points.items()]
-    runs = _runs(asked.out / cell.name / "search", settings, methods, [SEARCH_SEED], asked.jobs, watch)
+    runs = yield from _runs(asked.out / cell.name / "search", settings, methods, [SEARCH_SEED], asked.jobs)
     best = {entry.name: first_of(entry) for entry in entries}
     scores = {run.head.label: _scores(experiment, run) for run in runs}
     for entry in entries:
@@ -240,54 +238,40 @@ def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
 
 
 def _runs(
-    folder: Path, settings: Settings, methods: Sequence[str], seeds: Sequence[int], jobs: int, watch: Watch
-) -> list[Run]:
+    folder: Path, settings: Settings, methods: Sequence[str], seeds: Sequence[int], jobs: int
+) -> Stages[list[Run]]:
     """A comparison in its folder, done or completed."""
-    stated = {"settings": dict(settings), "methods": list(methods)}
-    asked = folder.with_suffix(".json")
+    stated, request = folder.with_suffix(".json"), {"settings": dict(settings), "methods": list(methods)}
     if (folder / "compare.json").exists():
-        if not _says(asked, stated):
+        if not _says(stated, request):
             raise UserError(
                 f"{folder} holds the runs of other settings of this recipe, of another version perhaps; give another "
                 "--out, or remove it"
             )
-        _, planned, jobs = plan.plan_more(folder, jobs, settings, (), seeds)
+        planned = plan.plan_more(folder, jobs, settings, (), seeds, keep="model")
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(asked, stated)
+        files.write_json(stated, request)
         try:
-            _, planned, jobs = plan.plan_more(folder, jobs, settings, methods, seeds)
+            planned = plan.plan_more(folder, jobs, settings, methods, seeds, keep="model")
         except UserError:
-            asked.unlink()
+            stated.unlink()
             _remove_empty(folder)
             raise
-    with plan.writing(folder, planned), watch(planned) as progress:
-        results = pool.execute_all(planned, jobs, _lean(progress))
-    if any(result.status == "interrupted" for result in results):
-        raise KeyboardInterrupt
+    with plan.alone(planned):
+        results = yield from plan.comparison(planned)
     for result in results:
         if result.status == "failed":
             raise UserError(f"{result.label}, seed {result.seed} in {folder} failed: {result.error}")
     return load_runs([folder])
 
 
-def _says(path: Path, stated: Mapping[str, Any]) -> bool:
+def _says(path: Path, request: Mapping[str, Any]) -> bool:
     """Whether a file has these values, in whatever order."""
     try:
-        return bool(json.loads(path.read_bytes()) == json.loads(files.as_json(stated)))
+        return changed(request, json.loads(path.read_bytes())) is None
     except (OSError, ValueError):
         return False
-
-
-def _lean(progress: Progress) -> Progress:
-    """Also shrinks a run that has ended."""
-
-    def see(number: int, event: Row | Finished | None) -> None:
-        if isinstance(event, Finished) and event.status in ("complete", "diverged"):
-            shrink(event.folder)
-        progress(number, event)
-
-    return see
 
 
 def _remove_empty(folder: Path) -> None:
@@ -319,5 +303,5 @@ def _fits(settings: Settings, methods: Sequence[str], out: Path) -> None:
         settings_module.from_nested({**settings, "methods": list(methods)}, "recipe")
     )
     for one in settings_module.runs(config):
-        plan.prepared(one, out)
+        prepare(one, out)
     settings_module.forget_problem()

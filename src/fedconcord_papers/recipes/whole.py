@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedconcord.basis.errors import UserError, unknown
+from fedconcord.runs.events import Watch
 from fedconcord_papers.recipes import RECIPES, figures, pages
 from fedconcord_papers.recipes.pages import Judged
 from fedconcord_papers.recipes.recipe import Comparison, SizeName
-from fedconcord_papers.recipes.run import DONE, Asked, Watch, reproduce
+from fedconcord_papers.recipes.run import DONE, Asked, reproduce
 
 SIZES = ("quick", "desk", "paper")
 
@@ -42,14 +43,15 @@ def request(
     return Asked(recipe, size, folder / name / size, jobs, seeds, cells)
 
 
-def reproduced(asked: Asked, watch: Watch, say: Callable[[str], None]) -> Judged:
+def reproduced(asked: Asked, watch: Watch) -> Judged:
     """Do a recipe, or what is left of it: runs, figures, verdicts and its page.
 
     Raises:
         UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    done = reproduce(asked, watch, say)
+    watch.begin(asked.out)
+    done = reproduce(asked, watch)
     if isinstance(asked.recipe.experiment, Comparison):
         figures.draw(asked.recipe, asked.out)
     judged = pages.judge(asked.recipe, done, asked.out / DONE)

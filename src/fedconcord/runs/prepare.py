@@ -6,43 +6,60 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from fedconcord import settings as settings_module
+from fedconcord.basis import process
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Job, State, blank, row_bytes, state_bytes
+from fedconcord.settings import Config
 from fedconcord.state import path_of
 
 
-class Course(NamedTuple):
-    """How far a run goes, and what it does on the way."""
-
-    rounds: int  # in all
-    eval_every: int = 1  # rounds
-    checkpoint_every: float = 30.0  # seconds
-    resume: bool = False  # go on with what the folder holds
-    put_down: bool = False  # each round is in a checkpoint before it is measured, where measuring tells others of it
-
-
-class Begun(NamedTuple):
-    """A job and where it begins."""
+class PreparedRun(NamedTuple):
+    """A job and the state in which it begins."""
 
     job: Job
     state: State  # blank: no client was asked for anything
     grows_to: int  # bytes of the clients' rows in the end
 
 
-def begun(job: Job, folder: Path, rounds: int) -> Begun:
-    """A job that can run in a folder, where nothing is written yet.
+def prepare(config: Config, folder: Path) -> PreparedRun:
+    """The job of settings in its folder, where nothing is written yet.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot run.
     """
+    job = settings_module.build(config)
+    try:
+        prepared = prepare_job(job, folder, config.rounds)
+        settings_module.refuse(job, config)
+    except UserError as error:
+        raise UserError(f"{config.label}: {error}") from None
+    return prepared
+
+
+def prepare_job(job: Job, folder: Path, rounds: int) -> PreparedRun:
+    """`prepare` for a job that is built already."""
     here = placed(job, folder)
-    return Begun(here, blank(here), refuse_too_much(here, rounds))
+    return PreparedRun(here, blank(here), refuse_too_much(here, rounds))
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """So many of torch's threads; if none is given, its own number, but not above what the container may use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, process.cores()) if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def placed(job: Job, folder: Path) -> Job:
@@ -71,8 +88,8 @@ def room(job: Job) -> tuple[float, str]:
     if job.storage.kind == "disk":
         path, size = job.storage.path or path_of(Path(tempfile.gettempdir())), job.engine.team.size
         folder = next(parent for parent in path.absolute().parents if parent.exists())
-        held = (path_of(path.parent, rank, size) for rank in range(size))
-        there = sum(one.stat().st_size for one in held if one.exists())
+        files = (path_of(path.parent, rank, size) for rank in range(size))
+        there = sum(file.stat().st_size for file in files if file.exists())
         return shutil.disk_usage(folder).free + there, f"the disk of {folder}"
     if job.problem.objective.device.type == "cuda":
         return torch.cuda.mem_get_info(job.problem.objective.device)[1], "the GPU"

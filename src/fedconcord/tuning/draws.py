@@ -1,9 +1,9 @@
-"""Optuna: what is tried next, and a journal of all trials that its own tools read.
+"""Optuna: what is tried next, and at the end a journal of all trials that its own tools read.
 
 Values are drawn in batches whose size does not depend on how many trials run at once, each by a sampler made anew from
 a seed, the batch's number and the ranks of the trials before it. So the same trials come whatever the number of
 processes and wherever the search was interrupted. Halving is this package's (`rungs`): Optuna's own pruner decides by
-which trial was first. The journal holds one study a method, a trial's values and its score at every rung.
+which trial was first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from fedconcord.basis.errors import UserError, reason
+from fedconcord.tuning.results import MethodSearch, Trial
 from fedconcord.tuning.space import Space, Values
 
 JOURNAL = "study.journal"
@@ -43,9 +43,10 @@ def drawn(space: Space, batch: range, before: Sequence[Values]) -> list[Values]:
     """
     if space.points:
         return [space.points[number] for number in batch]
-    found, wanted = ([], len(batch)) if before else ([space.start], len(batch) - 1)
-    if wanted == 0 or not space.places:
-        return found
+    first: list[Values] = [] if before else [space.start]
+    missing = len(batch) - len(first)
+    if missing == 0 or not space.places:
+        return first
     with _quiet():
         sampler: optuna.samplers.BaseSampler
         if before:
@@ -56,8 +57,8 @@ def drawn(space: Space, batch: range, before: Sequence[Values]) -> list[Values]:
         study, where = optuna.create_study(sampler=sampler), _distributions(space)
         for rank, values in enumerate(before or [space.start]):
             study.add_trial(create_trial(params=dict(values), distributions=where, value=float(rank)))
-        asked = [study.ask(where).params for _ in range(wanted)]
-    return [*found, *({key: _short(value, where[key]) for key, value in params.items()} for params in asked)]
+        draws = [study.ask(where).params for _ in range(missing)]
+    return [*first, *({key: _short(value, where[key]) for key, value in params.items()} for params in draws)]
 
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -83,57 +84,24 @@ def _quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-class Journal:
-    """The study of one method in a journal; what it holds already is not written again."""
-
-    def __init__(self, path: Path, space: Space, higher: bool) -> None:
-        """Open the journal, or begin it.
-
-        Raises:
-            UserError: it cannot be read.
-        """
-        self.space = space
-        direction: Literal["maximize", "minimize"] = "maximize" if higher else "minimize"
-        try:
-            with _quiet():
-                storage = JournalStorage(JournalFileBackend(str(path)))
-                self.study = optuna.create_study(
-                    study_name=space.method, storage=storage, direction=direction, load_if_exists=True
-                )
-            self.trials = self.study.get_trials(deepcopy=False)
-        except Exception as broken:  # whatever Optuna makes of a damaged line
-            why = reason(broken) or type(broken).__name__
-            raise UserError(f"cannot read {path} ({why}); restore it or start the search again") from None
-
-    def values(self, number: int) -> Values | None:
-        """What trial `number` was begun with; None where it was not."""
-        return self.trials[number].params if number < len(self.trials) else None
-
-    def begin(self, values: Values) -> None:
-        """The next trial."""
-        where = _distributions(self.space)
-        self.study.add_trial(create_trial(state=TrialState.RUNNING, params=dict(values), distributions=where))
-        self.trials = self.study.get_trials(deepcopy=False)
-
-    def report(self, number: int, rounds: int, value: float) -> None:
-        """The score of a trial after so many rounds; one that diverged has none."""
-        trial = self.trials[number]
-        if math.isfinite(value) and rounds not in trial.intermediate_values and not trial.state.is_finished():
-            optuna.Trial(self.study, trial._trial_id).report(value, rounds)
-
-    def end(self, number: int, state: TrialState, value: float | None = None) -> None:
-        """A trial goes no further."""
-        if not self.trials[number].state.is_finished():
-            self.study.tell(number, value, state=state)
+def write_journal(path: Path, searches: Sequence[MethodSearch], higher: bool) -> None:
+    """All trials for Optuna's own tools: a study a method, with a trial's values and its score at every rung."""
+    path.unlink(missing_ok=True)
+    direction: Literal["maximize", "minimize"] = "maximize" if higher else "minimize"
+    with _quiet():
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        for search in searches:
+            if search.trials:
+                study = optuna.create_study(study_name=search.space.method, storage=storage, direction=direction)
+                study.add_trials([_recorded(search, trial) for trial in search.trials])
 
 
-def mended(path: Path) -> None:
-    """Remove what a killed process left: half a line, and the lock of Optuna's, as the folder's own is held."""
-    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
-    if not path.exists():
-        return
-    content: Any = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(whole)
+def _recorded(search: MethodSearch, trial: Trial) -> FrozenTrial:
+    last, is_pruned = trial.last, trial.rounds < max(one.rounds for one in search.trials)
+    return create_trial(
+        state=TrialState.PRUNED if is_pruned else TrialState.FAIL if last.broken else TrialState.COMPLETE,
+        value=None if is_pruned or last.broken else last.value,
+        params=dict(trial.values),
+        distributions=_distributions(search.space),
+        intermediate_values={k: score.value for k, score in trial.scores.items() if math.isfinite(score.value)},
+    )

@@ -1,0 +1,140 @@
+"""The vocabulary of studies: one run that is to be there, a stage of such runs, and the events that watchers are told.
+
+Progress bars, callbacks, trackers and the operator of a deployment all watch the same stream of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:  # torch takes seconds to import, and the command shows its help without it
+    from fedconcord.jobs import Row
+    from fedconcord.settings import Config
+
+
+class Entry(NamedTuple):
+    """A run that is to be there when its stage ends: its resolved settings and its folder."""
+
+    config: Config
+    folder: Path
+    resume: bool = False  # go on with what the folder holds; else it has to be empty
+    validation_reason: str | None = None  # why clients do or do not set samples apart, where the user left it open
+    keep: Literal["all", "model", "tables"] = "all"  # what stays when it has ended, beside the tables
+
+    @property
+    def name(self) -> str:
+        """The method and the seed, as progress and errors call the run."""
+        return f"{self.config.label}, seed {self.config.seed}"
+
+
+class Stage(NamedTuple):
+    """Runs that do not depend on each other's results."""
+
+    entries: Sequence[Entry]
+    folder: Path  # the comparison or study that they belong to; of a single run its own
+    is_result: bool = True  # callbacks and trackers are told of these runs; they are not told of trials
+
+
+class Finished(NamedTuple):
+    """The outcome of one run."""
+
+    folder: Path  # that holds everything
+    label: str  # what reports call it
+    seed: int  # of the run
+    status: str  # complete, diverged, interrupted or failed
+    rounds: int  # rounds done
+    metrics: dict[str, float]  # of the last evaluated round
+    error: str | None = None  # why it failed
+
+
+class Compared(NamedTuple):
+    """The result of a comparison: its folder, its runs and its report."""
+
+    folder: Path  # that holds the runs' folders
+    runs: list[Finished]  # methods of one seed side by side
+    report: Path | None  # None if it was interrupted, every run failed, or another process writes it
+
+
+EventKind = Literal[
+    # of a run; `cut`: an exception ended it, which the caller gets
+    "started", "row", "ended", "cut",
+    # of a deployment
+    "ready", "missing", "back", "joined", "refused", "left out", "void", "private",
+]  # fmt: skip
+
+
+class Event(NamedTuple):
+    """Something that happened while runs went on, at a site of a deployment perhaps."""
+
+    kind: EventKind
+    text: str = ""  # a sentence for people, where the event is of a deployment
+    site: str = ""  # the site that it is about, if it is about one
+    row: Row | None = None  # of `row`: what is known after a round
+    number: int = 0  # the place of the run in its stage
+    result: Finished | None = None  # of `ended` and `cut`
+
+
+Tell = Callable[[Event], None]
+
+
+class Watch:
+    """Someone who watches a study, in the process and thread that asked for it; this one shows nothing.
+
+    A class that names this one as its base leaves out what it does not need.
+    """
+
+    def begin(self, folder: Path) -> None:
+        """The study writes into this folder."""
+
+    def note(self, sentences: Iterable[str]) -> None:
+        """Sentences about what is going to be done, which a watch that shows none does not compute."""
+
+    def stage(self, stage: Stage) -> None:
+        """These runs are next."""
+
+    def event(self, event: Event) -> None:
+        """An event of a run of the stage."""
+
+    def say(self, line: str) -> None:
+        """A line about what was found, as of a rung of a search."""
+
+
+class Lines(Watch):
+    """A watch that passes on the lines about what was found, and nothing else."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self.write = write
+
+    def say(self, line: str) -> None:
+        """The line."""
+        self.write(line)
+
+
+class Everyone(Watch):
+    """Several watches as one."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self.watches = watches
+
+    def begin(self, folder: Path) -> None:
+        """To all of them, in order, as the rest."""
+        for watch in self.watches:
+            watch.begin(folder)
+
+    def note(self, sentences: Iterable[str]) -> None:
+        """To the first alone, as the sentences can be computed once."""
+        self.watches[0].note(sentences)
+
+    def stage(self, stage: Stage) -> None:
+        for watch in self.watches:
+            watch.stage(stage)
+
+    def event(self, event: Event) -> None:
+        for watch in self.watches:
+            watch.event(event)
+
+    def say(self, line: str) -> None:
+        for watch in self.watches:
+            watch.say(line)

@@ -1,0 +1,27 @@
+"""A job trained in a folder, as tests of folders do it: everything of one run behind one call."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedconcord.jobs import Job, Row
+from fedconcord.runs import results
+from fedconcord.runs.final import NOTHING, RunOptions
+from fedconcord.runs.prepare import prepare_job
+
+
+def execute(
+    job: Job,
+    folder: Path,
+    *,
+    rounds: int,
+    info: Mapping[str, Any],
+    eval_every: int = 1,
+    checkpoint_every: float = 30.0,
+    resume: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+    options: RunOptions = NOTHING,
+) -> str:
+    """The status of a run of a job in its folder."""
+    length = results.RunLength(rounds, eval_every, checkpoint_every, resume)
+    return results.train(prepare_job(job, folder, rounds), folder, length, info, on_row, options)
