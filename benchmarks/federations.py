@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import advice, settings
-from fedconcord.advice import RULES, Facts, choice
-from fedconcord.advice.rules import CAUTIONS
-from fedconcord.advice.rules import METHODS as METHODS_OF_RULES
+from fedconcord.advice import Facts, choice
+from fedconcord.advice.rules import cautions, methods_of, rules
 from fedconcord.analysis import catalogue
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
@@ -240,8 +239,9 @@ def near(one: dict[str, Any], method: str, by: str, among: Collection[str] = MET
 def first_choice(one: dict[str, Any], among: Collection[str] = METHODS) -> str:
     """The method that the rules name first, of those that ran."""
     ran = values(one, "score").keys() & set(among)
-    possible = {text for text in METHODS_OF_RULES if choice.name_of(text) in ran}
-    return choice.name_of(choice.choose(Facts(**one["facts"]), possible)[0][0].method)
+    every = rules()
+    possible = {text for text in methods_of(every) if choice.name_of(text) in ran}
+    return choice.name_of(choice.choose(every, Facts(**one["facts"]), possible)[0][0].method)
 
 
 def stateless() -> list[str]:
@@ -259,13 +259,18 @@ def share(
 
 def tables(done: dict[str, Any]) -> dict[str, str]:
     """What docs/choosing.md prints: rules, cautions, outcomes and shares, by the name of their place."""
-    rules = ["| where | tune first | why | source |", "|---|---|---|---|"]
-    for rule in RULES:
-        firsts = [rule.words, *[""] * (len(rule.picks) - 1)]
-        lasts = [rule.source, *[""] * (len(rule.picks) - 1)]
-        rules += [f"| {a} | `{p.method}` | {p.why} | {b} |" for a, p, b in zip(firsts, rule.picks, lasts, strict=True)]
-    cautions = ["| where | rather not | why | source |", "|---|---|---|---|"]
-    cautions += [f"| {c.words} | {', '.join(f'`{m}`' for m in c.methods)} | {c.why} | {c.source} |" for c in CAUTIONS]
+    named = ["| where | tune first | why | source |", "|---|---|---|---|"]
+    for rule in rules():
+        firsts = [rule.condition.words, *[""] * (len(rule.picks) - 1)]
+        lasts = [rule.condition.source, *[""] * (len(rule.picks) - 1)]
+        named += [f"| {a} | `{p.method}` | {p.why} | {b} |" for a, p, b in zip(firsts, rule.picks, lasts, strict=True)]
+    against = dict[tuple[str, str, str], list[str]]()
+    for one in cautions():
+        against.setdefault((one.condition.words, one.why, one.source), []).append(f"`{one.method}`")
+    warned = ["| where | rather not | why | source |", "|---|---|---|---|"]
+    warned += [
+        f"| {words} | {', '.join(names)} | {why} | {source} |" for (words, why, source), names in against.items()
+    ]
     outcomes = ["| federation | first choice | best tuned | within 5 % | FedAvg |", "|---|---|---|---|---|"]
     for name, one in done.items():
         found, first = values(one, "score"), first_choice(one)
@@ -289,7 +294,7 @@ def tables(done: dict[str, Any]) -> dict[str, str]:
         asked = [(by, out) for by in ("score", "area") for out in (False, True)]
         cells = ["{} of {}".format(*share(done, out, by, method, among)) for by, out in asked]
         shares.append(f"| {label} | {' | '.join(cells)} |")
-    parts = {"rules": rules, "cautions": cautions, "outcomes": outcomes, "shares": shares}
+    parts = {"rules": named, "cautions": warned, "outcomes": outcomes, "shares": shares}
     return {place: "\n".join(part) for place, part in parts.items()}
 
 

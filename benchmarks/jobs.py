@@ -166,7 +166,7 @@ def compared(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     jobs, refused = dict[str, tuple[str, Job]](), dict[str, str]()
     for name in [args.method] if args.method else [n for n in METHODS if n not in ("fedavg", *PER_METHOD)]:
         algorithm = method(name)
-        kind = "all clients" if algorithm.needs_everyone else "blocks" if algorithm.blocks is not None else "job A"
+        kind = "all clients" if algorithm.needs.everyone else "blocks" if algorithm.step.blocks is not None else "job A"
         job = job_of(settings[kind], problems[kind], algorithm, args)
         try:
             after(job, started(job, args))

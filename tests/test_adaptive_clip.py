@@ -19,7 +19,7 @@ import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis import accountant
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Sender
+from fedconcord.core import Algorithm, Phases, Sender
 from fedconcord.engines import Stacked, Wire
 from fedconcord.federation import sampling
 from fedconcord.federation.clock import lognormal
@@ -224,7 +224,10 @@ def test_the_clip_follows_the_quantile_of_a_known_distribution(gamma: float, sta
     [
         (lambda: METHODS["mimesvrg"](), "send their gradients before"),
         (lambda: METHODS["losac"](init="gradient"), "send gradients before round 0"),
-        (lambda: replace(METHODS["fedpd"](), communicates=None), "send whole models"),
+        (
+            lambda: replace(METHODS["fedpd"](), phases=Phases(settle=METHODS["fedpd"]().phases.settle)),
+            "send whole models",
+        ),
         (lambda: METHODS["fedavg"](weights="size"), "weights size go by how many samples"),
         (lambda: METHODS["fedpaq"](), "compresses messages before they are clipped"),
         (lambda: METHODS["fednova"](weights="uniform"), "numbers such as their local steps"),
@@ -236,7 +239,7 @@ def test_the_clip_follows_the_quantile_of_a_known_distribution(gamma: float, sta
 def test_methods_that_it_does_not_cover_are_refused_with_the_reason(
     algorithm: Callable[[], Algorithm], why: str
 ) -> None:
-    cohort = N if algorithm().needs_everyone else S
+    cohort = N if algorithm().needs.everyone else S
     with pytest.raises(UserError, match=why):
         start(job(with_adaptive_privacy(algorithm(), adaptive(), 1.0, cohort), cohort=cohort))
 

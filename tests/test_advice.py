@@ -17,7 +17,7 @@ from fedconcord import Dataset, UserError, settings
 from fedconcord.advice import Facts, Wishes, advise, as_json, facts_of, federation_of, told
 from fedconcord.advice.choice import choose, name_of, ranges
 from fedconcord.advice.facts import feature_skew, label_distances
-from fedconcord.advice.rules import CAUTIONS, METHODS, RULES
+from fedconcord.advice.rules import cautions, methods_of, rules
 from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.cli.main import call
@@ -121,22 +121,23 @@ PLAIN = {"clients": 40, "cohort": 10, "rounds": 60}
 
 def test_the_rules_are_whole() -> None:
     """Every method of a rule begins with parameters that are tuned, and some rule holds everywhere."""
-    assert RULES[-1].holds(Facts(4, 1, 1.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4))
-    for text in METHODS:
+    assert rules()[-1].condition.holds(Facts(4, 1, 1.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4))
+    for text in methods_of(rules()):
         begun, local = settings.read_method(text)
         assert {*begun.given, *local} <= {*ranges(begun.name)}, f"{text} begins with a setting that is not tuned"
-    assert {name for caution in CAUTIONS for name in caution.methods} <= set(plugins.available())
+    assert {caution.method for caution in cautions()} <= set(plugins.available())
 
 
 def test_the_first_rule_that_holds_comes_first_and_later_ones_fill_up() -> None:
     facts = Facts(100, 10, 5.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
-    holding = [rule for rule in RULES if rule.holds(facts)]
+    every, methods = rules(), set(methods_of(rules()))
+    holding = [rule for rule in every if rule.condition.holds(facts)]
     first, last = holding[0], holding[-1]
     assert first != last
-    assert [pick for pick, _ in choose(facts, set(METHODS))] == list(first.picks[:3])
-    without = choose(facts, set(METHODS) - {first.picks[0].method})
+    assert [pick for pick, _ in choose(every, facts, methods)] == list(first.picks[:3])
+    without = choose(every, facts, methods - {first.picks[0].method})
     assert without[0] == (first.picks[1], first)
-    only = choose(facts, {last.picks[-1].method})
+    only = choose(every, facts, {last.picks[-1].method})
     assert only == [(last.picks[-1], last)]
 
 
@@ -185,7 +186,7 @@ def test_wishes_are_kept(wishes: Wishes) -> None:
         assert one.kept == 0 or not (wishes.stateless or wishes.private)
         assert (one.kept == 0) == (costs.client == 0)
         assert costs.up <= 1
-    stateful = {name_of(text) for text in METHODS if catalogue.describe(name_of(text)).client > 0}
+    stateful = {name_of(text) for text in methods_of(rules()) if catalogue.describe(name_of(text)).client > 0}
     if wishes.stateless:
         assert stateful
         assert stateful <= set(found.against)

@@ -145,8 +145,8 @@ def test_the_protocol_gives_the_gradient_away(name: str) -> None:
     # where its gradients are: at the client's own model, which some methods keep; SAM's a radius away
     at = seen.row.x if name in ("fedpd", "fedadmm_inexact") else seen.row.w if name == "fedadmm" else seen.x
     true = this.problem.objective.gradient(at, touched(this, seen))
-    if this.algorithm.oracle is not None and this.algorithm.oracle.kind == "sam":
-        true = this.problem.objective.gradient(ascent(at, true, this.algorithm.oracle.radius), touched(this, seen))
+    if this.algorithm.step.oracle is not None and this.algorithm.step.oracle.kind == "sam":
+        true = this.problem.objective.gradient(ascent(at, true, this.algorithm.step.oracle.radius), touched(this, seen))
     last = list(readings(this, seen).values())[-1]
     assert float((last - true).norm() / true.norm()) < 1e-3
 
@@ -259,7 +259,7 @@ def test_the_attack_on_a_noisy_message_fails_as_the_noise_grows(noise: float, re
     found = audit(this, client=1, round=1, attack=Attack(60, "lbfgs"), plain=plain)
     (curve,) = found.curves
     assert (curve.matched[-1] < 0.1 * curve.matched[0]) is rebuilt
-    assert found.protection == this.algorithm.protection is not None
+    assert found.protection == this.algorithm.facts.protection is not None
 
 
 def test_a_protected_message_needs_the_job_without_privacy(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from fedconcord import settings
 from fedconcord.algorithms import METHODS, plugins
 from fedconcord.analysis import catalogue
-from fedconcord.analysis.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Facts, cells, describe, measure, table
+from fedconcord.analysis.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Costs, cells, describe, measure, table
 from fedconcord.analysis.fits import COHORT, fits
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import Spec
-from fedconcord.core import Oracle
+from fedconcord.core import Facts, Oracle
 from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
@@ -29,7 +29,7 @@ from table import TABLE
 
 def test_every_method_has_a_group() -> None:
     """One, and no group names a method that is not there."""
-    grouped = [name for names in catalogue.GROUPS.values() for name in names]
+    grouped = [name for names in catalogue.groups().values() for name in names]
     assert sorted(grouped) == sorted(METHODS)
 
 
@@ -63,11 +63,11 @@ def test_every_method_has_a_group() -> None:
 def test_facts(
     method: str, client: int, server: int, up: tuple[int, int], down: tuple[int, int], step: int, whole: int
 ) -> None:
-    facts = describe(method)
-    assert (facts.client, facts.server) == (client, server)
-    assert (facts.up, facts.up_scalars) == up
-    assert (facts.down, facts.down_scalars) == down
-    assert (facts.step_gradients, facts.round_gradients) == (step, whole)
+    costs = describe(method)
+    assert (costs.client, costs.server) == (client, server)
+    assert (costs.up, costs.up_scalars) == up
+    assert (costs.down, costs.down_scalars) == down
+    assert (costs.step_gradients, costs.round_gradients) == (step, whole)
 
 
 def test_who_must_take_part_and_who_needs_a_hessian() -> None:
@@ -85,22 +85,22 @@ def test_compressed_messages_are_counted_in_bytes() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_messages_agree_with_the_bytes_of_a_run(name: str) -> None:
-    facts = describe(name)
+    costs = describe(name)
     problem = quadratics(1, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
     schedule = Schedule(1, CLIENTS, 0.01, fixed(3), "steps", BATCH)
     job = Job(problem, METHODS[name](), schedule, engine=Stacked(None))
     state = advance(job, start(job))
-    assert state.bytes_up == CLIENTS * 4 * (facts.up * DIM + facts.up_scalars)
-    assert state.bytes_down == CLIENTS * 4 * (facts.down * DIM + facts.down_scalars)
+    assert state.bytes_up == CLIENTS * 4 * (costs.up * DIM + costs.up_scalars)
+    assert state.bytes_down == CLIENTS * 4 * (costs.down * DIM + costs.down_scalars)
     rows = sum(leaf.numel() for leaf in state.store.export().values() if leaf.ndim > 1 and leaf[0].numel() > 1)
-    assert rows == CLIENTS * facts.client * DIM
+    assert rows == CLIENTS * costs.client * DIM
     if METHODS[name]().oracle != Oracle("full"):
-        steps = 3 * (1 + facts.step_gradients) + facts.round_gradients * SAMPLES / BATCH
+        steps = 3 * (1 + costs.step_gradients) + costs.round_gradients * SAMPLES / BATCH
         assert state.gradient_steps == CLIENTS * steps
 
 
 def test_the_table_fits_80_columns() -> None:
-    rows = [catalogue.COLUMNS, *(cells(facts) for group in table() for facts in group.methods)]
+    rows = [catalogue.COLUMNS, *(cells(costs) for group in table() for costs in group.methods)]
     assert len(rows) == 1 + len(METHODS)
     widths = [max(len(row[k]) for row in rows) for k in range(len(catalogue.COLUMNS))]
     assert sum(widths) + 2 * len(widths) + 2 <= 80
@@ -110,18 +110,24 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have a group of their own; one that breaks is shown as not measured and harms no other."""
+    """They are in the group that they state, or one of their own; what breaks is not measured and harms no other."""
     broken = replace(METHODS["fedavg"](), start=lambda *arguments: 1 / 0)
-    more = {**METHODS, "theirs": METHODS["scaffold"], "broken": lambda: broken}
+    silent = replace(METHODS["scaffold"](), facts=Facts())
+    new = replace(METHODS["scaffold"](), facts=Facts(group="Newton steps"))
+    more = {**METHODS, "theirs": METHODS["scaffold"], "silent": lambda: silent, "new": lambda: new}
+    more |= {"broken": lambda: replace(broken, facts=Facts()), "unmade": lambda: 1 / 0}
     monkeypatch.setattr(plugins, "available", lambda: more)
-    last = table()[-1]
-    assert last.title == catalogue.FOREIGN
-    theirs, failed = last.methods
-    assert theirs == describe("scaffold")._replace(name="theirs")
+    groups = {group.title: group.methods for group in table()}
+    assert groups["control variates"][-1] == describe("scaffold")._replace(name="theirs")
+    assert list(groups)[-2:] == ["Newton steps", catalogue.FOREIGN]
+    assert [costs.name for costs in groups["Newton steps"]] == ["new"]
+    theirs, failed, unmade = groups[catalogue.FOREIGN]
+    assert theirs == describe("scaffold")._replace(name="silent")
+    assert (unmade.name, math.isnan(unmade.up)) == ("unmade", True)
     assert failed.name == "broken"
     assert math.isnan(failed.up)
     assert cells(failed) == ("broken", "?", "?", "?", "?", "?", "?", "any")
-    assert Facts("broken").everyone is False
+    assert Costs("broken").everyone is False
 
 
 def test_an_unknown_method_is_one_sentence() -> None:
@@ -150,7 +156,7 @@ def test_what_a_method_goes_with_is_what_its_jobs_are_refused_for(name: str) -> 
     algorithm = METHODS[name](**options)
     found = {fit.what: fit.reason for fit in fits(algorithm)}
     for what, given in SETTINGS.items():
-        cohort = 10 if algorithm.needs_everyone and what != "absent clients" else COHORT
+        cohort = 10 if algorithm.needs.everyone and what != "absent clients" else COHORT
         common = {"method": str(Spec(name, (), options)), "data": "quadratics", "clients": 10, "cohort": cohort}
         try:
             refusals.check(settings.build(settings.resolve_run(settings.from_nested(common | given, "here"))))

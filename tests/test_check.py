@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender, Tree
+from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Needs, Population, Sender, Tree
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation.sampling import by_size
 from fedconcord.federation.schedule import Schedule
@@ -212,13 +212,13 @@ BROKEN: dict[str, tuple[Factory, str, str]] = {
     "a row that grows": (kept(lambda x, row, done, client: Row(row.dual[None])), "state", "[1, 4]"),
     "diverges": (changed(update=lambda server, total, cohort: Server(server.x / 0, server.h)), "state", "inf or nan"),
     "a first row of x^0": (changed(init_client=lambda x: Row(0.1 * x)), "needs", "row.dual changed by"),
-    "asks for x^0 in vain": (changed(needs_x0=True), "needs", "the same first row"),
+    "asks for x^0 in vain": (changed(needs=Needs(x0=True)), "needs", "the same first row"),
     "weighs itself": (
         kept(lambda x, row, done, client: Row(row.dual + 0.1 * client.p * (done.x - x))),
         "needs",
         "client.p in finish",
     ),
-    "asks for p in vain": (changed(needs_p=True), "needs", "no use of it"),
+    "asks for p in vain": (changed(needs=Needs(weight=True)), "needs", "no use of it"),
     "draws": (kept(lambda x, row, done, client: Row(row.dual + torch.rand(()))), "purity", "finish"),
     "one dual in a closure": (one_dual_in_a_closure, "purity", "same output of finish"),
     "global state": (global_state, "purity", "the same job run twice"),

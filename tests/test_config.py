@@ -687,6 +687,6 @@ def test_two_block_tasks_are_a_setting_away() -> None:
 
 def test_a_saga_table_is_a_setting_away() -> None:
     job = build(resolve_run(from_nested({"method": "feddyn", "local": {"oracle": "saga(3)"}, "clients": 10}, "test")))
-    assert job.algorithm.blocks == 3
+    assert job.algorithm.step.blocks == 3
     with pytest.raises(UserError, match="corrects its own gradients"):
         build(resolve_run(from_nested({"method": "losac", "local": {"oracle": "saga"}, "clients": 10}, "test")))

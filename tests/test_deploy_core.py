@@ -181,8 +181,8 @@ def job_of(name: str) -> dict[str, Any]:
         {"levels": 8} if "levels" in row.options else {}
     )
     method = METHODS[name](**row.options)
-    local = {key: value for key, value in BASE["local"].items() if method.pace is None or key != "lr"}
-    return with_(BASE, method=name, algorithm=options, cohort=3 if method.needs_everyone else 2) | {"local": local}
+    local = {key: value for key, value in BASE["local"].items() if method.step.size is None or key != "lr"}
+    return with_(BASE, method=name, algorithm=options, cohort=3 if method.needs.everyone else 2) | {"local": local}
 
 
 FAST = {"scaffold", "mimesvrg", "losac", "fedpd", "afedpd"}  # one of each way that messages go

@@ -8,6 +8,8 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,22 @@ from torch import Tensor
 
 import fedconcord
 from fedconcord.algorithms import METHODS, family
+from fedconcord.algorithms.family_steps import step_theory
 from fedconcord.analysis.surrogate import Surrogate, chi_square, surrogate
 from fedconcord.cli import call
-from fedconcord.core import Algorithm, rng, tensors
-from fedconcord.diagnosis import course, findings, gradients, history, look, memory, page, skew, subject, vra
+from fedconcord.core import (
+    Algorithm,
+    Facts,
+    Inequality,
+    Memory,
+    Population,
+    StepTheory,
+    rng,
+    tensors,
+    tree_map,
+)
+from fedconcord.core.identity import Identity
+from fedconcord.diagnosis import course, findings, gradients, history, look, memory, page, skew, subject
 from fedconcord.diagnosis.drift import control, drift, rank_correlation, remedies
 from fedconcord.diagnosis.measures import MEASURES, numbers
 from fedconcord.engines import Serial, Stacked
@@ -33,6 +47,9 @@ from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.runs.plan import plan_run
 from fedconcord.settings import build, from_nested
+from fedconcord.transforms.late import with_late_replies
+from fedconcord.transforms.server import momentum, with_server
+from fedconcord.transforms.uploads import quantise, with_uploads
 
 CPU = torch.device("cpu")
 STEPS = [1, 2, 3, 4, 5, 9]
@@ -287,7 +304,9 @@ def test_what_is_remembered_is_the_gradient_at_a_fixed_point(name: str) -> None:
     seen = looked(job, 400)
     assert seen.memory is not None
     assert seen.memory.relative < 1e-5
-    assert (seen.residual is not None) == (name in memory.DUALS)
+    assert seen.remembered is not None
+    assert (seen.residual is not None) == seen.remembered.is_dual
+    assert seen.remembered.is_dual == (name in ("fedvra", "feddyn", "fedpd", "fedhybrid", "afedpd"))
     if seen.residual is not None:
         assert seen.residual.value < 1e-9
         early = looked(job, 1).residual
@@ -299,12 +318,50 @@ def test_sums_are_those_of_the_clients_for_every_method() -> None:
     """The invariants c = sum p_i c_i, h, lambda, phi: the server's sum is that of what all clients remember."""
     kept = 0
     for name, factory in METHODS.items():
-        cohort = 6 if factory().needs_everyone else 3
+        cohort = 6 if factory().needs.everyone else 3
         seen = looked(job_of(factory(), cohort=cohort, batch_size=1), 4).memory
         if seen is not None and seen.gap is not None:
             assert seen.gap < 1e-10, name
             kept += 1
     assert kept >= 9
+
+
+def test_a_method_of_another_package_is_diagnosed_by_what_it_says() -> None:
+    """The same method without a name, which states what its clients remember; and one that states nothing."""
+    ours, method = (job_of(METHODS["afedpd"](), cohort=3) for _ in range(2))
+    states = Memory("what they keep", *ours.algorithm.facts.memory[1:])  # type: ignore[index]
+    theory = StepTheory([Inequality("lr <= 1", 5, 6, 2.0, 1.0)], "Nobody minds.", "Take a smaller lr.")
+    facts = Facts(memory=states, theory=lambda ids, inclusion, steps, lr, smoothness: theory)
+    theirs = replace(method, algorithm=replace(method.algorithm, facts=facts, identity=Identity("theirs", (), 1)))
+    expected, seen = looked(ours, 3), looked(theirs, 3)
+    assert expected.memory is not None
+    assert seen.memory is not None
+    assert (seen.memory.relative, seen.residual) == (expected.memory.relative, expected.residual)
+    told = " ".join(one.text for one in findings.findings(theirs, course.diagnose(theirs, (3,))))
+    assert "The sufficient conditions of theirs's theory do not hold for all clients: lr <= 1 has 2 on the left" in told
+    assert "Take a smaller lr." in told
+    silent = replace(theirs, algorithm=replace(theirs.algorithm, facts=Facts()))
+    assert (looked(silent, 3).memory, looked(silent, 3).theory) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda algorithm: with_server(algorithm, momentum()),
+        lambda algorithm: with_late_replies(algorithm),
+        lambda algorithm: with_uploads(algorithm, quantise()),
+    ],
+)
+def test_what_clients_remember_is_found_within_wrappers(wrapped: Callable[[Algorithm], Algorithm]) -> None:
+    algorithm = METHODS["scaffold"]()
+    memory = wrapped(algorithm).facts.memory
+    assert memory is not None
+    x, p = torch.ones(3), torch.ones(2)
+    server = wrapped(algorithm).init(x, Population(2, p))
+    row = wrapped(algorithm).init_client(x)
+    rows = tree_map(lambda leaf: torch.stack([leaf, leaf + 1]), row)
+    assert torch.equal(memory.gradients(server, rows, p, x), torch.stack([torch.zeros(3), torch.ones(3)]))
+    assert torch.equal(memory.total(server), torch.zeros(3))  # type: ignore[arg-type]
 
 
 def test_residual_by_hand() -> None:
@@ -336,18 +393,16 @@ def test_conditions_at_their_boundary() -> None:
     """(a + d) lr gamma Q~ = 1 exactly for the client with most steps: it holds, and a little more does not."""
     lr, gamma, d, steps = 0.1, 0.5, 2.0, np.array([2, 4])
     a = 1 / (lr * gamma * family.q_tilde(gamma, lr, 4)) - d
-    given = {"gamma": gamma, "a": a, "d": d}
     args = np.array([0, 1]), np.array([0.5, 0.5]), steps, lr, np.array([0.1, 0.1])
-    found = {one.formula: one for one in vra.steps(given, *args).conditions}
+    found = {one.formula: one for one in step_theory(gamma, a, d, *args).conditions}
     sum_of = "(18) (a + d) lr gamma Q~ <= 1"
     assert found[sum_of].holds == 2
     assert found[sum_of].left == pytest.approx(1.0)
-    more = {one.formula: one for one in vra.steps(given | {"a": a * 1.001}, *args).conditions}
+    more = {one.formula: one for one in step_theory(gamma, a * 1.001, d, *args).conditions}
     assert more[sum_of].holds == 1
-    suggested = vra.steps(given, *args).suggested
-    assert suggested is not None
-    assert suggested == pytest.approx((a, d))
-    assert vra.steps(given | {"gamma": 0.0}, *args).why_none is not None
+    advice = step_theory(gamma, a, d, *args).advice
+    assert advice == f"Remark 1 would choose a = {a:.3g} and d = {d:.3g} here."
+    assert step_theory(0.0, a, d, *args).advice.startswith("Remark 1 gives no (a, d) here: ")
 
 
 def test_features_between_clients() -> None:
@@ -381,7 +436,7 @@ def test_looks_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Every method, on mini-batches: the same server, rows and counters; and numbers for every look."""
     monkeypatch.setattr("fedconcord.analysis.surrogate.MOST_ROUNDS", 5)  # which is tested above
     algorithm = METHODS[name]()
-    job = job_of(algorithm, cohort=6 if algorithm.needs_everyone else 3, batch_size=1)
+    job = job_of(algorithm, cohort=6 if algorithm.needs.everyone else 3, batch_size=1)
     plain = after(job, 3)
     found = course.diagnose(job, (0, 2, 3))
     for mine, theirs in ((found.state.server, plain.server), (rows(found.state), rows(plain))):
@@ -562,7 +617,7 @@ def test_settings_are_diagnosed_without_a_run(tmp_path: Path) -> None:
     saved = json.loads((out / "diagnosis" / "diagnosis.json").read_text())
     assert saved == done.numbers
     assert saved["verdict"] == done.verdict
-    assert saved["fedvra"]["conditions"]
+    assert saved["theory"]["conditions"]
     assert "Who holds what" not in (out / "diagnose.html").read_text()  # no classes there
 
 

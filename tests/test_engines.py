@@ -17,10 +17,12 @@ from fedconcord.core import (
     Done,
     Drawn,
     Local,
+    Needs,
     Objective,
     Oracle,
     Orders,
     Regulariser,
+    Step,
     Tilt,
     rng,
     roster_of,
@@ -116,7 +118,7 @@ def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool)
         given.add(("finish", client.gradient is not None))
         return mime.finish(down, row, done, client)
 
-    both = replace(mime, needs_full_gradient=asked, start=begin, finish=end)
+    both = replace(mime, needs=Needs(full_gradient=asked), start=begin, finish=end)
     reference = run(Job(small("dense"), both, SCHEDULE, engine=Serial()))
     for engine in (Stacked(None), Stacked(2), Stacked(2, 2)):
         assert_same(run(Job(small("dense"), both, SCHEDULE, engine=engine)), reference)
@@ -386,7 +388,7 @@ def test_combinations_without_meaning_are_refused(name: str, solver: Solver, rea
 def test_solvers_go_with_a_regulariser_of_the_server() -> None:
     """Clients then minimise a smooth function, which L-BFGS and a tolerance ask for."""
     for solver in (Solver(kind="lbfgs"), Solver(tolerance=1e-3)):
-        smooth, own = (replace(make("fedavg"), regularise=who) for who in ("server", "local"))
+        smooth, own = (replace(make("fedavg"), step=Step(regularise=who)) for who in ("server", "local"))
         assert refuse(solver, smooth, regularised=True) is None
         assert refuse(solver, own, regularised=False) is None
         assert "regulariser" in str(refuse(solver, own, regularised=True))

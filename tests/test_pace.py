@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Done, Local, Orders, Rule
+from fedconcord.core import Algorithm, Client, Done, Local, Orders, Rule, Step
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
@@ -165,7 +165,7 @@ def test_a_method_that_is_refused_would_be_wrong() -> None:
     schedule = replace(SCHEDULE, cohort=8)
     job = Job(quadratics(0, 8, torch.float64, CPU), make("fedhybrid"), schedule, engine=Stacked(None))
     same = delta(gamma=1e9, growth=0.0, first=0.1)
-    forced = replace(job, algorithm=replace(job.algorithm, pace=same), schedule=replace(schedule, lr=1.0))
+    forced = replace(job, algorithm=replace(job.algorithm, step=Step(size=same)), schedule=replace(schedule, lr=1.0))
     a, b = start(job), start(job)
     for _ in range(3):
         a, b = advance(job, a), advance(forced, b)
@@ -321,7 +321,11 @@ def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch)
         (Solver(), make("mfl"), "prescribes its own local step"),
         (Solver(), make("fedhybrid"), "prescribes its own local step"),
         (Solver(), with_server(make("fedavg"), momentum(0.9, 1.0, "gradients")), "in units of one local step size"),
-        (Solver(), replace(make("fedavg"), pace=dog()), "brings its own rule of step sizes, dog; leave local.lr out"),
+        (
+            Solver(),
+            replace(make("fedavg"), step=Step(size=dog())),
+            "brings its own rule of step sizes, dog; leave local.lr out",
+        ),
     ],
 )
 def test_refused_in_a_sentence(solver: Solver, algorithm: Algorithm, said: str) -> None:

@@ -25,7 +25,7 @@ import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis import accountant
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Sender, rng
+from fedconcord.core import Algorithm, Phases, Sender, rng
 from fedconcord.engines import Serial, Stacked, Wire
 from fedconcord.federation import sampling
 from fedconcord.federation.clock import lognormal
@@ -330,7 +330,10 @@ def test_which_methods_it_covers_is_found_from_their_functions() -> None:
         (lambda: METHODS["mimesvrg"](), "send their gradients before"),
         (lambda: METHODS["losac"](init="gradient"), "send gradients before round 0"),
         (lambda: METHODS["fedpd"](), "leaves out messages"),
-        (lambda: replace(METHODS["fedpd"](), communicates=None), "send whole models"),
+        (
+            lambda: replace(METHODS["fedpd"](), phases=Phases(settle=METHODS["fedpd"]().phases.settle)),
+            "send whole models",
+        ),
         (lambda: METHODS["fedavg"](weights="size"), "weights size go by how many samples"),
         (lambda: METHODS["fedpaq"](), "compresses messages before they are clipped"),
         (lambda: with_uploads(METHODS["scaffold"](), topk(0.5)), "compresses messages before they are clipped"),
@@ -348,7 +351,7 @@ def test_which_methods_it_covers_is_found_from_their_functions() -> None:
     ],
 )
 def test_methods_that_it_does_not_cover_are_refused_with_the_reason(algorithm: Any, why: str) -> None:
-    cohort = N if algorithm().needs_everyone else S
+    cohort = N if algorithm().needs.everyone else S
     this = job(with_privacy(algorithm(), 1.0, 1.0, "central", cohort), cohort=cohort)
     with pytest.raises(UserError, match=why) as refused:
         start(this)

@@ -47,7 +47,7 @@ ALLOWED = {  # methods whose server takes a mean and nothing else
 
 
 def job(algorithm: Algorithm, engine: Engine | None = None, **changes: Any) -> Job:
-    schedule = replace(SCHEDULE, **({"cohort": N} if algorithm.needs_everyone else {}) | changes)
+    schedule = replace(SCHEDULE, **({"cohort": N} if algorithm.needs.everyone else {}) | changes)
     problem = quadratics(1, N, torch.float64, CPU, dim=6, blocks=5)
     problem.x0 = torch.linspace(-1, 1, 6, dtype=torch.float64)
     return Job(problem, algorithm, schedule, engine=engine or Serial())
@@ -493,7 +493,7 @@ def test_methods_whose_server_keeps_a_sum_are_refused_with_the_reason(name: str)
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedvra", "losac", "fednova_vr", "fedadmm_inexact", "fedsmoo"])
 def test_a_sum_that_nobody_declared_is_found_by_its_weights(name: str) -> None:
-    silent = replace(make(name), invariant=None)
+    silent = replace(make(name), facts=make(name).facts._replace(invariant=None))
     with pytest.raises(UserError, match="not a client's weight times what it sends"):
         start(job(with_aggregate(silent, robust.median())))
 

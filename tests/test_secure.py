@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Cohort, Outcome, Sender, Tree, space_of, tree_leaves, tree_map
+from fedconcord.core import Algorithm, Cohort, Outcome, Phases, Sender, Tree, space_of, tree_leaves, tree_map
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
@@ -96,7 +96,7 @@ class Party:
     def __init__(self, algorithm: Algorithm, terms: Terms | None, cohort: int = 5, dim: int = 6) -> None:
         problem = quadratics(1, CLIENTS, torch.float64, CPU, dim=dim, blocks=5)
         problem.x0 = torch.linspace(-1, 1, dim, dtype=torch.float64)
-        cohort = CLIENTS if algorithm.needs_everyone else cohort
+        cohort = CLIENTS if algorithm.needs.everyone else cohort
         schedule = Schedule(seed=3, cohort=cohort, lr=0.05, work=uniform(1, 4), unit="steps", batch_size=2)
         self.job = Job(problem, algorithm, schedule, engine=Serial())
         self.space, self.forms = space_of(problem), forms(algorithm, problem.init(0))
@@ -145,7 +145,7 @@ class Party:
             *(algorithm, self.space, self.forms, self.ledger, self.exchange, 1, self.traffic, self.ways, RUN),
             sums=self.sums,
         )
-        if algorithm.prologue is not None and t == 0:
+        if algorithm.phases.prologue is not None and t == 0:
             self.server = half.prologue(self.server, population_of(self.job)).server
         done = half.round(self.server, plan, self.job.problem.init(3))
         self.server, self.traffic = done.server, half.traffic
@@ -572,7 +572,7 @@ def test_what_does_not_fit_the_clip_is_not_sent() -> None:
 def test_methods_that_are_no_sum_are_found() -> None:
     assert unsummable(make("losac", init="gradient")) == "all clients send gradients before round 0, one by one"
 
-    robust = replace(make("fedavg"), combine=lambda server, rows, senders, cohort: rows.mean(0))
+    robust = replace(make("fedavg"), phases=Phases(combine=lambda server, rows, senders, cohort: rows.mean(0)))
     assert unsummable(robust) == "its server looks at contributions one by one"
 
     def drawn(up: Tree, sender: Sender, cohort: Cohort) -> Tree:

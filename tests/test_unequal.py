@@ -270,7 +270,7 @@ def test_the_clock_and_bytes_have_x0_and_what_follows_the_servers_step() -> None
     schedule = Schedule(0, 2, 0.1, devices=devices, sampler=sampling.SAMPLERS["cyclic"]())
     for name in ("fedadmm_inexact", "afedpd", "scaffold"):  # x^0 to those that join; a message after the step; neither
         this = Job(problem, METHODS[name](), schedule, engine=Serial())
-        cost, x0 = this.cost, 16 if this.algorithm.needs_x0 else 0
+        cost, x0 = this.cost, 16 if this.algorithm.needs.x0 else 0
         state = start(this)
         for t in range(5):  # every client for the first time in rounds 0 to 2
             after = advance(this, state)

@@ -11,7 +11,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.fedpaq import fedpaq
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, tree_bytes, tree_leaves
+from fedconcord.core import Algorithm, Phases, tree_bytes, tree_leaves
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, advance, checkpoint, start
@@ -266,7 +266,7 @@ def test_uploads_are_compressed_once() -> None:
 
 
 def test_feedback_needs_every_message() -> None:
-    method = replace(METHODS["fedavg"](), communicates=lambda cohort: cohort.round % 2 == 0)
+    method = replace(METHODS["fedavg"](), phases=Phases(communicates=lambda cohort: cohort.round % 2 == 0))
     with pytest.raises(UserError, match="leaves messages out"):
         start(job(with_uploads(method, topk())))
     assert run(job(with_uploads(method, quantise())), 4).bytes_up == 2 * 5 * (8 + D)

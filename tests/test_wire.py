@@ -43,7 +43,7 @@ SCHEDULE = Schedule(seed=3, cohort=3, lr=0.05, work=uniform(1, 4), unit="steps",
 def job(name: str, **changes: Any) -> Job:
     algorithm = METHODS[name]()
     schedule = replace(SCHEDULE, **changes)
-    if algorithm.needs_everyone:
+    if algorithm.needs.everyone:
         schedule = replace(schedule, cohort=7)
     problem = quadratics(1, 7, torch.float64, CPU, dim=6, blocks=5)
     problem.x0 = torch.linspace(-1, 1, 6, dtype=torch.float64)

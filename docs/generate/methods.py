@@ -39,8 +39,8 @@ def index() -> str:
     """All methods by mechanism, with their costs."""
     parts = ["# Methods", "A page each, made from the method's file, its functions and what was measured."]
     parts += [plain(LETTERS), f"In the tables, {plain(catalogue.LEGEND)}."]
-    for mechanism, names in catalogue.GROUPS.items():
-        rows = [(f"[{title(name)}]({name}.md)", *catalogue.cells(_facts(name))[1:]) for name in names]
+    for mechanism, names in catalogue.groups().items():
+        rows = [(f"[{title(name)}]({name}.md)", *catalogue.cells(_costs(name))[1:]) for name in names]
         parts += [f"## {mechanism[0].upper()}{mechanism[1:]}", table(catalogue.COLUMNS, rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -51,7 +51,7 @@ def page(name: str) -> str:
     file = Path(inspect.getsourcefile(inspect.unwrap(factory)) or "").relative_to(ROOT)
     module = inspect.getmodule(factory)
     about, source = factories.describe(factory)
-    group = next(title for title, names in catalogue.GROUPS.items() if name in names)
+    group = next(title for title, names in catalogue.groups().items() if name in names)
     siblings = [f"[{title(n)}]({n}.md)" for n, f in METHODS.items() if inspect.getmodule(f) is module and n != name]
     parts = [
         f"# {title(name)}",
@@ -102,25 +102,25 @@ def parameters(factory: Callable[..., Algorithm]) -> str:
 
 
 @cache
-def _facts(name: str) -> catalogue.Facts:
+def _costs(name: str) -> catalogue.Costs:
     return catalogue.describe(name)
 
 
 def state(name: str, algorithm: Algorithm) -> str:
     """What the method keeps and sends, seen in a round; sizes in models."""
-    facts, seen = _facts(name), catalogue.exchange(algorithm, 2)
+    costs, seen = _costs(name), catalogue.exchange(algorithm, 2)
     rows = [
         _held("a client keeps", seen.row),
         _held("the server keeps", seen.server),
         *(_held("a client sends", up) for up in seen.up),
         *(_held("a client gets", down) for down in seen.down),
     ]
-    if algorithm.oracle == Oracle("full"):
+    if algorithm.step.oracle == Oracle("full"):
         work = ["its steps take full gradients"]
     else:
-        work = [f"{facts.step_gradients:.3g} of a mini-batch a local step"] * bool(facts.step_gradients)
-        work += [f"{facts.round_gradients:.3g} of all samples a round"] * bool(facts.round_gradients)
-    work += ["a Hessian a round"] * facts.hessian
+        work = [f"{costs.step_gradients:.3g} of a mini-batch a local step"] * bool(costs.step_gradients)
+        work += [f"{costs.round_gradients:.3g} of all samples a round"] * bool(costs.round_gradients)
+    work += ["a Hessian a round"] * costs.hessian
     return (
         f"{table(('', 'size', 'holds'), rows)}\n\nSizes are in models: 1 is one vector as large as the model. "
         f"Gradients beyond those of plain local SGD: {', '.join(work) or 'none'}. Measured in a round, with defaults."
@@ -158,17 +158,17 @@ def _comment(kind: type, field: str) -> str:
 def together(algorithm: Algorithm) -> str:
     """What it asks for; what it is run with, and what is refused with which sentence."""
     asked = {
-        "x⁰, sent to clients that join late (`needs_x0`)": algorithm.needs_x0,
-        "each client's weight, told to it (`needs_p`)": algorithm.needs_p,
-        "a full gradient at the server's model (`needs_full_gradient`)": algorithm.needs_full_gradient,
-        "the local solver's normaliser (`needs_normaliser`)": algorithm.needs_normaliser,
-        "known probabilities of taking part (`needs_inclusion`)": algorithm.needs_inclusion,
-        "every client in every round (`needs_everyone`)": algorithm.needs_everyone,
-        "Hessians (`hessian_at`)": algorithm.hessian_at is not None,
-        f"samples cut in {algorithm.blocks} blocks (`blocks`)": algorithm.blocks is not None,
+        "x⁰, sent to clients that join late (`needs.x0`)": algorithm.needs.x0,
+        "each client's weight, told to it (`needs.weight`)": algorithm.needs.weight,
+        "a full gradient at the server's model (`needs.full_gradient`)": algorithm.needs.full_gradient,
+        "the local solver's normaliser (`needs.normaliser`)": algorithm.needs.normaliser,
+        "known probabilities of taking part (`needs.inclusion`)": algorithm.needs.inclusion,
+        "every client in every round (`needs.everyone`)": algorithm.needs.everyone,
+        "Hessians (`step.hessian_at`)": algorithm.step.hessian_at is not None,
+        f"samples cut in {algorithm.step.blocks} blocks (`step.blocks`)": algorithm.step.blocks is not None,
     }
     needs = "; ".join(text for text, wanted in asked.items() if wanted)
-    kept = f" It keeps {plain(algorithm.invariant)}." if algorithm.invariant else ""
+    kept = f" It keeps {plain(algorithm.facts.invariant)}." if algorithm.facts.invariant else ""
     rows = [(fit.what, code(fit.setting), plain(fit.reason or "yes")) for fit in fits(algorithm)]
     asks = f"Asked with the defaults and {COHORT} of {CLIENTS} clients:"
     return f"It needs {needs or 'nothing of a job'}.{kept}\n\n{asks}\n\n{table(('', 'setting', ''), rows)}"
@@ -180,10 +180,10 @@ def together(algorithm: Algorithm) -> str:
 def arguments(name: str) -> dict[str, Any]:
     """Settings on which the method runs as it is, without a download."""
     algorithm = METHODS[name]()
-    if algorithm.hessian_at is not None:
+    if algorithm.step.hessian_at is not None:
         return {"method": name, "data": "digits", "model": "logreg", "clients": 10, "cohort": 10, "rounds": 20}
     common = {"method": name, "data": "digits", "partition": "dirichlet(0.1)", "model": "2nn", "clients": 60}
-    return common | {"cohort": 60 if algorithm.needs_everyone else 9, "rounds": 30}
+    return common | {"cohort": 60 if algorithm.needs.everyone else 9, "rounds": 30}
 
 
 def command(name: str) -> str:

@@ -2,11 +2,10 @@
 
 from fedconcord.advice.choice import Advice, Named, Wishes, advise, federation_of
 from fedconcord.advice.facts import Facts, facts_of
-from fedconcord.advice.rules import RULES, Rule
+from fedconcord.advice.rules import Rule, rules
 from fedconcord.advice.words import File, as_json, command, lines, told
 
 __all__ = [
-    "RULES",
     "Advice",
     "Facts",
     "File",
@@ -19,5 +18,6 @@ __all__ = [
     "facts_of",
     "federation_of",
     "lines",
+    "rules",
     "told",
 ]

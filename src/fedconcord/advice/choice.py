@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from fedconcord.advice.facts import Facts, facts_of
-from fedconcord.advice.rules import CAUTIONS, METHODS, RULES, Pick, Rule
+from fedconcord.advice.rules import Pick, Rule, cautions, methods_of, rules
 from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.basis import factories, grammar
@@ -92,32 +92,34 @@ def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
         raise UserError(f"uplink must be slow or a number of bytes >= 1, given {wishes.uplink!r}")
     config = fitting = without_method(config)
     facts = facts_of(config)
-    why_not = {text: refused(fitting, text, wishes) for text in METHODS}
+    every = rules()
+    methods = methods_of(every)
+    why_not = {text: refused(fitting, text, wishes) for text in methods}
     for upload in SMALLER if isinstance(wishes.uplink, int) and config.upload is None else ():
         if None in why_not.values():
             break
         fitting = config.model_copy(update={"upload": upload})
-        why_not = {text: refused(fitting, text, wishes) for text in METHODS}
-    chosen = choose(facts, {text for text, why in why_not.items() if why is None})
+        why_not = {text: refused(fitting, text, wishes) for text in methods}
+    chosen = choose(every, facts, {text for text, why in why_not.items() if why is None})
     if not chosen:
-        first = METHODS[-1]
-        raise UserError(f"no method can be advised, not even {first}: {why_not[first]}")
+        last = methods[-1]
+        raise UserError(f"no method can be advised, not even {last}: {why_not[last]}")
     named = [_named(fitting, pick, rule) for pick, rule in chosen]
     against = {name_of(text): why for text, why in why_not.items() if why is not None}
-    for caution in CAUTIONS:
-        if caution.holds(facts):
-            against |= {name: f"{caution.why} ({caution.source})" for name in caution.methods if name not in against}
+    for caution in cautions():
+        if caution.condition.holds(facts):
+            against.setdefault(caution.method, f"{caution.why} ({caution.source})")
     names = [name_of(one.method) for one in named]
     return Advice(facts, named, {name: why for name, why in against.items() if name not in names}, fitting)
 
 
-def choose(facts: Facts, possible: set[str]) -> list[tuple[Pick, Rule]]:
+def choose(rules: list[Rule], facts: Facts, possible: set[str]) -> list[tuple[Pick, Rule]]:
     """The methods to tune with the rule that named each, best first: those of the first rule that holds, filled up from
     the rules after it. `possible` are the texts that can run."""
     found: dict[str, tuple[Pick, Rule]] = {}
-    for rule in RULES:
+    for rule in rules:
         for pick in rule.picks:
-            if rule.holds(facts) and pick.method in possible:
+            if rule.condition.holds(facts) and pick.method in possible:
                 found.setdefault(name_of(pick.method), (pick, rule))
     return list(found.values())[:MOST]
 
@@ -150,9 +152,9 @@ def _named(config: Config, pick: Pick, rule: Rule) -> Named:
     return Named(
         method=pick.method,
         tune=ranges(name),
-        where=rule.words,
+        where=rule.condition.words,
         why=pick.why,
-        source=rule.source,
+        source=rule.condition.source,
         up=_sent(config, job, costs),
         down=round(costs.down * _model_bytes(job)),
         kept=row_bytes(job),
@@ -167,7 +169,7 @@ def ranges(name: str) -> dict[str, str]:
     return {key: str(place) for key, place in {**searched(), **own}.items()}
 
 
-def _sent(config: Config, job: Job, costs: catalogue.Facts) -> int:
+def _sent(config: Config, job: Job, costs: catalogue.Costs) -> int:
     """Bytes that a client sends in a round; `job.cost`, which knows compressed ones, imports torch's compiler."""
     if config.upload is not None:
         return job.cost.up

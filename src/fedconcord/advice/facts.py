@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.core import rng, tree_bytes
 from fedconcord.data import Dataset
 from fedconcord.federation import weights
@@ -68,7 +69,7 @@ def facts_of(config: Config) -> Facts:
     Raises:
         UserError: the data cannot be read, or no method could run with these settings.
     """
-    job = build(single(config, "fedavg", config.seed or 0))
+    job = build(single(config, YARDSTICK, config.seed or 0))
     samples = job.problem.roster.samples
     steps, replies, lost = _turnout(job, config.rounds)
     labels = chance = features = None

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from fedconcord.advice.choice import NO_WISHES, OF_METHODS, Advice, Named, Wishes, advise, name_of
 from fedconcord.advice.facts import Facts
 from fedconcord.basis import grammar
+from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.options.table import OPTIONS
 from fedconcord.settings import DEFAULT_MODEL, Config, kind_of
 from fedconcord.settings.sections import LR
 from fedconcord.settings.settings import NATURAL
 
-YARDSTICK = "fedavg"  # which every tuning has beside the methods that are named
 FAR = 10  # times the smallest client, from where on it matters whether clients count alike
 UNSAID = {*OF_METHODS, "seed", "seeds", "out", "checkpoint"}  # settings that the next command does not repeat
 

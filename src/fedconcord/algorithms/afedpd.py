@@ -14,16 +14,26 @@ not added to (`+=`), which does not converge.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Radius
+from fedconcord.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Settle
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Facts,
+    Local,
+    Memory,
+    Phases,
+    Recommendation,
+    Settle,
+)
 from fedconcord.core.identity import definition
 
 Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
@@ -65,13 +75,38 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         finish=finish,
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
-        settle=Settle(
-            send=lambda down, server: server.mean - down.x,
-            row=lambda shift, row: Row(row.s - shift),
-        ),
         models=lambda server: {"mean": server.mean, "server": server.x},
         weights=weights,
-        invariant="duals that are measured from the mean of the cohort's models",
+        phases=Phases(
+            settle=Settle(
+                send=lambda down, server: server.mean - down.x,
+                row=lambda shift, row: Row(row.s - shift),
+            )
+        ),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory(
+                "dual variable -lambda_i",
+                lambda server, rows, p, mean: -rho * (server.x - server.mean + rows.s),
+                lambda server: -rho * (server.x - server.mean),
+                is_dual=True,
+                moves_when_absent=True,
+            ),
+            invariant="duals that are measured from the mean of the cohort's models",
+            remedies=("dissimilar gradients", "stale memory"),
+            recommendations=(
+                Recommendation(
+                    {"skewed": 1},
+                    "rho=0.1,local.lr=0.3",
+                    "dual variables, absent clients' too, keep large local steps from drifting",
+                ),
+                Recommendation(
+                    {"any": 1},
+                    "rho=0.01,local.lr=0.3",
+                    "its server steps beyond the cohort's mean, which is early where little drifts",
+                ),
+            ),
+        ),
     )
 
 
@@ -81,4 +116,4 @@ def afedpdsam(rho: Rho = 0.1, radius: Radius = 0.1, weights: Normalised = "unifo
 
     A-FedPD, NeurIPS 2024.
     """
-    return replace(afedpd(rho, weights), oracle=Oracle("sam", radius))
+    return sharpness_aware(afedpd(rho, weights), radius)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import fedavg
-from fedconcord.core import Algorithm, Local
+from fedconcord.core import Algorithm, Local, Phases
 from fedconcord.core.identity import definition
 
 
@@ -28,8 +28,8 @@ def local() -> Algorithm:
         contribute=lambda up, sender, cohort: (),
         update=lambda server, total, cohort: server,
         init_client=Model,
-        communicates=lambda cohort: False,
-        own=lambda row: row.x,
+        client_model=lambda row: row.x,
+        phases=Phases(communicates=lambda cohort: False),
     )
 
 

@@ -33,7 +33,20 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Normalised
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Rule, Sender, Settle
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Facts,
+    Local,
+    Phases,
+    Population,
+    Rule,
+    Sender,
+    Settle,
+    Step,
+)
 from fedconcord.core.identity import definition
 
 LENGTH, LONGEST = 0.4, 2.0  # L, and the longest step over it
@@ -125,9 +138,12 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         finish=finish,
         contribute=contribute,
         update=update,
-        settle=shift if duals == "own" else None,
         models=lambda server: {"answer": server.answer, "mean": server.mean, "server": server.x},
         weights=weights,
-        pace=Rule("normed", LENGTH, bound=LONGEST),
-        invariant="duals that are measured from the mean of the cohort's models" if duals == "own" else None,
+        phases=Phases(settle=shift if duals == "own" else None),
+        step=Step(size=Rule("normed", LENGTH, bound=LONGEST)),
+        facts=Facts(
+            group="nothing to tune",
+            invariant="duals that are measured from the mean of the cohort's models" if duals == "own" else None,
+        ),
     )

@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, model_of
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, model_of
 from fedconcord.core.identity import definition
 
 Positive = Annotated[float, Field(gt=0)]
@@ -111,10 +111,14 @@ def fedadmm(
         broadcast=(lambda server: server) if changes else (lambda server: server.x),
         start=start,
         finish=finish,
-        needs_x0=own,
         contribute=lambda change, sender, cohort: sender.w * change,
         update=update,
-        invariant="a model that is the sum of all changes of w_i + y_i / rho",
+        needs=Needs(x0=own),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable", lambda server, rows, p, mean: -rows.y, is_dual=True),
+            invariant="a model that is the sum of all changes of w_i + y_i / rho",
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Step
 from fedconcord.core.identity import definition
 
 
@@ -90,6 +90,9 @@ def fedadmm_inexact(
             return None
         return f"fedadmm_inexact's server steps need server_lr < 2 / (N rho) = {limit:.3g}, given {server_lr:.3g}"
 
+    def gradients(server: Server, rows: Row, p: Tensor, mean: Tensor) -> Tensor:
+        return -rows.dual / p.to(rows.dual)[:, None] if objective == "mean" else -rows.dual  # of p_i f_i there
+
     return Algorithm(
         init=lambda x, population: Server(x, x),
         init_client=lambda x: Row(x, torch.zeros_like(x)),
@@ -97,11 +100,12 @@ def fedadmm_inexact(
         finish=finish,
         contribute=lambda change, sender, cohort: sender.p * change,
         update=update,
-        regularise="server",
+        needs=Needs(lr=True, weight=objective == "mean", x0=True),
+        step=Step(regularise="server", fixed=True),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable", gradients, is_dual=True),
+            invariant="the mean of X_i + pi_i / rho over all clients",
+        ),
         refuse=refuse,
-        stepwise=True,
-        needs_lr=True,
-        needs_p=objective == "mean",
-        needs_x0=True,
-        invariant="the mean of X_i + pi_i / rho over all clients",
     )

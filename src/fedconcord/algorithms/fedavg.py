@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Local, Oracle, Weights
+from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Recommendation, Step, Weights
 from fedconcord.core.identity import definition
 
 ServerLR = Annotated[float, Field(gt=0, description="server step size")]
@@ -49,6 +49,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
+        facts=Facts(group="averaging", recommendations=(Recommendation({"any": 5}, "local.lr=0.3", "the simplest"),)),
     )
 
 
@@ -58,7 +59,15 @@ def fedsgd(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
 
     McMahan et al., AISTATS 2017; baseline of FedADMM (ICDE 2022).
     """
-    return replace(fedavg(server_lr, weights), oracle=Oracle("full"), steps=1)
+    return replace(
+        fedavg(server_lr, weights), step=Step(oracle=Oracle("full"), steps=1), facts=Facts(group="averaging")
+    )
+
+
+def sharpness_aware(method: Algorithm, radius: float, *cautions: Caution) -> Algorithm:
+    """The same method with the SAM gradient in its local steps; where it is worth tuning was measured without."""
+    facts = method.facts._replace(group="sharpness-aware", remedies=(), recommendations=(), cautions=cautions)
+    return replace(method, step=Step(oracle=Oracle("sam", radius)), facts=facts)
 
 
 @definition()
@@ -71,7 +80,7 @@ def fedsam(
 
     Qu et al., ICML 2022; g at x + radius g / (||g|| + 1e-7) on the same mini-batch.
     """
-    return replace(fedavg(server_lr, weights), oracle=Oracle("sam", radius))
+    return sharpness_aware(fedavg(server_lr, weights), radius)
 
 
 @definition()
@@ -84,4 +93,8 @@ def fedprox(
 
     Li et al., MLSys 2020, Algorithm 2.
     """
-    return replace(fedavg(server_lr, weights), start=lambda x, row, client: Local(x, prox=mu, anchor=x))
+    return replace(
+        fedavg(server_lr, weights),
+        start=lambda x, row, client: Local(x, prox=mu, anchor=x),
+        facts=Facts(group="proximal", cautions=(Caution("any", "tuned, it ends where FedAvg does"),)),
+    )

@@ -12,16 +12,15 @@ MoFedSAM: Qu et al., ICML 2022: the same with the SAM gradient.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
+from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Cohort, Local, Oracle, Sender
+from fedconcord.core import Algorithm, Cohort, Facts, Local, Needs, Recommendation, Sender
 from fedconcord.core.identity import definition
 
 
@@ -60,7 +59,17 @@ def fedcm(
         contribute=contribute,
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),
         weights=weights,
-        needs_normaliser=True,
+        needs=Needs(normaliser=True),
+        facts=Facts(
+            group="client momentum",
+            recommendations=(
+                Recommendation(
+                    {"seldom": 3, "skewed": 3, "any": 2},
+                    "alpha=0.3,local.lr=1",
+                    "clients follow the last round's common direction, and need no memory",
+                ),
+            ),
+        ),
     )
 
 
@@ -72,4 +81,4 @@ def mofedsam(
 
     Qu et al., ICML 2022.
     """
-    return replace(fedcm(alpha, server_lr, weights), oracle=Oracle("sam", radius))
+    return sharpness_aware(fedcm(alpha, server_lr, weights), radius)

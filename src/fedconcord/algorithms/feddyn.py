@@ -13,16 +13,28 @@ paper, kept: the ascended gradient alone, where the paper mixes it with the plai
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Radius
+from fedconcord.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Population, Sender
+from fedconcord.core import (
+    Algorithm,
+    Caution,
+    Client,
+    Cohort,
+    Done,
+    Facts,
+    Local,
+    Memory,
+    Needs,
+    Population,
+    Recommendation,
+    Sender,
+)
 from fedconcord.core.identity import definition
 
 Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser"), Search(0.01, 1.0)]
@@ -84,6 +96,10 @@ def feddyn(
         mean, h = server.x + total.move, server.h + total.h
         return Server(mean + h, mean, h, server.n)
 
+    def gradients(server: Server, rows: Row, p: Tensor, mean: Tensor) -> Tensor:
+        share = alpha / (server.n * p).to(rows.h)[:, None] if isinstance(server.n, Tensor) else alpha
+        return -share * rows.h
+
     return Algorithm(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)),
@@ -91,11 +107,23 @@ def feddyn(
         start=start,
         finish=finish,
         contribute=contribute,
-        needs_p=by_size,
         update=update,
         weights=weights,
         models=lambda server: {"server": server.x, "mean": server.mean},
-        invariant="h, the mean of all clients' h_i",
+        needs=Needs(weight=by_size),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable -alpha h_i", gradients, lambda server: -alpha * server.h, is_dual=True),
+            invariant="h, the mean of all clients' h_i",
+            remedies=("dissimilar gradients",),
+            recommendations=(
+                Recommendation(
+                    {"skewed": 2},
+                    "alpha=0.01,local.lr=0.3",
+                    "a dual variable a client keeps large local steps from drifting, at FedAvg's messages",
+                ),
+            ),
+        ),
     )
 
 
@@ -106,4 +134,6 @@ def fedspeed(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
     Sun et al., ICLR 2023, with the all-client mean of the released code: the paper's own server, the participants' mean
     alone, drifts on heterogeneous quadratics.
     """
-    return replace(feddyn(alpha), oracle=Oracle("sam", radius))
+    return sharpness_aware(
+        feddyn(alpha), radius, Caution("seldom", "what corrects a client is of its first round or of none")
+    )

@@ -9,6 +9,7 @@ code are in transforms.server: there any method can have it (`server = extrapola
 from __future__ import annotations
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
+from fedconcord.algorithms.fedopt import listed
 from fedconcord.core import Algorithm
 from fedconcord.core.identity import definition
 from fedconcord.transforms.server import Eps, extrapolation, with_server
@@ -20,4 +21,4 @@ def fedexp(eps: Eps = 1e-3, weights: WeightsOption = "uniform") -> Algorithm:
 
     Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1; the answer is the mean of the last two models.
     """
-    return with_server(fedavg(weights=weights), extrapolation(eps))
+    return listed(with_server(fedavg(weights=weights), extrapolation(eps)))

@@ -6,11 +6,9 @@ Dai et al., IEEE TNNLS 2023; as in A-FedPD's simulator: SCAFFOLD option II, ever
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption
+from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.algorithms.scaffold import scaffold
-from fedconcord.core import Algorithm, Oracle
+from fedconcord.core import Algorithm
 from fedconcord.core.identity import definition
 
 
@@ -20,4 +18,4 @@ def fedgamma(radius: Radius = 0.01, server_lr: ServerLR = 1.0, weights: WeightsO
 
     Dai et al., IEEE TNNLS 2023.
     """
-    return replace(scaffold(2, server_lr, weights), oracle=Oracle("sam", radius))
+    return sharpness_aware(scaffold(2, server_lr, weights), radius)

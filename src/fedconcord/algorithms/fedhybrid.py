@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Done, Local, Oracle
+from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Oracle, Step
 from fedconcord.core.identity import definition
 
 
@@ -75,11 +75,11 @@ def fedhybrid(
         finish=finish,
         contribute=lambda change, sender, cohort: sender.p * change,
         update=lambda server, change, cohort: server._replace(x=server.x + change),
-        hessian_at=lambda down, row: row.x,
-        oracle=Oracle("full"),
-        steps=1,
-        needs_lr=True,
-        needs_everyone=True,
-        needs_x0=True,
-        invariant="x_0, the mean of x_i + lambda_i / rho over all clients",
+        needs=Needs(lr=True, everyone=True, x0=True),
+        step=Step(oracle=Oracle("full"), steps=1, hessian_at=lambda down, row: row.x),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable", lambda server, rows, p, mean: -rows.dual, is_dual=True),
+            invariant="x_0, the mean of x_i + lambda_i / rho over all clients",
+        ),
     )

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Needs
 from fedconcord.core.identity import definition
 
 
@@ -58,5 +58,16 @@ def fednova(
         contribute=lambda up, sender, cohort: Message(sender.w / up.a * up.move, sender.w * up.a, sender.w * up.tau),
         update=update,
         weights=weights,
-        needs_normaliser=True,
+        needs=Needs(normaliser=True),
+        facts=Facts(
+            group="normalised averaging",
+            remedies=("unequal work",),
+            cautions=(
+                Caution(
+                    "equal work",
+                    "there is nothing to normalise, so that it is FedAvg",
+                    "Wang et al. 2021, eq. (15); measured",
+                ),
+            ),
+        ),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Sender
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Sender
 from fedconcord.core.identity import definition
 
 
@@ -62,6 +62,11 @@ def fednova_vr(
         contribute=contribute,
         update=update,
         weights=weights,
-        needs_normaliser=True,
-        invariant="c = sum p_i c_i over all clients",
+        needs=Needs(normaliser=True),
+        facts=Facts(
+            group="control variates",
+            memory=Memory("control variate c_i", lambda server, rows, p, mean: rows.c, lambda server: server.c),
+            invariant="c = sum p_i c_i over all clients",
+            remedies=("drift",),
+        ),
     )

@@ -12,13 +12,14 @@ What their options are for is in transforms.server.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, Facts, Recommendation
 from fedconcord.core.identity import definition
 from fedconcord.transforms.server import (
     LR,
@@ -37,6 +38,12 @@ from fedconcord.transforms.server import (
 )
 
 
+def listed(method: Algorithm, *recommendations: Recommendation) -> Algorithm:
+    """The same method as one with a server optimiser, with recommendations of its own."""
+    facts = Facts(group="server optimiser", server_optimiser=True, recommendations=recommendations)
+    return replace(method, facts=facts)
+
+
 @definition()
 def fedavgm(
     server_momentum: Annotated[
@@ -49,7 +56,14 @@ def fedavgm(
 
     Hsu et al., 2019.
     """
-    return with_server(fedavg(weights=weights), momentum(server_momentum, server_lr))
+    return listed(
+        with_server(fedavg(weights=weights), momentum(server_momentum, server_lr)),
+        Recommendation(
+            {"seldom": 2, "any": 4},
+            "server_momentum=0.5,local.lr=0.3",
+            "the server's momentum outlives each cohort, and clients need no memory",
+        ),
+    )
 
 
 @definition()
@@ -67,7 +81,14 @@ def fedadam(
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root))
+    return listed(
+        with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root)),
+        Recommendation(
+            {"seldom": 1, "any": 3},
+            "server_lr=0.03,local.lr=0.3",
+            "the server's Adam makes large steps of small common moves, and clients need no memory",
+        ),
+    )
 
 
 @definition()
@@ -86,7 +107,8 @@ def fedyogi(
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), yogi(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root, m0))
+    server = yogi(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root, m0)
+    return listed(with_server(fedavg(weights=weights), server))
 
 
 @definition()
@@ -102,4 +124,4 @@ def fedadagrad(
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau, v0, eps_root))
+    return listed(with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau, v0, eps_root)))

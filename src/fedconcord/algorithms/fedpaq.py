@@ -9,12 +9,13 @@ one integer an entry; entries take whole bytes and no further coding.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
-from fedconcord.core import Algorithm
+from fedconcord.core import Algorithm, Facts
 from fedconcord.core.identity import definition
 from fedconcord.transforms.uploads import quantise, with_uploads
 
@@ -31,4 +32,4 @@ def fedpaq(
 
     Reisizadeh et al., AISTATS 2020, Algorithm 1.
     """
-    return with_uploads(fedavg(server_lr, weights), quantise(levels))
+    return replace(with_uploads(fedavg(server_lr, weights), quantise(levels)), facts=Facts(group="compressed uploads"))

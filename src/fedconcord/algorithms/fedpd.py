@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Done, Local, Settle
+from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Phases, Settle
 from fedconcord.core.identity import definition
 
 
@@ -49,12 +49,17 @@ def fedpd(
         finish=finish,
         contribute=lambda own, sender, cohort: sender.w * own,
         update=lambda server, mean, cohort: Server(mean),
-        settle=Settle(
-            send=lambda x, server: server.x,
-            row=lambda mean, row: row._replace(anchor=mean.expand_as(row.anchor)),
+        phases=Phases(
+            settle=Settle(
+                send=lambda x, server: server.x,
+                row=lambda mean, row: row._replace(anchor=mean.expand_as(row.anchor)),
+            ),
+            communicates=lambda cohort: cohort.coin >= p_skip,
         ),
-        communicates=lambda cohort: cohort.coin >= p_skip,
-        needs_everyone=True,
-        needs_x0=True,
-        invariant="duals whose sum over all clients is 0",
+        needs=Needs(everyone=True, x0=True),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable", lambda server, rows, p, mean: -rows.dual, is_dual=True),
+            invariant="duals whose sum over all clients is 0",
+        ),
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.algorithms.feddyn import Alpha
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Oracle, Tilt
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Oracle, Step, Tilt
 from fedconcord.core.identity import definition
 
 
@@ -79,6 +79,15 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         contribute=lambda up, sender, cohort: Sums(sender.w * up.move, sender.p * up.move, sender.w * up.mu),
         update=update,
         models=lambda server: {"server": server.x, "mean": server.mean},
-        oracle=Oracle("sam", radius),
-        invariant="h, the mean of all clients' h_i",
+        step=Step(oracle=Oracle("sam", radius)),
+        facts=Facts(
+            group="sharpness-aware",
+            memory=Memory(
+                "dual variable -alpha h_i",
+                lambda server, rows, p, mean: -alpha * rows.h,
+                lambda server: -alpha * server.h,
+                is_dual=True,
+            ),
+            invariant="h, the mean of all clients' h_i",
+        ),
     )

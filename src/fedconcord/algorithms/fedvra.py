@@ -11,14 +11,16 @@ omega_i are the objective's weights over all clients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.algorithms.family_steps import step_theory
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Sender
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Sender
 from fedconcord.core.identity import definition
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -112,7 +114,17 @@ def fedvra(
         contribute=contribute,
         update=update,
         weights=weights,
-        needs_inclusion=d == "inverse_p",
+        needs=Needs(inclusion=d == "inverse_p"),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory(
+                "dual variable lambda_i",
+                lambda server, rows, p, mean: rows.dual,
+                lambda server: server.dual / server.beta if float(server.beta) > 0 else None,
+                is_dual=True,
+            ),
+            invariant="lambda = sum omega_i lambda_i over all clients",
+            theory=partial(step_theory, gamma, a, d),
+        ),
         refuse=refuse,
-        invariant="lambda = sum omega_i lambda_i over all clients",
     )

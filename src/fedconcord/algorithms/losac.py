@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Prologue
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Phases, Prologue, Step
 from fedconcord.core.identity import definition
 
 Blocks = Annotated[int, Field(ge=1, description="number of blocks M that a client's samples are divided into")]
@@ -34,6 +34,13 @@ class Row(NamedTuple):
 class Corrected(NamedTuple):
     x: Tensor  # [d]
     phi: Tensor  # [d] phi / N (a server state); change of phi_i / N (a message)
+
+
+TABLE = "mean of its table"
+
+
+def _mean(server: Server | Corrected, rows: Row, p: Tensor, mean: Tensor) -> Tensor:
+    return rows.table.mean(1)
 
 
 def _empty(x: Tensor, blocks: int) -> Row:
@@ -68,7 +75,8 @@ def fedsaga(
         finish=lambda x, row, done, client: (done.x - x, _table(done)),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
-        blocks=blocks,
+        step=Step(blocks=blocks),
+        facts=Facts(group="gradient tables", memory=Memory(TABLE, _mean)),
     )
 
 
@@ -118,8 +126,12 @@ def losac(
         finish=finish,
         contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, up.phi),
         update=update,
-        blocks=blocks,
-        prologue=prologue if init == "gradient" else None,
-        needs_p=True,
-        invariant="phi, the sum of all clients' tables",
+        phases=Phases(prologue=prologue if init == "gradient" else None),
+        needs=Needs(weight=True),
+        step=Step(blocks=blocks),
+        facts=Facts(
+            group="gradient tables",
+            memory=Memory(TABLE, _mean, lambda server: server.phi / (scale * blocks)),
+            invariant="phi, the sum of all clients' tables",
+        ),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.basis.factories import Search
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Tree, tree_map
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Step, Tree, tree_map
 from fedconcord.core.identity import definition
 
 
@@ -53,5 +53,6 @@ def mfl(
         contribute=lambda up, sender, cohort: tree_map(lambda leaf: sender.w * leaf, up),
         update=update,
         weights=weights,
-        stepwise=True,
+        step=Step(fixed=True),
+        facts=Facts(group="client momentum"),
     )

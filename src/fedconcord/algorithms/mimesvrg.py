@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Local, Prelude
+from fedconcord.core import Algorithm, Facts, Local, Phases, Prelude
 from fedconcord.core.identity import definition
 
 
@@ -31,13 +31,16 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
 
     return Algorithm(
         init=lambda x, population: Server(x),
-        prelude=Prelude(
-            contribute=lambda gradient, sender, cohort: sender.w * gradient,
-            absorb=lambda x, c: Down(x, c),
-        ),
         start=lambda down, row, client: Local(down.x, linear=down.c, snapshot=down.x),
         finish=lambda down, row, done, client: (done.x - down.x, row),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
+        phases=Phases(
+            prelude=Prelude(
+                contribute=lambda gradient, sender, cohort: sender.w * gradient,
+                absorb=lambda x, c: Down(x, c),
+            )
+        ),
+        facts=Facts(group="control variates"),
     )

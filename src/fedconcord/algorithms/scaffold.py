@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local
+from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Memory, Needs
 from fedconcord.core.identity import definition
 
 
@@ -73,7 +73,18 @@ def scaffold(
         contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
-        needs_full_gradient=option == 1,
-        needs_normaliser=option == 2,
-        invariant="c = sum p_i c_i over all clients",
+        needs=Needs(full_gradient=option == 1, normaliser=option == 2),
+        facts=Facts(
+            group="control variates",
+            memory=Memory("control variate c_i", lambda server, rows, p, mean: rows.c, lambda server: server.c),
+            invariant="c = sum p_i c_i over all clients",
+            remedies=("drift", "dissimilar gradients"),
+            cautions=(
+                Caution("seldom", "what corrects a client is of its first round or of none"),
+                Caution(
+                    "rare",
+                    "its control variates allow small steps only, so that it ends near FedAvg at twice the messages",
+                ),
+            ),
+        ),
     )

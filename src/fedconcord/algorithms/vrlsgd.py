@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Local, Settle
+from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Phases, Settle
 from fedconcord.core.identity import definition
 
 
@@ -42,11 +42,16 @@ def vrlsgd() -> Algorithm:
         finish=finish,
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + move),
-        settle=Settle(
-            send=lambda x, server: server.x - x,
-            row=lambda move, row: Row(row.delta + row.rate * move, row.rate),
+        phases=Phases(
+            settle=Settle(
+                send=lambda x, server: server.x - x,
+                row=lambda move, row: Row(row.delta + row.rate * move, row.rate),
+            )
         ),
-        needs_normaliser=True,
-        needs_everyone=True,
-        invariant="sum Delta_i = 0 over all clients",
+        needs=Needs(normaliser=True, everyone=True),
+        facts=Facts(
+            group="control variates",
+            memory=Memory("deviation Delta_i, with grad F added", lambda server, rows, p, mean: rows.delta + mean),
+            invariant="sum Delta_i = 0 over all clients",
+        ),
     )

@@ -1,44 +1,45 @@
-"""What every method keeps, sends and computes: measured on a tiny problem, grouped by mechanism.
+"""What every method says of itself, and what it keeps, sends and computes, as measured on a tiny problem.
 
-Numbers are those of a method's defaults. Nothing about costs is written by hand, so nothing can grow wrong; only the
-mechanism that a method belongs to is (`GROUPS`).
+Numbers are those of a method's defaults. No cost is written by hand, so none can grow wrong.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms import plugins
+from fedconcord.algorithms import METHODS, plugins
 from fedconcord.basis import factories
-from fedconcord.core import Algorithm, Cohort, Sender, Tree, tree_leaves
+from fedconcord.core import Algorithm, Cohort, Facts, Sender, Tree, tree_leaves
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import quadratics
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "averaging": ("fedsgd", "fedavg"),
-    "compressed uploads": ("fedpaq",),
-    "server optimiser": ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedexp"),
-    "client momentum": ("fedcm", "mfl"),
-    "proximal": ("fedprox",),
-    "normalised averaging": ("fednova",),
-    "control variates": ("scaffold", "vrlsgd", "fednova_vr", "mimesvrg"),
-    "gradient tables": ("fedsaga", "losac"),
-    "nothing to tune": ("auto",),
-    "primal-dual": ("feddyn", "fedpd", "fedadmm", "fedadmm_inexact", "fedhybrid", "fedvra", "afedpd"),
-    "sharpness-aware": ("fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "afedpdsam"),
-}
-FOREIGN = "from other packages"
+GROUPS = (
+    "averaging",
+    "compressed uploads",
+    "server optimiser",
+    "client momentum",
+    "proximal",
+    "normalised averaging",
+    "control variates",
+    "gradient tables",
+    "nothing to tune",
+    "primal-dual",
+    "sharpness-aware",
+)
+"""The mechanisms in the order in which they are listed; a method says its own, and may have another one."""
+FOREIGN = "from other packages"  # those that say none
 
 
-class Facts(NamedTuple):
+class Costs(NamedTuple):
     """The costs of a method. Vectors are in models: bytes over the bytes of the model. NaN: could not be measured."""
 
     name: str
@@ -58,7 +59,7 @@ class Group(NamedTuple):
     """Methods of one mechanism."""
 
     title: str
-    methods: list[Facts]
+    methods: list[Costs]
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------
@@ -66,8 +67,8 @@ class Group(NamedTuple):
 CLIENTS, DIM, SAMPLES, BATCH = 3, 8, 10, 2  # LoSAC's five blocks hold two samples, so a batch either way
 
 
-def describe(method: str) -> Facts:
-    """The facts of a method, `scaffold` or `scaffold(option=1)`.
+def describe(method: str) -> Costs:
+    """The costs of a method, given as text with parameters or without.
 
     Raises:
         UserError: no such method, or wrong parameters.
@@ -76,8 +77,8 @@ def describe(method: str) -> Facts:
     return measure(str(call), call())
 
 
-def measure(name: str, algorithm: Algorithm) -> Facts:
-    """The facts of a bundle: its state, and two rounds of all clients with different numbers of local steps."""
+def measure(name: str, algorithm: Algorithm) -> Costs:
+    """The costs of a bundle: its state, and two rounds of all clients with different numbers of local steps."""
     few, many = exchange(algorithm, 2), exchange(algorithm, 5)
     if many.steps > few.steps:
         step = (many.gradients - few.gradients) / (many.steps - few.steps)
@@ -86,8 +87,8 @@ def measure(name: str, algorithm: Algorithm) -> Facts:
     whole = (few.gradients - few.steps * step) / (SAMPLES / BATCH)
     row, state = (units(tree) for tree in (few.row, few.server))
     up, down = units(few.up), units(few.down)
-    hessian = algorithm.hessian_at is not None
-    return Facts(name, row[0], state[0], *up, *down, step - 1, whole, hessian, algorithm.needs_everyone)
+    hessian = algorithm.step.hessian_at is not None
+    return Costs(name, row[0], state[0], *up, *down, step - 1, whole, hessian, algorithm.needs.everyone)
 
 
 class Exchange(NamedTuple):
@@ -115,26 +116,28 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
         return down[-1]
 
     def absorb(held: Tree, total: Tree) -> Tree:
-        assert algorithm.prelude is not None
+        assert algorithm.phases.prelude is not None
         down.append(total)
-        return algorithm.prelude.absorb(held, total)
+        return algorithm.phases.prelude.absorb(held, total)
 
     def settled(held: Tree, server: Tree) -> Tree:
-        assert algorithm.settle is not None
-        down.append(algorithm.settle.send(held, server))
+        assert algorithm.phases.settle is not None
+        down.append(algorithm.phases.settle.send(held, server))
         return down[-1]
 
     watched = replace(algorithm, contribute=contribute, broadcast=broadcast)
-    if algorithm.settle is not None:
-        watched = replace(watched, settle=algorithm.settle._replace(send=settled))
-    if algorithm.prelude is not None:
-        watched = replace(watched, prelude=algorithm.prelude._replace(absorb=absorb))
+    if algorithm.phases.settle is not None:
+        settle = algorithm.phases.settle._replace(send=settled)
+        watched = replace(watched, phases=watched.phases._replace(settle=settle))
+    if algorithm.phases.prelude is not None:
+        prelude = algorithm.phases.prelude._replace(absorb=absorb)
+        watched = replace(watched, phases=watched.phases._replace(prelude=prelude))
     problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
     schedule = Schedule(seed=0, cohort=CLIENTS, lr=0.01, work=fixed(steps), unit="steps", batch_size=BATCH)
     job = Job(problem, watched, schedule, engine=Serial())
     before = start(job)
     after = advance(job, before)
-    gradient = () if algorithm.prelude is None else (torch.zeros(DIM),)  # a prelude's message
+    gradient = () if algorithm.phases.prelude is None else (torch.zeros(DIM),)  # a prelude's message
     return Exchange(
         row=algorithm.init_client(problem.init(0)),
         server=after.server,
@@ -162,22 +165,40 @@ LEGEND = (
 )
 
 
+def stated() -> dict[str, Facts]:
+    """What every method of this installation says of itself with its defaults, by name; methods that cannot be made
+    with them are left out."""
+    found = dict[str, Facts]()
+    for name in plugins.available():
+        with suppress(Exception):  # whatever somebody else's functions raise; the list of methods says what is wrong
+            found[name] = plugins.available()[name]().facts
+    return found
+
+
+def groups() -> dict[str, list[str]]:
+    """Mechanism -> the names of its methods, in this installation."""
+    facts, found = stated(), dict[str, list[str]]()
+    for name in plugins.available():
+        found.setdefault((facts[name].group if name in facts else "") or FOREIGN, []).append(name)
+    titles = [title for title in GROUPS if title in found] + [title for title in found if title not in GROUPS]
+    return {title: found[title] for title in sorted(titles, key=lambda title: title == FOREIGN)}
+
+
 def table() -> list[Group]:
     """All methods of this installation by mechanism; a plug-in that cannot be measured has NaN for its numbers."""
-    groups = [Group(title, [describe(name) for name in names]) for title, names in GROUPS.items()]
-    grouped = {name for names in GROUPS.values() for name in names}
-    foreign = [_attempt(name) for name in plugins.available() if name not in grouped]
-    return [*groups, Group(FOREIGN, foreign)] if foreign else groups
+    return [Group(title, [_attempt(name) for name in names]) for title, names in groups().items()]
 
 
-def _attempt(name: str) -> Facts:
+def _attempt(name: str) -> Costs:
     try:
         return describe(name)
     except Exception:  # whatever somebody else's functions raise; the list of methods says what is wrong with it
-        return Facts(name)
+        if name in METHODS:
+            raise
+        return Costs(name)
 
 
-def cells(facts: Facts) -> tuple[str, ...]:
+def cells(costs: Costs) -> tuple[str, ...]:
     """The texts under `COLUMNS`."""
 
     def number(value: float) -> str:
@@ -187,12 +208,12 @@ def cells(facts: Facts) -> tuple[str, ...]:
         return number(vectors) + (f"+{scalars:.0f}s" if scalars > 0 else "")
 
     return (
-        facts.name,
-        number(facts.client),
-        number(facts.server),
-        message(facts.up, facts.up_scalars),
-        message(facts.down, facts.down_scalars),
-        number(facts.step_gradients),
-        number(facts.round_gradients) + ("+H" if facts.hessian else ""),
-        "all" if facts.everyone else "any",
+        costs.name,
+        number(costs.client),
+        number(costs.server),
+        message(costs.up, costs.up_scalars),
+        message(costs.down, costs.down_scalars),
+        number(costs.step_gradients),
+        number(costs.round_gradients) + ("+H" if costs.hessian else ""),
+        "all" if costs.everyone else "any",
     )

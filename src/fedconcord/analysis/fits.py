@@ -50,11 +50,11 @@ def fits(algorithm: Algorithm) -> list[Fit]:
 def _refused(wrapped: Algorithm) -> str | None:
     """Why a wrapped method refuses to run where nothing but the wrapper is special."""
     p = torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
-    return wrapped.refuse(Population(CLIENTS, p), CLIENTS if wrapped.needs_everyone else COHORT)
+    return wrapped.refuse(Population(CLIENTS, p), CLIENTS if wrapped.needs.everyone else COHORT)
 
 
 def _late(wrapped: Algorithm) -> str | None:
-    cohort = CLIENTS if wrapped.needs_everyone else COHORT
+    cohort = CLIENTS if wrapped.needs.everyone else COHORT
     schedule = Schedule(0, cohort, 0.1, devices=lognormal(0.5), deadline=1.0, late="keep")
     return _refused(wrapped) or schedule.refuse(wrapped, CLIENTS)
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Local
+from fedconcord.core import Algorithm, Local, Phases
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.sampling import Drawn, Sampler
 from fedconcord.federation.schedule import Schedule
@@ -58,7 +58,7 @@ ALONE = Algorithm(  # a round of it is local training without a message: each cl
     contribute=lambda up, client, cohort: (),
     update=lambda server, total, cohort: server,
     init_client=_Model,
-    communicates=lambda cohort: False,
+    phases=Phases(communicates=lambda cohort: False),
 )
 
 

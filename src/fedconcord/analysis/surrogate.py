@@ -91,7 +91,7 @@ def surrogate(job: Job, plan: Plan) -> Surrogate | str:
         return "L-BFGS's steps are not linear in the gradients"
     if job.duty.pace is not None:
         return "step sizes that a rule finds are not linear in the gradients"
-    if job.algorithm.hessian_at is not None:
+    if job.algorithm.step.hessian_at is not None:
         return "Newton steps are not linear in the gradients"
     one, two = (np.array([*itertools.islice(_steps(job, plan, scale), FIRST)]) for scale in (1.0, 2.0))
     if not np.allclose(two, 2 * one, rtol=1e-6, atol=1e-6 * np.abs(one).max()):
@@ -113,7 +113,7 @@ def schedule_of(job: Job) -> Schedule:
 
 def _at_rest(job: Job, plan: Plan) -> np.ndarray | str:
     """The server's step [n] once it repeats itself, or why it never does."""
-    least = 10 * (job.algorithm.blocks or 0)  # rounds in which every block of a table was drawn
+    least = 10 * (job.algorithm.step.blocks or 0)  # rounds in which every block of a table was drawn
     step, change = np.zeros(len(plan.ids)), math.inf
     for t, now in enumerate(itertools.islice(_steps(job, plan, 1.0), MOST_ROUNDS)):
         if not np.isfinite(now).all():
@@ -128,7 +128,7 @@ def _at_rest(job: Job, plan: Plan) -> np.ndarray | str:
 
 def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
     """The server's step [n] of every round along each client's own gradient, of this length, in units of -eta."""
-    n, held = job.problem.roster.n, job.algorithm.blocks or 1  # samples of a client: any number would do
+    n, held = job.problem.roster.n, job.algorithm.step.blocks or 1  # samples of a client: any number would do
     position = np.zeros(n, np.int64)
     position[plan.ids] = np.arange(len(plan.ids))
     problem = Units(np.arange(n + 1) * held, np.repeat(position, held), len(plan.ids), scale)
@@ -136,7 +136,8 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
     tried = replace(
         job,
         problem=problem,
-        algorithm=replace(job.algorithm, prologue=None),  # of all N clients; it would change the first rounds alone
+        # the prologue is of all N clients, and would change the first rounds alone
+        algorithm=replace(job.algorithm, phases=job.algorithm.phases._replace(prologue=None)),
         schedule=replace(schedule_of(job), batch_size=None),
         solver=job.solver._replace(clip=None, clip_direction=None, weight_decay=0.0, tolerance=None),
         engine=Stacked(None, 1, kernel="torch"),

@@ -155,14 +155,14 @@ def make_listing() -> dict[str, Any]:
         "trackers": TRACKERS,
     }
     entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
-    entries["methods"] = [_entry(facts.name, methods) for group in groups for facts in group.methods]
+    entries["methods"] = [_entry(costs.name, methods) for group in groups for costs in group.methods]
     entries["metrics"] = [
         (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
         for name, m in METRICS.items()
     ]
     entries |= {entry.name: plugins.load(entry)() for entry in plugins.added(plugins.TOPICS)}
     return {
-        "groups": [(group.title, [catalogue.cells(facts) for facts in group.methods]) for group in groups],
+        "groups": [(group.title, [catalogue.cells(costs) for costs in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,
         "legend": catalogue.LEGEND,
         "entries": entries,

@@ -17,19 +17,21 @@ A round, as every engine runs it:
 
 `start` and `finish` run at the client and see its orders; `contribute` and `update` run at the server.
 
-Hooks for what does not fit: `prelude` (a message before the local steps, Mime), `prologue` (all clients once before
-round 0), `communicates` (rounds without messages, FedPD), `blocks` (a table of block gradients, SAGA and LoSAC),
-`own` (the answer is a model a client: every client alone), `combine` (contributions apart, in place of their sum).
+What does not fit is in groups: `phases` has a message before the local steps (Mime), all clients once before round 0,
+rounds without messages (FedPD) and contributions kept apart in place of their sum; `step` what a method prescribes of
+the local steps, `needs` what it reads that costs something, `facts` what it says of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from fedconcord.core.facts import Facts
+from fedconcord.core.former import accepts_former_fields, former_field
 from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.core.objective import Regulariser
 from fedconcord.core.trees import Tree
@@ -49,12 +51,12 @@ class Client(NamedTuple):
     """What a client knows in one round: its orders and what it computed. Scalars are [] or, stacked, [S, 1]."""
 
     id: Tensor  # [] int64
-    p: Tensor  # [] its weight in the objective, only if the algorithm asks (`needs_p`); NaN otherwise
+    p: Tensor  # [] its weight in the objective, only if the algorithm asks (`needs.weight`); NaN otherwise
     steps: Tensor  # [] local steps K_i of this round
     lr: float  # local step size eta of this round
     noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
-    gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs_full_gradient`)
-    hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`hessian_at`)
+    gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs.full_gradient`)
+    hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`step.hessian_at`)
     late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `transforms.late`
     normal: Callable[[int], Tensor] | None = (
         None  # n -> [n] standard normal, keyed as `noise`, for `transforms.privacy`
@@ -178,17 +180,49 @@ class Settle(NamedTuple):
     row: Callable[[Tree, Tree], Tree]  # (message, row after `finish`) -> row
 
 
-class Protection(NamedTuple):
-    """What differential privacy does to a client's message; see `transforms.privacy`."""
+class Phases(NamedTuple):
+    """What a method exchanges beside one message of each client in each round; `Algorithm` explains the fields."""
 
-    clip: float | None  # C, the largest l2 norm of all that a client sends in a round; None: it adapts (`adaptive`)
-    noise: float  # z: the standard deviation of the Gaussian noise is z C, on each message or on their sum
-    kind: Literal["central", "local"]  # who adds it: the server to the sum, or each client to its message
+    prologue: Prologue | None = None
+    prelude: Prelude | None = None
+    combine: Callable[[Tree, Tree, Sender, Cohort], Tree] | None = None
+    settle: Settle | None = None
+    communicates: Callable[[Cohort], bool] | None = None
+    unheard: Callable[[Tree, Cohort], Tree] | None = None
+    late: bool = False
 
 
+class Needs(NamedTuple):
+    """What a method reads that costs a message or rules out a setting; `Algorithm` explains the fields."""
+
+    everyone: bool = False
+    inclusion: bool = False
+    weight: bool = False
+    x0: bool = False
+    full_gradient: bool = False
+    normaliser: bool = False
+    lr: bool = False
+
+
+class Step(NamedTuple):
+    """What a method prescribes of its clients' local steps; `Algorithm` explains the fields."""
+
+    oracle: Oracle | None = None
+    size: Rule | None = None
+    steps: int | None = None
+    blocks: int | None = None
+    hessian_at: Callable[[Tree, Tree], Tensor] | None = None
+    regularise: Literal["local", "server"] = "local"
+    fixed: bool = False
+
+
+@accepts_former_fields
 @dataclass(frozen=True)
 class Algorithm:
     """One method with its hyper-parameters. The server's state has a field `x`, the model that rounds start from.
+
+    What every method writes stands flat. The rest is in four groups whose fields have defaults: `Phases`, `Needs`,
+    `Step` and `Facts`.
 
     Attributes:
         init: (x^0 [d], population) -> the server's state.
@@ -198,33 +232,44 @@ class Algorithm:
         update: (server, total, cohort) -> server.
         broadcast: server -> what the cohort is sent: the model x [d], or what has it as a field `x`.
         init_client: x^0 [d] -> a client's state before its first round.
-        settle: a message after the server's step.
-        models: server -> the models that it offers, by name; the first one is the answer.
-        own: row -> the client's own model [d], where that is the answer.
+        models: server -> the models that it offers, by name; the first one is the method's result.
+        client_model: row -> the client's own model [d], for methods whose result is one model per client.
         weights: how the server weighs the cohort; see `federation.weights`.
-        regularise: who takes proximal steps; the server's are in `update`.
-        oracle: which gradient a local step uses, in place of the local solver's.
-        pace: the rule of step sizes, in place of the local solver's; the round's lr is then a factor on them, 1.
-        steps: local steps, in place of the local work (FedSGD: 1).
-        hessian_at: (down, row) -> [d]: client.hessian is taken there.
-        blocks: M, in which a client's samples are cut; a local step draws one.
-        prelude: a message before the local steps.
-        prologue: all clients once before round 0.
-        combine: (server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are [S, 1].
-        communicates: cohort -> whether messages go either way this round; None: always.
-        invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
-        needs_everyone: takes all clients in every round.
-        needs_inclusion: reads sender.inclusion, so only samplings with known probabilities will do.
-        needs_p: reads client.p: its weight in the objective is told to the client.
-        needs_x0: `init_client` uses the values of x^0, which a client that joins late is sent.
-        needs_full_gradient: start and finish get grad f_i(x^t) in client.gradient.
-        needs_normaliser: reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
-        needs_lr: uses lr beside done.normaliser, so steps must have its size and not a rule's.
-        stepwise: its local step is its own: momentum and L-BFGS would change the method.
-        served: has a server optimiser.
-        keeps_late: late replies are kept for the round they come in.
-        protection: what differential privacy does to messages; None: nothing.
-        unheard: (server, cohort) -> the server after a round without replies; None: as it was.
+        phases: what is exchanged beside one message of each client in each round.
+            prologue: all clients are asked once before round 0.
+            prelude: a message of each client before its local steps.
+            combine: (server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are
+                [S, 1].
+            settle: a message to each client after the server's step.
+            communicates: cohort -> whether messages go either way this round; None: always.
+            unheard: (server, cohort) -> the server after a round without replies; None: as it was.
+            late: whether late replies are kept for the round they come in.
+        needs: what the method reads that costs a message or rules out a setting.
+            everyone: it takes all clients in every round.
+            inclusion: it reads sender.inclusion, so only samplings with known probabilities will do.
+            weight: it reads client.p: its weight in the objective is told to the client.
+            x0: `init_client` uses the values of x^0, which a client that joins late is sent.
+            full_gradient: start and finish get grad f_i(x^t) in client.gradient.
+            normaliser: it reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
+            lr: it uses lr beside done.normaliser, so steps must have its size and not a rule's.
+        step: what the method prescribes of the local steps.
+            oracle: which gradient a local step uses, in place of the local solver's.
+            size: the rule of step sizes, in place of the local solver's; the round's lr is then a factor on them, 1.
+            steps: the number of local steps, in place of the local work (FedSGD: 1).
+            blocks: M, the number of blocks that a client's samples are cut in; a local step draws one.
+            hessian_at: (down, row) -> [d]: client.hessian is taken there.
+            regularise: who takes proximal steps; the server's are in `update`.
+            fixed: the local step is the method's own: momentum and L-BFGS would change the method.
+        facts: what the method says of itself; it changes no round.
+            group: the mechanism that it is listed under, such as "control variates".
+            memory: what its clients remember that stands for their gradients; see `Memory`.
+            invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
+            protection: what differential privacy does to messages; None: nothing.
+            server_optimiser: whether its aggregate passes through a server optimiser.
+            remedies: which differences between clients it is made for; see `Remedy`.
+            recommendations: federations in which it is worth tuning first.
+            cautions: federations in which it is not worth its costs.
+            theory: (ids, inclusion, steps, lr, smoothness) of n clients -> what its theory says of its step sizes.
         refuse: (population, cohort size S) -> why it cannot run, or None.
         identity: which method with which parameters; see `core.identity`.
     """
@@ -236,35 +281,19 @@ class Algorithm:
     update: Callable[[Tree, Tree, Cohort], Tree]
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
     init_client: Callable[[Tensor], Tree] = lambda x: ()
-    settle: Settle | None = None
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}
-    own: Callable[[Tree], Tensor] | None = None
+    client_model: Callable[[Tree], Tensor] | None = None
     weights: Weights = "uniform"
-    regularise: Literal["local", "server"] = "local"
-    oracle: Oracle | None = None
-    pace: Rule | None = None
-    steps: int | None = None
-    hessian_at: Callable[[Tree, Tree], Tensor] | None = None
-    blocks: int | None = None
-    prelude: Prelude | None = None
-    prologue: Prologue | None = None
-    combine: Callable[[Tree, Tree, Sender, Cohort], Tree] | None = None
-    communicates: Callable[[Cohort], bool] | None = None
-    invariant: str | None = None
-    needs_everyone: bool = False
-    needs_inclusion: bool = False
-    needs_p: bool = False
-    needs_x0: bool = False
-    needs_full_gradient: bool = False
-    needs_normaliser: bool = False
-    needs_lr: bool = False
-    stepwise: bool = False
-    served: bool = False
-    keeps_late: bool = False
-    protection: Protection | None = None
-    unheard: Callable[[Tree, Cohort], Tree] | None = None
+    phases: Phases = Phases()
+    needs: Needs = Needs()
+    step: Step = Step()
+    facts: Facts = Facts()
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None
     identity: Identity = UNNAMED
+
+    def __getattr__(self, name: str) -> Any:
+        """A field by the name that it had before there were groups."""
+        return former_field(self, name)
 
 
 def model_of(down: Tree) -> Tensor:

@@ -73,7 +73,7 @@ def orders_of(plan: Plan, position: int, algorithm: Algorithm) -> Orders:
         steps=int(plan.steps[position]),
         lr=plan.lr,
         seed=plan.seed,
-        p=float(plan.p[position]) if algorithm.needs_p else float("nan"),
+        p=float(plan.p[position]) if algorithm.needs.weight else float("nan"),
         late=plan.late is not None and bool(plan.late[position]),
         waited=0 if plan.waited is None else int(plan.waited[position]),
     )

@@ -116,10 +116,10 @@ def total_of(
     What is combined lies in memory at once: as many contributions as replies come.
     """
     heard = plan.heard[select]
-    if algorithm.combine is None or not heard.any():
+    if algorithm.phases.combine is None or not heard.any():
         return tree_sum(shares)
     rows = tree_map(_rows, *(share for share, comes in zip(shares, heard, strict=True) if comes))
-    total = algorithm.combine(server, rows, senders_of(space, plan, select[heard]), cohort_of(space, plan))
+    total = algorithm.phases.combine(server, rows, senders_of(space, plan, select[heard]), cohort_of(space, plan))
     return tree_map(lambda leaf, like: leaf.reshape(like.shape), total, shares[0])
 
 

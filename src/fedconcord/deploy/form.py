@@ -113,11 +113,11 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if config.method in BASELINES:
         raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")
     job = settings_module.build(config)
-    why = None if job.algorithm.protection is None else job.algorithm.refuse(population_of(job), config.cohort)
+    why = None if job.algorithm.facts.protection is None else job.algorithm.refuse(population_of(job), config.cohort)
     if why is not None:
         raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
-    if inner is None or job.algorithm.own is not None:
+    if inner is None or job.algorithm.client_model is not None:
         raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
     check_summed(inner.metrics)
     _check_secure(config, job)

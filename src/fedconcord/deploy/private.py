@@ -47,7 +47,7 @@ def at_site(job: Job, chance: Chance) -> Job:
 def at_server(job: Job, chance: Chance, folder: Path) -> Job:
     """The job whose sums' noise and Poisson coins are drawn at the server, the coins written down in its folder."""
     schedule = job.schedule
-    if job.algorithm.protection is None:
+    if job.algorithm.facts.protection is None:
         return job
     assert isinstance(schedule, Schedule)
     if schedule.sampler.poisson:
@@ -58,9 +58,9 @@ def at_server(job: Job, chance: Chance, folder: Path) -> Job:
 
 def _unkeyed(algorithm: Algorithm, chance: Chance) -> Algorithm:
     """The same method with its privacy's noise from there; one without privacy as it is."""
-    if algorithm.protection is None:
+    if algorithm.facts.protection is None:
         return algorithm
-    unheard = algorithm.unheard
+    unheard = algorithm.phases.unheard
 
     def like(x: Tensor) -> Callable[[int], Tensor]:
         return lambda n: torch.as_tensor(chance.normal(n)).to(dtype=x.dtype, device=x.device)
@@ -75,7 +75,8 @@ def _unkeyed(algorithm: Algorithm, chance: Chance) -> Algorithm:
         assert unheard is not None
         return unheard(server, now._replace(normal=like(server.x)))
 
-    return replace(algorithm, finish=finish, update=update, unheard=None if unheard is None else nobody)
+    phases = algorithm.phases._replace(unheard=None if unheard is None else nobody)
+    return replace(algorithm, finish=finish, update=update, phases=phases)
 
 
 class Cohorts:

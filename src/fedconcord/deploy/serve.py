@@ -171,7 +171,7 @@ def _served(
     spends = private.budget(config)
     rounds = config.rounds if spends is None else spends.rounds
     # sites judge a noisy model: it may not come anew with other noise once they have it
-    saves_first = job.algorithm.protection is not None
+    saves_first = job.algorithm.facts.protection is not None
     length = results.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())

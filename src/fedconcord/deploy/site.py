@@ -231,7 +231,7 @@ class Site:
         member = self._member(frame, config, job)
         client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
-        protection = job.algorithm.protection
+        protection = job.algorithm.facts.protection
         once = None
         if protection is not None and protection.kind == "local":
             spends = private.budget(config)

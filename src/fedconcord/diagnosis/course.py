@@ -11,6 +11,7 @@ import torch
 
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis.surrogate import Surrogate, chi_square, surrogate
+from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.core import Plan
 from fedconcord.diagnosis import history, skew
 from fedconcord.diagnosis.history import History
@@ -97,7 +98,7 @@ def _aim(job: Job, ids: np.ndarray, rounds: int) -> Aim:
     plans = [plan_for(job, int(t), ids) for t in spread]
     steps = np.mean([plan.steps for plan in plans], axis=0)
     plan: Plan = plans[0]._replace(steps=np.maximum(np.rint(steps), 1).astype(np.int64))
-    average = replace(job, algorithm=METHODS["fedavg"](weights=job.algorithm.weights))
+    average = replace(job, algorithm=METHODS[YARDSTICK](weights=job.algorithm.weights))
     return Aim(plan.p / plan.p.sum(), steps, surrogate(job, plan), surrogate(average, plan))
 
 

@@ -164,7 +164,7 @@ def _weights(found: Diagnosis) -> list[Drawing]:
 
 def _memory(found: Diagnosis) -> list[Drawing]:
     look, age = found.looks[-1], found.history.age()
-    if look.memory is None or look.round == 0 or look.round != found.history.rounds:
+    if look.memory is None or look.remembered is None or look.round == 0 or look.round != found.history.rounds:
         return []
     error = look.memory.error / np.maximum(look.gradient.norms, 1e-300)
     ages = age[look.ids]
@@ -184,7 +184,7 @@ def _memory(found: Diagnosis) -> list[Drawing]:
             "memory",
             f"How far what each client remembers is from its gradient after round {look.round}, against its age; the "
             f"median is {np.median(error):.2f}.",
-            f"{look.remembered}; 1: as far off as if it remembered nothing.",
+            f"{look.remembered.name}; 1: as far off as if it remembered nothing.",
             False,
             draw,
         )

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.analysis.surrogate import Surrogate, schedule_of
+from fedconcord.core import Memory
 from fedconcord.diagnosis.course import Diagnosis
 from fedconcord.diagnosis.drift import rank_correlation
 from fedconcord.diagnosis.look import Look
-from fedconcord.diagnosis.memory import DUALS
+from fedconcord.diagnosis.measures import methods_for
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
 from fedconcord.report.format import compact, listing, size
@@ -90,9 +91,9 @@ def work_of(job: Job, look: Look, which: np.ndarray) -> str:
     """The local work of some of a look's clients: 5 epochs, or 3 to 40 local steps."""
     schedule = schedule_of(job)
     steps = look.steps[which]
-    if schedule.unit == "epochs" and job.algorithm.steps is None:
+    if schedule.unit == "epochs" and job.algorithm.step.steps is None:
         held = job.problem.roster.samples[look.ids[which]]
-        one = [job.algorithm.blocks or epoch_steps(int(n), schedule.batch_size) for n in held]
+        one = [job.algorithm.step.blocks or epoch_steps(int(n), schedule.batch_size) for n in held]
         epochs = np.rint(steps / np.array(one)).astype(int)
         return _range(epochs, "epoch")
     return _range(steps, "local step")
@@ -133,7 +134,7 @@ def _aim(job: Job, found: Diagnosis) -> list[Finding]:
             f"{ratio[top]:.1f} times and {names_of(found, found.ids[[least]])} {ratio[least]:.2f} times its weight "
             f"(chi-square {own:.2f}); "
         )
-        fix = "fednova has 0 on the same work, as have equal local steps for all (--steps)"
+        fix = f"{methods_for()['unequal_work']} has 0 on the same work, as have equal local steps for all (--steps)"
         return [Finding("aim", text + fix + ".", 1 + _over(own, MISSED))]
     if plain is not None and plain > MISSED:
         if own is None:
@@ -157,12 +158,12 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     while few < limit and part[few] > ALIKE * part[few - 1]:
         few += 1
     out: list[Finding] = []
-    remedy = look.remedies
+    remedy, methods = look.remedies, methods_for()
     fixes: list[tuple[float, str]] = []
     if remedy is not None:
         fixes = [
-            (remedy.equal_work, "equal work (fednova, or steps given by client)"),
-            (remedy.control, "control variates (scaffold)"),
+            (remedy.equal_work, f"equal work ({methods['unequal_work']}, or steps given by client)"),
+            (remedy.control, f"control variates ({methods['drift']})"),
         ]
     good = sorted((f for f in fixes if f[0] >= REMOVES), reverse=True)
     removes = " and ".join(f"{what} would remove {percent(share)} of it" for share, what in good)
@@ -203,8 +204,8 @@ def _unlike(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         )
     else:
         text += (
-            "; methods that correct each client's direction (scaffold, feddyn, afedpd) are made for this, fewer local "
-            "steps lessen it."
+            f"; methods that correct each client's direction ({methods_for()['dissimilar_gradients']}) are made for "
+            "this, fewer local steps lessen it."
         )
     return [Finding("gradients", text, 0.3 * _over(B2, UNLIKE) + 0.3)]
 
@@ -242,18 +243,19 @@ def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
 
 
 def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
-    if look.memory is None or look.round == 0:
+    remembered = look.remembered
+    if look.memory is None or remembered is None or look.round == 0:
         return []
     age, out = found.history.age()[look.ids], []
     never = float((found.history.last[look.ids] < 0).mean())
     if look.memory.relative > WRONG:
         text = (
-            f"What clients remember ({look.remembered}) is {percent(look.memory.relative)} off their gradients after "
+            f"What clients remember ({remembered.name}) is {percent(look.memory.relative)} off their gradients after "
             f"round {look.round}"
         )
         if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
             text += f" ({percent(never)} of the clients were never updated)" if never > 0 else ""
-            text += f"; fewer or smaller local steps{_penalty(job)} make it truer."
+            text += f"; fewer or smaller local steps{_penalty(remembered)} make it truer."
         else:
             fresh, old = (
                 float((p @ look.memory.error[k] ** 2 / max(p @ look.gradient.norms[k] ** 2, 1e-300)) ** 0.5)
@@ -266,26 +268,26 @@ def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
             )
             stale = fresh < STALE * old
             text += (
-                f"; a larger --cohort{_virtual(job)} keeps it fresh."
+                f"; a larger --cohort{_virtual(remembered)} keeps it fresh."
                 if stale
-                else f"; it is wrong from the start: fewer or smaller local steps{_penalty(job)} make it truer."
+                else f"; it is wrong from the start: fewer or smaller local steps{_penalty(remembered)} make it truer."
             )
         out.append(Finding("memory", text, 0.5 + _over(look.memory.relative, WRONG)))
     elif look.direction < HELPS:
         text = (
-            f"What clients remember ({look.remembered}) is {percent(look.memory.relative)} off their gradients, which "
+            f"What clients remember ({remembered.name}) is {percent(look.memory.relative)} off their gradients, which "
             f"leaves {percent(look.direction)} of the variance between clients in the search direction."
         )
         out.append(Finding("memory", text, 0.3))
     return out
 
 
-def _penalty(job: Job) -> str:
-    return ", or a larger penalty or dual step," if job.algorithm.identity.method in DUALS else ""
+def _penalty(remembered: Memory) -> str:
+    return ", or a larger penalty or dual step," if remembered.is_dual else ""
 
 
-def _virtual(job: Job) -> str:
-    return "" if job.algorithm.identity.method.startswith("afedpd") else ", or virtual updates (afedpd),"
+def _virtual(remembered: Memory) -> str:
+    return "" if remembered.moves_when_absent else f", or virtual updates ({methods_for()['stale_memory']}),"
 
 
 def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
@@ -301,22 +303,18 @@ def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
 
 
 def _conditions(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
-    if look.vra is None:
+    if look.theory is None:
         return []
-    broken = [one for one in look.vra.conditions if one.holds < one.of]
+    broken = [one for one in look.theory.conditions if one.holds < one.of]
     out = []
     if broken:
-        told = "; ".join(f"{c.formula} has {c.left:.3g} on the left, {c.right:.3g} on the right" for c in broken)
+        sides = "; ".join(f"{c.formula} has {c.left:.3g} on the left, {c.right:.3g} on the right" for c in broken)
         text = (
-            f"FedVRA's sufficient conditions do not hold for all clients: {told} where it is worst. (17) asks for far "
-            "more than any published run has."
+            f"The sufficient conditions of {job.algorithm.identity.method}'s theory do not hold for all clients: "
+            f"{sides} where it is worst. {look.theory.caveat}"
         )
         out.append(Finding("memory", text, 0.1))
-    if look.vra.suggested is not None:
-        a, d = look.vra.suggested
-        out.append(Finding("memory", f"Remark 1 would choose a = {a:.3g} and d = {d:.3g} here.", 0.05))
-    elif look.vra.why_none is not None:
-        out.append(Finding("memory", f"Remark 1 gives no (a, d) here: {look.vra.why_none}.", 0.05))
+    out.append(Finding("memory", look.theory.advice, 0.05))
     return out
 
 

@@ -12,11 +12,23 @@ import torch
 from torch import Tensor
 
 from fedconcord.analysis.surrogate import schedule_of
-from fedconcord.core import Algorithm, Client, Done, Local, Objective, Plan, Tree, model_of, rng
-from fedconcord.diagnosis import gradients, memory, vra
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Done,
+    Local,
+    Memory,
+    Objective,
+    Plan,
+    StepTheory,
+    Tree,
+    model_of,
+    rng,
+)
+from fedconcord.diagnosis import gradients, memory
 from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
 from fedconcord.diagnosis.gradients import Agreement
-from fedconcord.diagnosis.memory import DUALS, Residual, Staleness
+from fedconcord.diagnosis.memory import Residual, Staleness
 from fedconcord.federation.participation import View
 from fedconcord.federation.sampling import Drawn, Losses, Sampler
 from fedconcord.jobs import Job, State
@@ -52,9 +64,9 @@ class Look(NamedTuple):
     direction: float  # variance over clients of the first direction, over that of their gradients
     cohort: float  # deviation of a cohort's mean direction from everybody's, over its length
     memory: Staleness | None  # None: clients keep nothing that stands for a gradient
-    remembered: str | None  # what that is
+    remembered: Memory | None  # what that is
     residual: Residual | None
-    vra: vra.Steps | None
+    theory: StepTheory | None
 
     @property
     def smoothness(self) -> float:
@@ -116,21 +128,20 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     end = _gradients(own, done, held)
     direction, corrected = _direction(local, there)
     remedy = None
-    if not corrected and job.solver.kind == "sgd" and job.algorithm.hessian_at is None:
+    if not corrected and job.solver.kind == "sgd" and job.algorithm.step.hessian_at is None:
         scale = torch.as_tensor(local.scale).double().reshape(-1).cpu().numpy()  # [n] of gradients beside `linear`
         steered = _round(job, state, plan, control(p, moves, work / scale, plan.lr))[1] - x
         remedy = remedies(p, moves, work, steered)
     found, agreed = drift(p, moves), gradients.agreement(p, at)
     secant = gradients.secant(end - there, done - first)
     kept = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
-    over = gradients.agreement(p, at if job.algorithm.prelude is not None else direction)
-    method = job.algorithm.identity.method
-    conditions = None
-    if method == "fedvra":
-        share = np.full(len(ids), min(1.0, job.schedule.cohort / job.problem.roster.n))
-        conditions = vra.steps(memory.given_to(job.algorithm), ids, share, plan.steps, plan.lr, secant)
+    over = gradients.agreement(p, at if job.algorithm.phases.prelude is not None else direction)
+    theory = None
+    if job.algorithm.facts.theory is not None:
+        inclusion = np.full(len(ids), min(1.0, job.schedule.cohort / job.problem.roster.n))
+        theory = job.algorithm.facts.theory(ids, inclusion, plan.steps, plan.lr, secant)
     residual = None
-    if kept is not None and method in DUALS:
+    if kept is not None and kept.what.is_dual:
         residual = memory.residual(p, -kept.gradients, first, x, there, local.prox / local.scale)
     return Look(
         round=state.round,
@@ -150,7 +161,7 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         memory=None if kept is None else memory.staleness(p, kept, at),
         remembered=None if kept is None else kept.what,
         residual=residual,
-        vra=conditions,
+        theory=theory,
     )
 
 
@@ -264,15 +275,16 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         finish=finish,
         contribute=lambda up, sender, cohort: (),
         update=lambda server, total, cohort: server,
-        settle=None,
-        communicates=None,
-        needs_normaliser=linear and (job.solver.clip_direction is None or job.duty.pace is not None),
+        phases=algorithm.phases._replace(settle=None, communicates=None),
+        needs=algorithm.needs._replace(
+            normaliser=linear and (job.solver.clip_direction is None or job.duty.pace is not None)
+        ),
     )
     duty = job.duty._replace(algorithm=watched)
     job.engine.round(job.problem, duty, state.server, _Apart(state.store), plan)
     locals_ = [seen[int(i)][0] for i in plan.ids]
     ends = [seen[int(i)][1] for i in plan.ids]
-    counted = [float(end.normaliser if watched.needs_normaliser else end.steps) for end in ends]
+    counted = [float(end.normaliser if watched.needs.normaliser else end.steps) for end in ends]
     return _together(locals_), torch.stack([end.x for end in ends]), np.array(counted)
 
 

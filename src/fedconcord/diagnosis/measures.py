@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from fedconcord.analysis import catalogue
+from fedconcord.core import Remedy
 from fedconcord.diagnosis.course import Diagnosis
 from fedconcord.diagnosis.drift import rank_correlation
 from fedconcord.diagnosis.look import Look
@@ -17,10 +19,22 @@ class Measure(NamedTuple):
     title: str
     formula: str
     source: str
-    change: str  # what changes it
+    change: str  # what changes it, with `methods_for` in braces
     of: Callable[[Diagnosis, Look], float | None]
     absent: str = ""  # why there is none, where there is none
     percent: bool = False
+
+
+def methods_for() -> dict[str, str]:
+    """The names of the methods of this installation that are made for each difference between clients.
+
+    A key is a `Remedy` with underscores, so that it can stand in the braces of a text.
+    """
+    named = {remedy.replace(" ", "_"): list[str]() for remedy in get_args(Remedy)}
+    for name, facts in catalogue.stated().items():
+        for remedy in facts.remedies:
+            named[remedy.replace(" ", "_")].append(name)
+    return {remedy: ", ".join(names) for remedy, names in named.items()}
 
 
 FEDNOVA = "Wang et al. (FedNova), IEEE TSP 2021"
@@ -38,7 +52,7 @@ MEASURES = (
         "weights: chi-square to the true ones, this method",
         "chi^2(p||w) = sum_i (p_i - w_i)^2 / w_i",
         f"{FEDNOVA}, Theorem 2",
-        "equal local work, normalised averaging (fednova), control variates (scaffold)",
+        "equal local work, normalised averaging ({unequal_work}), control variates ({drift})",
         lambda found, look: found.aim.miss(found.aim.own),
         "the method's step is no linear function of the clients' gradients",
     ),
@@ -134,7 +148,7 @@ MEASURES = (
         "drift that equal work would remove",
         "1 - D(Delta_i a / a_i) / D(Delta_i), D the drift apart",
         f"{FEDNOVA}, eq. (15)",
-        "fednova, or steps by client",
+        "{unequal_work}, or steps by client",
         lambda found, look: None if look.remedies is None else look.remedies.equal_work,
         CORRECTED,
         True,
@@ -144,7 +158,7 @@ MEASURES = (
         "drift that control variates would remove",
         "1 - D(same steps with c - c_i added) / D(Delta_i), c_i = -Delta_i / (eta a_i)",
         f"{SCAFFOLD}, Algorithm 1, option II",
-        "scaffold, fednova_vr",
+        "{drift}",
         lambda found, look: None if look.remedies is None else look.remedies.control,
         CORRECTED,
         True,
@@ -170,7 +184,7 @@ MEASURES = (
         "what clients remember, against their gradients",
         "sqrt(sum_i p_i ||m_i - grad f_i||^2 / sum_i p_i ||grad f_i||^2), 1 if nothing is remembered",
         f"dual drift: {AFEDPD}; {SCAFFOLD}",
-        "a larger cohort, virtual updates (afedpd), a larger penalty or dual step",
+        "a larger cohort, virtual updates ({stale_memory}), a larger penalty or dual step",
         lambda found, look: None if look.memory is None else look.memory.relative,
         NO_MEMORY,
     ),
@@ -193,6 +207,12 @@ MEASURES = (
         "the method has no dual variables",
     ),
 )
+
+
+def changes() -> dict[str, str]:
+    """What changes each measure, by its key, with the methods of this installation."""
+    methods = methods_for()
+    return {one.key: one.change.format(**methods) for one in MEASURES}
 
 
 def numbers(found: Diagnosis, look: Look) -> dict[str, float | None]:

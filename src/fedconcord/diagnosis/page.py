@@ -19,7 +19,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.diagnosis.course import Diagnosis, diagnose
 from fedconcord.diagnosis.figures import SHARES, drawings
 from fedconcord.diagnosis.findings import Finding, findings, verdict
-from fedconcord.diagnosis.measures import MEASURES, numbers
+from fedconcord.diagnosis.measures import MEASURES, changes, numbers
 from fedconcord.diagnosis.subject import Subject, same_model, why_other
 from fedconcord.report import elements
 from fedconcord.report.figures.style import styled
@@ -98,7 +98,7 @@ def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool
         name: {"why_none": of} if isinstance(of, str) else {"effective_steps": of.effective, "chi2": found.aim.miss(of)}
         for name, of in (("method", found.aim.own), ("average", found.aim.plain))
     }
-    total = found.history.seconds.sum(0)
+    total, change = found.history.seconds.sum(0), changes()
     last = found.looks[-1] if found.looks else None
     return {
         "format": FORMAT,
@@ -119,9 +119,14 @@ def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool
         if found.skew.features is None
         else {"share": found.skew.features.share, "within": found.skew.features.within},
         "seconds": dict(zip(SHARES, total.tolist(), strict=True)) if total.sum() > 0 else None,
-        "fedvra": None if last is None or last.vra is None else last.vra._asdict(),
+        "theory": None if last is None or last.theory is None else last.theory._asdict(),
         "measures": {
-            one.key: {"title": one.title, "formula": one.formula, "source": one.source, "change": one.change}
+            one.key: {
+                "title": one.title,
+                "formula": one.formula,
+                "source": one.source,
+                "change": change[one.key],
+            }
             for one in MEASURES
         },
     }
@@ -275,10 +280,10 @@ def _numbers(found: Diagnosis) -> str:
 
 
 def _meaning(found: Diagnosis) -> str:
-    rows = []
+    rows, change = [], changes()
     for one in MEASURES:
         none = all(one.of(found, look) is None for look in found.looks)
-        rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else one.change))
+        rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else change[one.key]))
     return elements.pairs(rows, ["measure", "formula", "source", "what changes it"])
 
 

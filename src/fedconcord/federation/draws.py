@@ -22,7 +22,7 @@ class Keyed(NamedTuple):
 
     def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
         """The samples of every local step of a client that holds n."""
-        if algorithm.blocks is not None:
+        if algorithm.step.blocks is not None:
             members = self.members(algorithm, orders.id, n)
             padded = np.full((len(members), max(map(len, members))), -1, np.int64)
             for row, block in zip(padded, members, strict=True):
@@ -30,7 +30,7 @@ class Keyed(NamedTuple):
             generator = rng.generator(self.seed, rng.Purpose.BLOCK, orders.round + 1, orders.id)
             drawn = generator.integers(len(members), size=orders.steps)
             return Drawn(padded[drawn], drawn)
-        if self.batch_size is None or (algorithm.oracle is not None and algorithm.oracle.kind == "full"):
+        if self.batch_size is None or (algorithm.step.oracle is not None and algorithm.step.oracle.kind == "full"):
             return Drawn(None)
         return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
 
@@ -40,23 +40,23 @@ class Keyed(NamedTuple):
         Raises:
             UserError: the client has fewer samples than blocks.
         """
-        assert algorithm.blocks is not None
-        if n < algorithm.blocks:
+        assert algorithm.step.blocks is not None
+        if n < algorithm.step.blocks:
             raise UserError(
-                f"client {client} has {n} samples, which cannot be cut in {algorithm.blocks} blocks; give the method "
-                "fewer blocks or its clients more samples"
+                f"client {client} has {n} samples, which cannot be cut in {algorithm.step.blocks} blocks; give the "
+                "method fewer blocks or its clients more samples"
             )
         order = rng.generator(self.seed, rng.Purpose.BLOCK, 0, client).permutation(n)
-        return np.array_split(order, algorithm.blocks)
+        return np.array_split(order, algorithm.step.blocks)
 
     def width(self, algorithm: Algorithm, n: int) -> int:
         """The most samples in one step of a client that holds n."""
-        if algorithm.blocks is not None:
-            return -(-n // algorithm.blocks)
+        if algorithm.step.blocks is not None:
+            return -(-n // algorithm.step.blocks)
         return n if self.batch_size is None else min(self.batch_size, n)
 
     def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
         """Mini-batches [S] in a full gradient of clients that hold n [S] samples."""
-        if algorithm.blocks is not None:
-            return np.full(len(n), algorithm.blocks, np.int64)
+        if algorithm.step.blocks is not None:
+            return np.full(len(n), algorithm.step.blocks, np.int64)
         return np.ones(len(n), np.int64) if self.batch_size is None else -(-n // self.batch_size)

@@ -173,8 +173,8 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
     given = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
-    replayed = keep or (rules.devices is not None and algorithm.needs_x0)
-    if algorithm.protection is not None and (rules.sampler.by_loss or rules.sampler.repeats):
+    replayed = keep or (rules.devices is not None and algorithm.needs.x0)
+    if algorithm.facts.protection is not None and (rules.sampler.by_loss or rules.sampler.repeats):
         how = "goes by losses, which clients send unprotected" if rules.sampler.by_loss else "may draw a client twice"
         return (
             f"differential privacy needs another sampling than this one, which {how}; use sampling poisson or uniform"
@@ -189,9 +189,9 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
             f"clients are chosen by their loss, and a round {what} must be known without the model of the rounds "
             f"before; use another sampling, or {instead}"
         )
-    if keep != algorithm.keeps_late:
+    if keep != algorithm.phases.late:
         return "late replies that are kept need the method wrapped by `with_late_replies`, and no other rule does"
-    if algorithm.needs_everyone and n > 1:
+    if algorithm.needs.everyone and n > 1:
         takes_all = rules.sampler.takes_all
         if takes_all != "always" and cohort < n:
             given = [f"a cohort of {cohort}", *given]
@@ -203,7 +203,7 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
                 f"leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, or a "
                 "method that is made for partial participation, such as scaffold or afedpd"
             )
-    needs_inclusion = algorithm.needs_inclusion or algorithm.weights == "unbiased"
+    needs_inclusion = algorithm.needs.inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():
         cause = "sampling" if not rules.sampler.known else "deadline" if rules.deadline is not None else "availability"
         return (

@@ -86,8 +86,8 @@ class Schedule:
             coin=self._coin(round),
             times=now.times,
             expected=now.expected,
-            late=now.late if algorithm.keeps_late else None,
-            waited=now.waited if algorithm.keeps_late else None,
+            late=now.late if algorithm.phases.late else None,
+            waited=now.waited if algorithm.phases.late else None,
             aside=now.aside,
             seconds=now.seconds,
         )
@@ -95,7 +95,7 @@ class Schedule:
     def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
         """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends
         on the rounds before, of which the last is kept."""
-        joining = self.devices is not None and algorithm.needs_x0
+        joining = self.devices is not None and algorithm.needs.x0
         if not joining and (self.deadline is None or self.late == "discard"):
             return self._next(round, algorithm, roster, view, (), frozenset())
         seen = self._memo.get("last")
@@ -129,15 +129,15 @@ class Schedule:
         pairs = zip(drawn.ids.tolist(), held.tolist(), each.tolist(), strict=True)
         steps = np.array([self._steps(algorithm, round, i, n, g) for i, n, g in pairs], np.int64)
         talks = True
-        if view is not None and self.devices is not None and algorithm.communicates is not None:
+        if view is not None and self.devices is not None and algorithm.phases.communicates is not None:
             p = weights.share(algorithm.weights, roster.sizes, drawn.ids)
             mass, coin = float(p.sum()), self._coin(round)
             mean = float(p @ steps) / mass if mass else 0.0
-            talks = algorithm.communicates(
+            talks = algorithm.phases.communicates(
                 Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
             )
         joins = np.array([i not in joined for i in drawn.ids.tolist()], bool)
-        if not algorithm.needs_x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
+        if not algorithm.needs.x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
             joins[:] = False
         return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks, joins)
 
@@ -150,15 +150,15 @@ class Schedule:
 
     def _steps(self, algorithm: Algorithm, round: int, client: int, n: int, gradients: int) -> int:
         """Local steps of a client of n samples, each of which evaluates so many mini-batch gradients."""
-        if algorithm.steps is not None:
-            return algorithm.steps
+        if algorithm.step.steps is not None:
+            return algorithm.step.steps
         amount = self.work(self.seed, round, client)
         if self.unit == "steps":
             return int(amount)
         if self.unit == "seconds":
             assert self.devices is not None
             return max(1, int(amount / (gradients * self.devices(self.seed, round, client).step)))
-        return int(amount) * (algorithm.blocks or epoch_steps(n, self.batch_size))
+        return int(amount) * (algorithm.step.blocks or epoch_steps(n, self.batch_size))
 
 
 class _Seen(NamedTuple):

@@ -78,11 +78,11 @@ class Job:
         return Cost(
             down=found.bytes_down,
             up=found.bytes_up,
-            exchanges=1 if self.algorithm.prelude is None else 2,
+            exchanges=1 if self.algorithm.phases.prelude is None else 2,
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
-            full=int(self.duty.uses_full_gradient or self.algorithm.prelude is not None),
-            x0=tree_bytes(found.x) if self.algorithm.needs_x0 else 0,
+            full=int(self.duty.uses_full_gradient or self.algorithm.phases.prelude is not None),
+            x0=tree_bytes(found.x) if self.algorithm.needs.x0 else 0,
             settled=tree_bytes(found.settled),
         )
 
@@ -129,7 +129,7 @@ def model_of(job: Job, state: State) -> Tensor:
 
 def own_models(job: Job, state: State) -> Models:
     """Every client's own model, for a method that answers so."""
-    own = job.algorithm.own
+    own = job.algorithm.client_model
     assert own is not None
 
     def model(client: int) -> Tensor | None:

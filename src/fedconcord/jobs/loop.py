@@ -50,7 +50,7 @@ def blank(job: Job) -> State:
 
 def asked(job: Job, state: State) -> State:
     """The state before round 0, from a blank one: all clients are asked for what a method's prologue wants."""
-    if job.algorithm.prologue is None:
+    if job.algorithm.phases.prologue is None:
         return state
     done = job.engine.prologue(job.problem, job.duty, state.server, state.store, population_of(job))
     return state._replace(
@@ -97,7 +97,7 @@ def advance(job: Job, state: State) -> State:
     """
     plan = plan_of(job, state)
     done = Outcome(state.server, 0, 0, 0)
-    if len(plan.ids) or plan.aside.lost or job.algorithm.unheard is not None:
+    if len(plan.ids) or plan.aside.lost or job.algorithm.phases.unheard is not None:
         done = job.engine.round(job.problem, job.duty, state.server, state.store, plan)
     return state._replace(
         round=state.round + 1,
@@ -113,7 +113,7 @@ def advance(job: Job, state: State) -> State:
 def evaluate(job: Job, state: State) -> dict[str, float]:
     """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'. Where the
     answer is a model a client, those of `problems.judging.evaluate_own`."""
-    if job.algorithm.own is not None and len(state.store):
+    if job.algorithm.client_model is not None and len(state.store):
         inner = supervised(job.problem)
         assert inner is not None
         return evaluate_own(inner, own_models(job, state))

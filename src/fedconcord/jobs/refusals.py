@@ -37,32 +37,32 @@ def reasons(job: Job) -> Iterator[str]:
         solver.refuse(job.solver, algorithm, objective.regulariser is not None),
     )
     yield from (reason for reason in found if reason is not None)
-    if objective.private is not None and algorithm.keeps_late:
+    if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":
         yield (
             f"L-BFGS minimises the loss in full precision, and engine.precision is {objective.precision}; set it to "
             "full, or use local SGD"
         )
-    if algorithm.own is not None:
+    if algorithm.client_model is not None:
         if supervised(job.problem) is None:
             yield "clients' own models are judged on labelled samples in memory, and these data have none"
         if job.engine.team.size > 1 or isinstance(job.engine, Wire):
             yield "clients' own models are judged in one process; use engine stacked or serial"
-    if algorithm.combine is not None and job.engine.team.size > 1:
+    if algorithm.phases.combine is not None and job.engine.team.size > 1:
         yield (
             "contributions that are not summed have to lie in one process, and the distributed engine has several; use "
             "engine stacked, or aggregate mean and no attack that looks at other clients"
         )
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
-    if algorithm.blocks is not None:
+    if algorithm.step.blocks is not None:
         smallest = int(roster.samples.argmin())
         try:
             job.schedule.draws.members(algorithm, smallest, int(roster.samples[smallest]))
         except UserError as short:
             yield str(short)
-    if algorithm.hessian_at is not None:
+    if algorithm.step.hessian_at is not None:
         if objective.hessian is None:
             yield "the method takes Newton steps, and this problem has no Hessians; use a method without"
             return

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.report.load import Array, Run
 from fedconcord.report.metric import Metric
 from fedconcord.report.stats import tail_mean
 from fedconcord.report.summary import WINDOW, Method, Summary, finals
 
-BASE = "fedavg"
 TAIL = 20  # last evaluations, whose changes from one to the next are the noise
 TIMES = 5.0  # of the noise; 1 in 200 curves of 100 normal values around a constant goes beyond, 1 in 50 of 300 values
 SHARE = 0.02  # of the way from the start to the peak: less is not worth a word
@@ -61,7 +61,7 @@ def below(s: Summary) -> list[Below]:
 
 
 def _is_base(m: Method) -> bool:
-    return m.runs[0].head.method == BASE
+    return m.runs[0].head.method == YARDSTICK
 
 
 def falls(s: Summary) -> list[Fall]:

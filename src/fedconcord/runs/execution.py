@@ -47,7 +47,7 @@ def execute(
         if on_start is not None:
             on_start()
         algorithm, problem, team = prepared.job.algorithm, prepared.job.problem, prepared.job.engine.team
-        is_baseline, has_own_models = config.method in BASELINES, algorithm.own is not None
+        is_baseline, has_own_models = config.method in BASELINES, algorithm.client_model is not None
         info: dict[str, Any] = {
             "method": config.method,
             "label": config.label,

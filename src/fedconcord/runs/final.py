@@ -55,7 +55,7 @@ class Final(Observer):
     def save(self, state: State) -> None:
         """The model's file, or one a client that has its own. Best models are written with checkpoints, so that both
         are of one past."""
-        if self.job.algorithm.own is not None:
+        if self.job.algorithm.client_model is not None:
             self._save_own(state)
             return
         if self.stopping.best is None:
@@ -78,7 +78,7 @@ class Final(Observer):
         inner = supervised(self.job.problem)
         if inner is None or not (self.options.clients or self.options.finetune):
             return
-        if self.job.algorithm.own is not None:
+        if self.job.algorithm.client_model is not None:
             self._write(inner, state, state.round, own_figures(inner, own_models(self.job, state)), None)
             return
         x, round, best = model_of(self.job, state), state.round, self.stopping.best

@@ -98,7 +98,7 @@ def baseline(job: Job, name: str) -> Job:
         raise UserError(
             f"{name} has no federated model whose losses the sampling goes by; leave it out, or use another sampling"
         )
-    if solver.oracle.kind not in ORACLES or (job.algorithm.blocks is not None):
+    if solver.oracle.kind not in ORACLES or (job.algorithm.step.blocks is not None):
         raise UserError(
             f"{name} takes local.oracle {', '.join(ORACLES)}, and the job's needs a server or a table; write "
             f"{name}(local.oracle=minibatch)"

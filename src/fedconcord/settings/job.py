@@ -266,7 +266,7 @@ def build(config: Config) -> Job:
     oracle: Oracle = part("local.oracle", local.oracle)
     if oracle.kind == "saga":
         algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
-    if algorithm.pace is not None and local.lr is not None:
+    if algorithm.step.size is not None and local.lr is not None:
         raise UserError(
             f"{config.label}: the method finds its own step sizes, given local.lr {grammar.text(local.lr)}; leave it "
             "out, or write it behind the methods that take one, as in fedavg(local.lr=0.3)"
@@ -277,7 +277,7 @@ def build(config: Config) -> Job:
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
-        if algorithm.served:
+        if algorithm.facts.server_optimiser:
             raise UserError(
                 f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
                 f"leave it out, or write {config.method}(server=none)"

@@ -115,7 +115,7 @@ def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
     if local.lr is not None:
         return local
     made = factories.build(registry_of(call.name), "method", grammar.Spec(call.name, (), call.given))
-    has_rule = isinstance(made, Algorithm) and made.pace is not None  # what is no method is refused later
+    has_rule = isinstance(made, Algorithm) and made.step.size is not None  # what is no method is refused later
     return local if has_rule else local.model_copy(update={"lr": LR})
 
 

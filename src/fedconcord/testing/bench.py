@@ -44,7 +44,7 @@ class Bench(NamedTuple):
 
     def quadratics(self, dtype: torch.dtype = torch.float64) -> Quadratic:
         """Clients with at least as many samples as the method has blocks; it does not start at zero."""
-        blocks = max(3, self.algorithm().blocks or 0)
+        blocks = max(3, self.algorithm().step.blocks or 0)
         found = quadratics(SEED, self.clients, dtype, self.device, dim=DIM, blocks=blocks, condition=4.0)
         found.x0 = torch.linspace(-1.0, 1.0, DIM, dtype=dtype, device=self.device)
         return found
@@ -52,7 +52,7 @@ class Bench(NamedTuple):
     def logistic(self) -> Supervised:
         """Ridge-free logistic regression on clients of very unequal sizes."""
         draw = rng.generator(SEED, rng.Purpose.DATA)
-        least = max(3, self.algorithm().blocks or 0)
+        least = max(3, self.algorithm().step.blocks or 0)
         sizes = least + np.arange(self.clients) * 2
         x = draw.standard_normal((int(sizes.sum()) + 4, 3)).astype(np.float32)
         y = draw.integers(0, 3, len(x))
@@ -68,13 +68,13 @@ class Bench(NamedTuple):
         batch_size: int | None = 2,
     ) -> Job:
         problem = self.quadratics() if problem is None else problem
-        algorithm = replace(self.algorithm(), own=None)  # which says how models are judged, and changes no round
+        algorithm = replace(self.algorithm(), client_model=None)  # how models are judged changes no round
         cohort = self.cohort
         if cohort is None:
             p = weights.objective(algorithm.weights, problem.roster.sizes)
             population = Population(problem.roster.n, torch.as_tensor(p, device=self.device))
             cohort = min(3, self.clients)
-            if algorithm.needs_everyone or algorithm.refuse(population, cohort) is not None:
+            if algorithm.needs.everyone or algorithm.refuse(population, cohort) is not None:
                 cohort = self.clients
         schedule = Schedule(SEED, cohort, self.lr, work, "steps", batch_size)
         return Job(problem, algorithm, schedule, engine=engine or Serial())
@@ -98,23 +98,24 @@ def all_rows(job: Job, state: State) -> Tree:
     return state.store.gather(np.arange(job.problem.roster.n))
 
 
+GROUPS = ("phases", "needs", "step", "facts")  # of `Algorithm`
 Watch = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 def observed(job: Job, watch: Watch) -> Job:
-    """The same job, every function f of the method's bundle called as watch(name, f, arguments)."""
+    """The same job, every function f of the method's bundle called as watch(name, f, arguments).
 
-    def wrap(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: watch(name, f, args)
+    A name is without its group: `init`, `hessian_at`, `settle.send`.
+    """
 
-    changes: dict[str, Any] = {}
-    for field in fields(job.algorithm):
-        value = getattr(job.algorithm, field.name)
+    def observe(name: str, value: Any) -> Any:
         if callable(value):
-            changes[field.name] = wrap(field.name, value)
-        elif isinstance(value, tuple) and hasattr(value, "_replace"):  # prelude, prologue
-            inner = zip(value._fields, value, strict=True)  # type: ignore[attr-defined]
-            changes[field.name] = value._replace(
-                **{name: wrap(f"{field.name}.{name}", f) for name, f in inner if callable(f)}
-            )
-    return replace(job, algorithm=replace(job.algorithm, **changes))
+            return lambda *args: watch(name, value, args)
+        if not hasattr(value, "_fields"):
+            return value
+        prefix = f"{name}." if name not in GROUPS else ""
+        return value._replace(**{field: observe(prefix + field, part) for field, part in value._asdict().items()})
+
+    values = {field.name: getattr(job.algorithm, field.name) for field in fields(job.algorithm)}
+    changed = replace(job.algorithm, **{name: observe(name, value) for name, value in values.items()})
+    return replace(job, algorithm=changed)

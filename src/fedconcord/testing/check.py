@@ -6,7 +6,7 @@ was expected and what was found.
 
     contract    the factory gives an Algorithm that accepts the population
     state       the server has x [d]; states hold tensors only, finite, of one structure, shape and dtype in all rounds
-    needs       `needs_x0` and `needs_p` say whether clients use the values of x^0 and their weight
+    needs       `needs.x0` and `needs.weight` say whether clients use the values of x^0 and their weight
     purity      the same inputs give the same outputs, twice, and the same job the same bits
     mutation    no function writes to its inputs
     broadcasting  given a stacked cohort, per-client results are stacked: [S, ...], scalars [S, 1]

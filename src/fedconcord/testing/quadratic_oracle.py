@@ -69,7 +69,9 @@ def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], e
         ids=np.tile(np.arange(n), (rounds, 1)) if full else arrays["part_ids"],
         steps=steps,
         # full gradients, but for the methods that are about blocks or mini-batches
-        blocks=arrays["full_blocks" if full else "part_blocks"] if algorithm.blocks or algorithm.prelude else None,
+        blocks=arrays["full_blocks" if full else "part_blocks"]
+        if algorithm.step.blocks or algorithm.phases.prelude
+        else None,
         coins=arrays["full_coins"],
         lr=given.get("eta_local", given["eta"]),
     )

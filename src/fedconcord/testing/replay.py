@@ -53,7 +53,7 @@ class Recorded:
 
     def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
         ids = self.ids[round]
-        steps = self.steps[round, ids] if algorithm.steps is None else np.full(len(ids), algorithm.steps)
+        steps = self.steps[round, ids] if algorithm.step.steps is None else np.full(len(ids), algorithm.step.steps)
         p = weights.objective(algorithm.weights, roster.sizes)[ids]
         once, share = np.ones(len(ids)), np.full(len(ids), len(ids) / roster.n)
         return Plan(

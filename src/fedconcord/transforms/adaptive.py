@@ -174,9 +174,9 @@ def with_adaptive_privacy(
         return after._replace(clip=moved(server.clip, total.within.reshape(()), extra))
 
     def unheard(server: Bounded, now: Cohort) -> Bounded:
-        assert private.unheard is not None
+        assert private.phases.unheard is not None
         now, extra = drawn(now)
-        after: Bounded = private.unheard(server, now)
+        after: Bounded = private.phases.unheard(server, now)
         return after._replace(clip=moved(server.clip, 0.0, extra))
 
     return replace(
@@ -184,14 +184,14 @@ def with_adaptive_privacy(
         finish=finish,
         contribute=contribute,
         update=update,
-        unheard=unheard,
-        protection=Protection(None, noise, "central"),
+        phases=private.phases._replace(unheard=unheard),
+        facts=private.facts._replace(protection=Protection(None, noise, "central")),
     )
 
 
 def _over_clip(algorithm: Algorithm, start: float) -> Algorithm:
     """The same method with its messages over a bound that the server keeps and tells."""
-    settle, hessian_at = algorithm.settle, algorithm.hessian_at
+    settle, hessian_at = algorithm.phases.settle, algorithm.step.hessian_at
 
     def begin(down: Bounded, row: Tree, client: Client) -> Local:
         return algorithm.start(down.inner, row, client)
@@ -204,16 +204,21 @@ def _over_clip(algorithm: Algorithm, start: float) -> Algorithm:
         whole = tree_map(lambda leaf: leaf * server.clip, total)
         return server._replace(inner=algorithm.update(server.inner, whole, now))
 
+    lifted = lift_server(algorithm, lambda inner, x: Bounded(inner, x.new_tensor(start)))
     return replace(
-        lift_server(algorithm, lambda inner, x: Bounded(inner, x.new_tensor(start))),
+        lifted,
         broadcast=lambda server: Bounded(algorithm.broadcast(server.inner), server.clip),
         start=begin,
         finish=finish,
         update=update,
-        settle=None
-        if settle is None
-        else settle._replace(send=lambda down, server: settle.send(down.inner, server.inner)),
-        hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down.inner, row),
+        phases=lifted.phases._replace(
+            settle=None
+            if settle is None
+            else settle._replace(send=lambda down, server: settle.send(down.inner, server.inner))
+        ),
+        step=lifted.step._replace(
+            hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down.inner, row)
+        ),
     )
 
 

@@ -51,25 +51,25 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
         normal=lambda n: bare.new_empty(*lead, n),
     )
     asked, answer, settled, share = (), (), (), ()
-    if algorithm.prelude is not None:
+    if algorithm.phases.prelude is not None:
         cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=d, coin=0.0, lr=1.0)
         sender = Sender(client.id, one, one, one, one, 1.0)
-        asked, answer = many, algorithm.prelude.contribute(many, sender, cohort)
+        asked, answer = many, algorithm.phases.prelude.contribute(many, sender, cohort)
         answer = tree_map(lambda leaf: leaf.sum(0), answer) if stacked else answer
-        down = algorithm.prelude.absorb(down, answer)
+        down = algorithm.phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
     linear = None if local.linear is None else local.linear.expand(*lead, d)
     buffer = many if local.buffer is None else local.buffer.expand(*lead, d)
     tilt = None if local.tilt is None else many
     done = Done(local.x.expand(*lead, d), one, one, linear, local.table, buffer, tilt)
-    if algorithm.pace is not None:
+    if algorithm.step.size is not None:
         done = done._replace(pace=one, power=one, curvature=one)
     sent, _ = algorithm.finish(down, row, done, client)
-    if algorithm.settle is not None:
-        settled = tree_map(_bare, algorithm.settle.send(algorithm.broadcast(server), server))
-    if algorithm.prologue is not None:
-        assert algorithm.blocks is not None
-        share = algorithm.prologue.send(bare.new_empty(algorithm.blocks, d), bare.new_empty(()))
+    if algorithm.phases.settle is not None:
+        settled = tree_map(_bare, algorithm.phases.settle.send(algorithm.broadcast(server), server))
+    if algorithm.phases.prologue is not None:
+        assert algorithm.step.blocks is not None
+        share = algorithm.phases.prologue.send(bare.new_empty(algorithm.step.blocks, d), bare.new_empty(()))
     broadcast = tree_map(_bare, algorithm.broadcast(server))
     return Forms(bare, broadcast, sent, asked, answer, settled, share, local.snapshot is not None)
 

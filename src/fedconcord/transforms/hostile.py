@@ -159,7 +159,7 @@ def with_hostile(algorithm: Algorithm, attack: Attack, seed: int, clients: int) 
     if collude is None:
         return algorithm
     separate = apart(algorithm)
-    inner = separate.combine
+    inner = separate.phases.combine
     assert inner is not None
 
     def combine(server: Tree, rows: Tree, senders: Sender, cohort: Cohort) -> Tree:
@@ -174,7 +174,7 @@ def with_hostile(algorithm: Algorithm, attack: Attack, seed: int, clients: int) 
         known = 0 < count < len(hostile)  # there is somebody to lie, and somebody to know
         return inner(server, tree_map(one, rows) if known else rows, senders, cohort)
 
-    return replace(separate, combine=combine)
+    return replace(separate, phases=separate.phases._replace(combine=combine))
 
 
 def _where(flags: Tensor, id: Tensor, yes: Tensor, no: Tensor) -> Tensor:

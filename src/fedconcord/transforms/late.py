@@ -63,18 +63,18 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         return server if cohort.size == 0 else algorithm.update(server, total, cohort)
 
     def settled(sent: Tree, row: Pending) -> Pending:
-        assert algorithm.settle is not None
-        inner = algorithm.settle.row(sent, row.inner)
+        assert algorithm.phases.settle is not None
+        inner = algorithm.phases.settle.row(sent, row.inner)
         return row._replace(inner=tree_map(lambda new, old: _either(row.away > 0, old, new), inner, row.inner))
 
     def refuse(population: Population, cohort: int) -> str | None:
-        if algorithm.protection is not None:
+        if algorithm.facts.protection is not None:
             return (
                 "a late reply is counted in a round whose noise it was not accounted in; use late discard with privacy"
             )
-        if algorithm.prelude is not None:
+        if algorithm.phases.prelude is not None:
             return "the method's clients answer before their local steps too, and a late one cannot; use late discard"
-        if algorithm.communicates is not None:
+        if algorithm.phases.communicates is not None:
             return "the method leaves messages out, and a late one could meet such a round; use late discard"
         return algorithm.refuse(population, cohort)
 
@@ -84,9 +84,10 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         finish=finish,
         contribute=contribute,
         update=update,
-        settle=None if lifted.settle is None else lifted.settle._replace(row=settled),
+        phases=lifted.phases._replace(
+            settle=None if lifted.phases.settle is None else lifted.phases.settle._replace(row=settled), late=True
+        ),
         refuse=refuse,
-        keeps_late=True,
     )
 
 

@@ -17,8 +17,8 @@ from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, 
 
 def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
     """The same method on rows `around(row, x^0)`, a NamedTuple that holds the method's own row as `inner`."""
-    settle, hessian_at, prologue = algorithm.settle, algorithm.hessian_at, algorithm.prologue
-    own = algorithm.own
+    settle, prologue = algorithm.phases.settle, algorithm.phases.prologue
+    hessian_at, client_model, memory = algorithm.step.hessian_at, algorithm.client_model, algorithm.facts.memory
 
     def start(down: Tree, row: Any, client: Client) -> Local:
         return algorithm.start(down, row.inner, client)
@@ -32,21 +32,30 @@ def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Alg
         init_client=lambda x: around(algorithm.init_client(x), x),
         start=start,
         finish=finish,
-        settle=None
-        if settle is None
-        else settle._replace(row=lambda sent, row: row._replace(inner=settle.row(sent, row.inner))),
-        hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner),
-        own=None if own is None else lambda row: own(row.inner),
-        prologue=None
-        if prologue is None
-        else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),
+        client_model=None if client_model is None else lambda row: client_model(row.inner),
+        phases=algorithm.phases._replace(
+            settle=None
+            if settle is None
+            else settle._replace(row=lambda sent, row: row._replace(inner=settle.row(sent, row.inner))),
+            prologue=None
+            if prologue is None
+            else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),
+        ),
+        step=algorithm.step._replace(
+            hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner)
+        ),
+        facts=algorithm.facts._replace(
+            memory=None
+            if memory is None
+            else memory._replace(gradients=lambda server, rows, p, mean: memory.gradients(server, rows.inner, p, mean))
+        ),
     )
 
 
 def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
     """The same method on a server state `around(state, x^0)`, which holds the method's own as `inner`, and has `x`."""
-    settle, prologue = algorithm.settle, algorithm.prologue
-    unheard, combine = algorithm.unheard, algorithm.combine
+    settle, prologue = algorithm.phases.settle, algorithm.phases.prologue
+    unheard, combine, memory = algorithm.phases.unheard, algorithm.phases.combine, algorithm.facts.memory
 
     def init(x: Tensor, population: Population) -> Tree:
         return around(algorithm.init(x, population), x)
@@ -59,18 +68,30 @@ def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> 
         init=init,
         update=update,
         broadcast=lambda server: algorithm.broadcast(server.inner),
-        settle=None if settle is None else settle._replace(send=lambda down, server: settle.send(down, server.inner)),
         models=lambda server: algorithm.models(server.inner),
-        unheard=None
-        if unheard is None
-        else lambda server, cohort: server._replace(inner=unheard(server.inner, cohort)),
-        combine=None
-        if combine is None
-        else lambda server, rows, senders, cohort: combine(server.inner, rows, senders, cohort),
-        prologue=None
-        if prologue is None
-        else prologue._replace(
-            update=lambda server, total: server._replace(inner=prologue.update(server.inner, total))
+        phases=algorithm.phases._replace(
+            settle=None
+            if settle is None
+            else settle._replace(send=lambda down, server: settle.send(down, server.inner)),
+            unheard=None
+            if unheard is None
+            else lambda server, cohort: server._replace(inner=unheard(server.inner, cohort)),
+            combine=None
+            if combine is None
+            else lambda server, rows, senders, cohort: combine(server.inner, rows, senders, cohort),
+            prologue=None
+            if prologue is None
+            else prologue._replace(
+                update=lambda server, total: server._replace(inner=prologue.update(server.inner, total))
+            ),
+        ),
+        facts=algorithm.facts._replace(
+            memory=None
+            if memory is None
+            else memory._replace(
+                gradients=lambda server, rows, p, mean: memory.gradients(server.inner, rows, p, mean),
+                total=lambda server: memory.total(server.inner),
+            )
         ),
     )
 

@@ -105,9 +105,11 @@ def with_privacy(
         finish=finish,
         contribute=contribute,
         update=update,
-        unheard=unheard if kind == "central" else None,  # a sum of nobody must look like any other
+        phases=algorithm.phases._replace(
+            unheard=unheard if kind == "central" else None  # a sum of nobody must look like any other
+        ),
+        facts=algorithm.facts._replace(protection=Protection(clip, noise, kind)),
         refuse=refuse,
-        protection=Protection(clip, noise, kind),
     )
 
 
@@ -144,13 +146,13 @@ def uncovered(algorithm: Algorithm) -> str | None:
 
 
 def _uncovered(algorithm: Algorithm) -> str | None:
-    if algorithm.protection is not None:
+    if algorithm.facts.protection is not None:
         return "its messages are protected already"
-    if algorithm.prelude is not None:
+    if algorithm.phases.prelude is not None:
         return "its clients send their gradients before the message that is clipped"
-    if algorithm.prologue is not None:
+    if algorithm.phases.prologue is not None:
         return "all clients send gradients before round 0, which nothing clips"
-    if algorithm.communicates is not None:
+    if algorithm.phases.communicates is not None:
         return "it leaves out messages that are accounted"
     if algorithm.weights != "uniform":
         return (

@@ -17,15 +17,15 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
     number = torch.zeros_like(one, dtype=torch.int64)
     client = Client(number, one, one, 1.0, x.new_zeros, zero, torch.diag(x), 0 * one, x.new_zeros)
     down, row = algorithm.broadcast(algorithm.init(x, Population(1, x[:1]))), algorithm.init_client(x)
-    if algorithm.prelude is not None:
+    if algorithm.phases.prelude is not None:
         sender = Sender(client.id, one, one, one, one, 1.0)
-        down = algorithm.prelude.absorb(down, algorithm.prelude.contribute(zero, sender, COHORT))
+        down = algorithm.phases.prelude.absorb(down, algorithm.phases.prelude.contribute(zero, sender, COHORT))
     local = algorithm.start(down, row, client)
     buffer = zero if local.buffer is None else local.buffer
     tilt = None if local.tilt is None else local.tilt.own
     linear = None if local.linear is None else local.linear + move
     done = Done(local.x + move, one, one, linear, local.table, buffer, tilt)
-    if algorithm.pace is not None:
+    if algorithm.step.size is not None:
         done = done._replace(pace=one, power=one, curvature=one)
     return algorithm.finish(down, row, done, client)[0]
 

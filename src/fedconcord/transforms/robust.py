@@ -212,7 +212,7 @@ def apart(algorithm: Algorithm) -> Algorithm:
 
     It refuses methods for which a contribution is not the client's weight times something of its own.
     """
-    if algorithm.combine is not None:
+    if algorithm.phases.combine is not None:
         return algorithm
 
     def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
@@ -224,7 +224,7 @@ def apart(algorithm: Algorithm) -> Algorithm:
     def refuse(population: Population, cohort: int) -> str | None:
         return algorithm.refuse(population, cohort) or _why_summed(algorithm, population)
 
-    return replace(algorithm, contribute=contribute, combine=combine, refuse=refuse)
+    return replace(algorithm, contribute=contribute, phases=algorithm.phases._replace(combine=combine), refuse=refuse)
 
 
 @definition()
@@ -265,15 +265,15 @@ def with_aggregate(algorithm: Algorithm, rule: Rule) -> Algorithm:
 
     separate = apart(algorithm)
     lifted = lift_server(separate, around)
-    return replace(lifted, combine=combine, update=update, refuse=refuse)
+    return replace(lifted, phases=lifted.phases._replace(combine=combine), update=update, refuse=refuse)
 
 
 def _why_summed(algorithm: Algorithm, population: Population) -> str | None:
     """Why the contributions of a method must be summed, or None."""
     how = "use aggregate mean, or a method such as fedavg"
-    if algorithm.invariant is not None:
-        return f"the method keeps {algorithm.invariant}, which only the sum of all contributions preserves; {how}"
-    if algorithm.prelude is not None:
+    if algorithm.facts.invariant is not None:
+        return f"the method keeps {algorithm.facts.invariant}, which only the sum of all contributions preserves; {how}"
+    if algorithm.phases.prelude is not None:
         return f"the method's clients send gradients before their local steps too, which are summed as they are; {how}"
     once, twice = (contribution(algorithm, population, w) for w in (1.0, 2.0))
     pairs = zip(tree_leaves(once).values(), tree_leaves(twice).values(), strict=True)

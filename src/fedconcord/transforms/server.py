@@ -213,10 +213,10 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
             rule and the optimiser would have clients send more.
     """
     stretch, answer = optimizer.stretch, optimizer.answer
-    if algorithm.served:
+    if algorithm.facts.server_optimiser:
         raise UserError("the method has a server optimiser of its own; set that one's options, or leave `server` out")
-    if stretch is not None and (algorithm.protection is not None or algorithm.combine is not None):
-        what = "aggregated by a robust rule" if algorithm.protection is None else "private"
+    if stretch is not None and (algorithm.facts.protection is not None or algorithm.phases.combine is not None):
+        what = "aggregated by a robust rule" if algorithm.facts.protection is None else "private"
         raise UserError(
             f"server {optimizer.identity.name} has clients send the length of their moves beside messages that are "
             f"{what}, and the length would not be; use another server optimiser"
@@ -244,16 +244,18 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
             return found
         return {"last two": answer(server.optimizer, server.x), **found}
 
-    unheard = algorithm.unheard
+    unheard = algorithm.phases.unheard
     return replace(
         lifted,
-        served=True,
-        needs_lr=algorithm.needs_lr or optimizer.units == "gradients",
         update=update,
         models=models,
-        unheard=None
-        if unheard is None
-        else lambda server, cohort: through(server, unheard(server.inner, cohort), cohort),
+        phases=lifted.phases._replace(
+            unheard=None
+            if unheard is None
+            else lambda server, cohort: through(server, unheard(server.inner, cohort), cohort)
+        ),
+        needs=algorithm.needs._replace(lr=algorithm.needs.lr or optimizer.units == "gradients"),
+        facts=lifted.facts._replace(server_optimiser=True),
     )
 
 

@@ -26,11 +26,11 @@ DIM = 3  # parameters of the model in a trial
 
 def unsummable(algorithm: Algorithm) -> str | None:
     """Why a server that sees sums alone cannot do this method's rounds, or None."""
-    if algorithm.prologue is not None:
+    if algorithm.phases.prologue is not None:
         return "all clients send gradients before round 0, one by one"
-    if algorithm.combine is not None:
+    if algorithm.phases.combine is not None:
         return "its server looks at contributions one by one"
-    if algorithm.keeps_late:
+    if algorithm.phases.late:
         return "replies that come in a later round are in no round's sum"
     ids = np.arange(5)
     p = (ids + 1.0) / 40
@@ -54,8 +54,8 @@ def messages(algorithm: Algorithm) -> list[tuple[Contribute, Tree]]:
     """Each kind of contribution of a round, with a message of `DIM` parameters to try it on."""
     x = torch.zeros(DIM, dtype=torch.float64)
     found: list[tuple[Contribute, Tree]] = [(algorithm.contribute, _filled(forms(algorithm, x).up))]
-    if algorithm.prelude is not None:
-        found.insert(0, (algorithm.prelude.contribute, _filled(x)))
+    if algorithm.phases.prelude is not None:
+        found.insert(0, (algorithm.phases.prelude.contribute, _filled(x)))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Done, Local, Tree
+from fedconcord.core import Algorithm, Client, Done, Local, Memory, Tree
 from fedconcord.core.identity import definition
 from fedconcord.transforms.lift import lift_row
 
@@ -27,9 +27,9 @@ def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
     Raises:
         UserError: the method brings its own gradient or its own local step.
     """
-    if algorithm.oracle is not None or algorithm.blocks is not None or algorithm.prelude is not None:
+    if algorithm.step.oracle is not None or algorithm.step.blocks is not None or algorithm.phases.prelude is not None:
         raise UserError("the method corrects its own gradients; leave local.oracle at minibatch")
-    if algorithm.stepwise or algorithm.hessian_at is not None:
+    if algorithm.step.fixed or algorithm.step.hessian_at is not None:
         raise UserError("the method prescribes its own local step; leave local.oracle at minibatch")
 
     def start(down: Tree, row: Tabled, client: Client) -> Local:
@@ -44,4 +44,12 @@ def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
         return up, Tabled(inner, done.table)
 
     lifted = lift_row(algorithm, lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
-    return replace(lifted, start=start, finish=finish, blocks=blocks)
+    return replace(
+        lifted,
+        start=start,
+        finish=finish,
+        step=lifted.step._replace(blocks=blocks),
+        facts=lifted.facts._replace(
+            memory=Memory("mean of its table", lambda server, rows, p, mean: rows.table.mean(1))
+        ),
+    )

@@ -195,7 +195,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
                 "compressed uploads need a method whose clients send changes, and this one sends whole models, whose "
                 "rounding errors do not shrink as it converges; leave upload at none"
             )
-        if feedback and algorithm.communicates is not None:
+        if feedback and algorithm.phases.communicates is not None:
             return (
                 "error feedback counts every message as received, and this method leaves messages out; "
                 "use a compressor with feedback=false"

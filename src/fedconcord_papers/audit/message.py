@@ -68,7 +68,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         raise UserError(f"the audited round counts from 1, given {round}")
     if client is not None and not 0 <= client < n:
         raise UserError(f"the audited client must be 0 to {n - 1}, given {client}")
-    if algorithm.keeps_late:
+    if algorithm.phases.late:
         raise UserError(
             "an audit reads a reply in the round that it is computed in, and this job keeps late ones for others; "
             "audit it with late discard"
@@ -110,9 +110,9 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
             asked.append(gradient)
         return prelude.contribute(gradient, sender, cohort)
 
-    prelude = algorithm.prelude
+    prelude = algorithm.phases.prelude
     heard = None if prelude is None else prelude._replace(contribute=ask)
-    watched = replace(algorithm, finish=finish, contribute=contribute, prelude=heard)
+    watched = replace(algorithm, finish=finish, contribute=contribute, phases=algorithm.phases._replace(prelude=heard))
     duty = job.duty._replace(algorithm=watched)
     after = Serial().round(problem, duty, state.server, state.store, plan)
     ((down, row, done, of, up),), (sender,) = kept, senders

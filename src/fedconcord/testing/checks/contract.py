@@ -33,7 +33,8 @@ def contract(bench: Bench) -> None:
 
 def state(bench: Bench) -> None:
     job = bench.job()
-    job = replace(job, algorithm=replace(job.algorithm, needs_p=True))  # whether it should is the next check's
+    needs = job.algorithm.needs._replace(weight=True)  # whether it should is the next check's
+    job = replace(job, algorithm=replace(job.algorithm, needs=needs))
     like: dict[str, dict[str, str]] = {}
     whose = {"init": "server", "update": "server", "prologue.update": "server"}
     whose |= {"init_client": "row", "finish": "row", "prologue.row": "row"}
@@ -68,7 +69,7 @@ def state(bench: Bench) -> None:
         if not models or any(not isinstance(x, Tensor) or x.shape != (DIM,) for x in models.values()):
             fail(f"models that are vectors [{DIM}], at least one", f"{ {k: kind(x) for k, x in models.items()} }")
         state = advance(watched, state)
-    own, rows = bench.algorithm().own, all_rows(job, state)
+    own, rows = bench.algorithm().client_model, all_rows(job, state)
     if own is not None:
         before, found = clone(rows), own(rows)
         if not isinstance(found, Tensor) or found.shape != (bench.clients, DIM):
@@ -82,10 +83,10 @@ def needs(bench: Bench) -> None:
     x = job.problem.init(job.schedule.seed)
     first, other = (clone(job.algorithm.init_client(at)) for at in (x, x + 1.0))
     moved = first_difference(other, first, "row")
-    if moved is not None and not job.algorithm.needs_x0:
-        fail("a first row that is the same for every x^0, or needs_x0", moved)
-    if moved is None and job.algorithm.needs_x0:
-        fail("a first row that depends on x^0, as needs_x0 says", "the same first row")
+    if moved is not None and not job.algorithm.needs.x0:
+        fail("a first row that is the same for every x^0, or needs.x0", moved)
+    if moved is None and job.algorithm.needs.x0:
+        fail("a first row that depends on x^0, as needs.x0 says", "the same first row")
     using: list[str] = []
 
     def watch(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -100,7 +101,7 @@ def needs(bench: Bench) -> None:
         return told
 
     run(observed(job, watch), 3)
-    if using and not job.algorithm.needs_p:
-        fail("client.p in methods with needs_p alone", f"client.p in {using[0]}")
-    if job.algorithm.needs_p and not using:
-        fail("client.p in start or finish, as needs_p says", "no use of it")
+    if using and not job.algorithm.needs.weight:
+        fail("client.p in methods with needs.weight alone", f"client.p in {using[0]}")
+    if job.algorithm.needs.weight and not using:
+        fail("client.p in start or finish, as needs.weight says", "no use of it")

@@ -50,7 +50,8 @@ def messages(bench: Bench) -> None:
     for _ in range(4):
         before, now = state, {}
         plan = plan_of(job, state.round)
-        talks = job.algorithm.communicates is None or job.algorithm.communicates(cohort_of(space_of(job.problem), plan))
+        communicates = job.algorithm.phases.communicates
+        talks = communicates is None or communicates(cohort_of(space_of(job.problem), plan))
         x0 = joining(job.algorithm, state.store, plan, ALONE, talks) * state.server.x.nbytes
         sent |= {"up": 0, "down": x0}
         state = advance(watched, state)

@@ -23,7 +23,7 @@ from fedconcord.testing.compare import MismatchError, clone, fail, far, first_di
 
 
 def isolation(bench: Bench) -> None:
-    if bench.algorithm().prelude is not None:
+    if bench.algorithm().phases.prelude is not None:
         return  # its point is that clients meet others' gradients within the round
     job = bench.job(Stacked(None))
     problem = job.problem
@@ -116,7 +116,7 @@ def engines(bench: Bench) -> None:
         ("quadratics, mini-batches", bench.quadratics(), 2),
         ("quadratics, full gradients", bench.quadratics(), None),
     ]
-    if bench.algorithm().hessian_at is None:  # softmax regression has a singular Hessian, Newton methods refuse those
+    if bench.algorithm().step.hessian_at is None:  # Newton methods refuse softmax regression's singular Hessian
         settings.append(("logistic regression", bench.logistic(), 4))
     for where, problem, batch_size in settings:
         job = bench.job(Serial(), problem, batch_size=batch_size)

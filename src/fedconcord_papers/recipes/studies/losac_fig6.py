@@ -91,7 +91,7 @@ def estimates(job: Job) -> tuple[Any, dict[str, Tensor]]:
     seen = capture(job, ROUND, client=0)
     found = readings(job, seen)
     named = {"mean": found["move"]}
-    if seen.gradient is None and job.algorithm.steps != 1:  # the others send a gradient
+    if seen.gradient is None and job.algorithm.step.steps != 1:  # the others send a gradient
         named["printed"] = -float(seen.done.steps) * found["move"]
     return seen, named | {name: g for name, g in found.items() if name != "move"}
 
