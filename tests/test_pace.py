@@ -165,7 +165,11 @@ def test_a_method_that_is_refused_would_be_wrong() -> None:
     schedule = replace(SCHEDULE, cohort=8)
     job = Job(quadratics(0, 8, torch.float64, CPU), make("fedhybrid"), schedule, engine=Stacked(None))
     same = delta(gamma=1e9, growth=0.0, first=0.1)
-    forced = replace(job, algorithm=replace(job.algorithm, step=job.algorithm.step._replace(size=same)), schedule=replace(schedule, lr=1.0))
+    forced = replace(
+        job,
+        algorithm=replace(job.algorithm, step=job.algorithm.step._replace(size=same)),
+        schedule=replace(schedule, lr=1.0),
+    )
     a, b = start(job), start(job)
     for _ in range(3):
         a, b = advance(job, a), advance(forced, b)

@@ -64,10 +64,8 @@ def fedadmm(
     form: Annotated[
         Literal["released", "paper"],
         Field(
-            description=(
-                "whose start and message are used: those of the released code, or those of the paper, which "
-                "needs server_lr participation"
-            )
+            description="whose start and message are used: those of the released code, or those of the paper, which "
+            "needs server_lr participation"
         ),
     ] = "released",
 ) -> Algorithm:

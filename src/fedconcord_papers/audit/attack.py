@@ -196,7 +196,7 @@ def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Atta
         random=sum(float((guess[permutation(guess, truth)] - truth).norm()) for guess in guesses) / len(guesses),
         blank=float((problem.test_x[:].mean(0) - truth).norm()),
         curves=curves,
-        protection=job.algorithm.protection,
+        protection=job.algorithm.facts.protection,
     )
 
 
@@ -238,7 +238,7 @@ def audit(
     attack = Attack() if attack is None else attack
     _check(attack)
     _supervised(job)
-    protection = job.algorithm.protection
+    protection = job.algorithm.facts.protection
     if protection is not None and protection.clip is None:
         raise UserError(
             "the audit reads messages as if they were plain, and those of adaptive clipping are in units of its C; "

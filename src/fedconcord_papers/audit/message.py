@@ -85,7 +85,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         some = ", ".join(str(i) for i in plan.ids[:10]) + (", ..." if len(plan.ids) > 10 else "")
         raise UserError(f"client {client} does not take part in round {round}; audit one of {some}, or another round")
     cohort = cohort_of(space_of(problem), plan)
-    if algorithm.communicates is not None and not algorithm.communicates(cohort):
+    if algorithm.phases.communicates is not None and not algorithm.phases.communicates(cohort):
         raise UserError(f"the method sends no message in round {round}; audit another round")
     kept: list[tuple[Tree, Tree, Done, Client, Tree]] = []
 
@@ -138,7 +138,7 @@ def touched(job: Job, seen: Seen) -> Tensor:
     """The samples [n] that the message was computed from: the round's mini-batches, or all of the client."""
     objective, batches = job.problem.objective, seen.drawn.batches
     held = objective.samples(int(seen.client.id))
-    if seen.gradient is not None or seen.client.gradient is not None or job.algorithm.blocks is not None:
+    if seen.gradient is not None or seen.client.gradient is not None or job.algorithm.step.blocks is not None:
         return held
     if batches is None or job.duty.oracle.kind == "full":
         return held
@@ -184,7 +184,7 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
         UserError: the message is not affine in the gradients (Newton steps, L-BFGS, step sizes of a rule, a dual of
             SAM's ascent, clients' proximal steps, clipped messages).
     """
-    if job.algorithm.protection is not None:
+    if job.algorithm.facts.protection is not None:
         raise UserError(
             "the audit reads messages that are affine in the gradients, and differential privacy clips these; give "
             "the same job without privacy as well (plain), by which they are read as if they were plain"
@@ -194,7 +194,7 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
             "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "
             "ascent; audit fedspeed in place of fedsmoo"
         )
-    if job.algorithm.hessian_at is not None or job.solver.kind == "lbfgs":
+    if job.algorithm.step.hessian_at is not None or job.solver.kind == "lbfgs":
         raise UserError(
             "the audit reads messages of gradient steps, and this job's clients take Newton or L-BFGS steps; audit it "
             "with plain local SGD"
