@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from fedconcord import cli
-from fedconcord.arenas import plan, run
-from fedconcord.arenas.federations import Federation, Target, chosen, read
-from fedconcord.arenas.figures import steps
-from fedconcord.arenas.outcome import Entry, Goals, Outcome, Result, Size
-from fedconcord.arenas.standing import table_of
 from fedconcord.basis.errors import UserError
 from fedconcord.report.metric import metric_of
 from fedconcord.runs.events import Event, Watch
 from fedconcord.runs.study import carry_out
+from fedconcord_papers.arena import plan, run
+from fedconcord_papers.arena.federations import Federation, Target, chosen, read
+from fedconcord_papers.arena.figures import steps
+from fedconcord_papers.arena.outcome import Entry, Goals, Outcome, Result, Size
+from fedconcord_papers.arena.standing import table_of
 
 SMALL = """
 [[federation]]

@@ -26,7 +26,7 @@ from fedconcord.basis.demand import on_demand
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import compare, diagnose, run, tune, write_report
+    from fedconcord.api import advise, compare, diagnose, run, tune, write_report
     from fedconcord.basis.errors import UserError
     from fedconcord.basis.factories import Search
     from fedconcord.core import (
@@ -58,14 +58,13 @@ if TYPE_CHECKING:
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.callbacks import Callback, Run
     from fedconcord.runs.events import Compared, Finished
-    from fedconcord.studies import advise, arena
     from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
     from fedconcord.trained.program import export
     from fedconcord.transforms.server import OPTIMIZERS, with_server
     from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
     from fedconcord.tuning import Tuned
-    from fedconcord_papers.functions import audit, reproduce
+    from fedconcord_papers.functions import arena, audit, reproduce
 
     __version__: str
     """The version of the package."""
@@ -142,7 +141,7 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "compare diagnose run tune write_report",
+    "fedconcord.api": "advise compare diagnose run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",
@@ -160,7 +159,6 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.callbacks": "Callback Run",
     "fedconcord.runs.events": "Compared Finished",
-    "fedconcord.studies": "advise arena",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",
@@ -168,7 +166,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.jobs.checkpoint": "load save",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
-    "fedconcord_papers.functions": "audit reproduce",  # of the package beside: known here by name, and nowhere else
+    "fedconcord_papers.functions": "arena audit reproduce",  # of the package beside: known by name here alone
 }
 
 

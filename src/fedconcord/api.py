@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.basis import imports
@@ -35,6 +35,7 @@ from fedconcord.settings import Source
 from fedconcord.tracking import check, trackers
 
 if TYPE_CHECKING:
+    from fedconcord.advice import Advice
     from fedconcord.diagnosis.page import Diagnosed
     from fedconcord.tuning import Tuned
 
@@ -238,6 +239,38 @@ def tune_settings(
     watch.note(tuning.sentences(planned))
     told = Callbacks([*callbacks, *trackers(planned.config.track)])
     return carry_out(tuning.tuned(planned, jobs, watch.say), jobs, Everyone(watch, told))
+
+
+@listed(RunOptions, without=("server", "out"))
+def advise(
+    *,
+    stateless: bool = False,
+    private: bool = False,
+    uplink: int | Literal["slow"] | None = None,
+    config: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Unpack[RunOptions],
+) -> Advice:
+    """Name the methods to tune first on a federation, and why; nothing is trained, and nothing written.
+
+    Its text is what the command says; `.named` has the methods with their ranges and costs, best first, `.against` the
+    methods that are not advised and why, `.facts` what was seen.
+
+    Args:
+        stateless: clients keep nothing between rounds.
+        private: the server learns the sum of one update a client, and nothing else.
+        uplink: bytes that a client may send in a round; "slow": one model.
+        config: a TOML file of settings.
+        settings: any other key, dotted.
+        options: settings with a short name, described in `RunOptions`.
+
+    Raises:
+        UserError: a setting is wrong, data are missing, or no method meets the wishes.
+    """
+    from fedconcord import advice
+
+    sources = sources_of(advise, config, options, settings)
+    return advice.advise(advice.federation_of(*sources), advice.Wishes(stateless, private, uplink))
 
 
 def sources_of(

@@ -1,1 +1,2 @@
-"""The papers' experiments, and the audit of what messages leak: clients of the library, which knows neither."""
+"""The papers' experiments, the arena of methods, and the audit of what messages leak: clients of the library, which
+knows none of them."""

@@ -1,4 +1,4 @@
-"""The package's commands as functions: `fedconcord.audit` and `fedconcord.reproduce`.
+"""The package's commands as functions: `fedconcord.arena`, `audit` and `reproduce`.
 
     import fedconcord
 
@@ -21,9 +21,13 @@ from fedconcord.basis.wanted import count
 from fedconcord.core import Algorithm
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, RunOptions
+from fedconcord.runs.events import Lines, Watch
+from fedconcord.runs.study import carry_out
 from fedconcord.settings import Source
 
 if TYPE_CHECKING:
+    from fedconcord_papers.arena.page import Pages
+    from fedconcord_papers.arena.plan import ArenaSpec
     from fedconcord_papers.audit import Attack, Audit
     from fedconcord_papers.recipes.pages import Judged
 
@@ -109,6 +113,57 @@ def audited(
     return Audited(folder / "audit.md", found)
 
 
+def arena(
+    methods: Sequence[str] | None = None,
+    *,
+    federations: Sequence[str] | None = None,
+    budget: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    jobs: int = 1,
+    out: str | Path = "runs/arena",
+    quick: bool = False,
+    progress: Say = quiet,
+) -> Pages:
+    """Tune methods with equal budgets on many federations, and write how they stand: `.html`, `.markdown`, `.tables`.
+
+    Called again, it goes on where it was; methods, federations and seeds that are new are added.
+
+    Args:
+        methods: with their parameters; FedAvg is always among them. Nine of ours if none.
+        federations: "all", "choose", "hold", names, or TOML files of your own.
+        budget: trials of each method in a federation; 8 if none.
+        seeds: of the results; 0, 1 and 2 if none.
+        jobs: runs at once, each in a process of its own.
+        out: the folder.
+        quick: a federation of each role, a few rounds; it tests the code.
+        progress: gets a line a federation and method.
+
+    Raises:
+        UserError: there is no such method or federation, it cannot run, or the folder holds something else.
+        KeyboardInterrupt: by Ctrl-C; the same call goes on.
+    """
+    from fedconcord_papers.arena import plan
+
+    spec = plan.request(
+        settings_module.prepare("methods", methods),
+        settings_module.prepare("methods", federations),
+        None if budget is None else count("budget", budget),
+        None if seeds is None else settings_module.seed_list("seeds", seeds),
+        count("jobs", jobs),
+        Path(out),
+        quick,
+    )
+    return arena_of(spec, Lines(progress))
+
+
+def arena_of(spec: ArenaSpec, watch: Watch) -> Pages:
+    """`arena` for a specification, which `watch` is told of."""
+    from fedconcord_papers.arena import page, run
+
+    watch.begin(spec.out)
+    return page.write(spec, carry_out(run.arena(spec, watch.say), spec.jobs, watch))
+
+
 def reproduce(
     recipe: str,
     *,
@@ -139,7 +194,6 @@ def reproduce(
             run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    from fedconcord.runs.events import Lines
     from fedconcord_papers.recipes.whole import reproduced, request
 
     chosen = None if seeds is None else settings_module.seed_list("seeds", seeds)

@@ -17,7 +17,6 @@ from fedconcord.basis import process
 from fedconcord.basis.errors import LostError, UserError, closest, nearest
 from fedconcord.cli import (  # noqa: F401  (commands of `app`)
     advise,
-    arena,
     data,
     diagnose,
     listing,

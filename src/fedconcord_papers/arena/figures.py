@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedconcord.arenas.standing import FAR, NEAR, Standing, Table
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, WIDE, look, panel
 from fedconcord.report.format import wrap
+from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table
 
 WIDEST = 16.0  # times the best: further to the right nobody looks
 

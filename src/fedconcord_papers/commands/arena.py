@@ -10,12 +10,13 @@ import typer
 
 from fedconcord.basis import process
 from fedconcord.basis.wanted import count
-from fedconcord.cli.base import CODES, app, importing, say, say_columns
+from fedconcord.cli.base import CODES, importing, say, say_columns
 from fedconcord.cli.options import option
 from fedconcord.cli.progress import Show
 from fedconcord.cli.tune import MOST
 
 OUT = "runs/arena"
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(epilog=f"Exit codes: 0 done; {CODES}.")
@@ -42,9 +43,9 @@ def arena(
     """Tune methods with equal budgets on many federations. Its page has rounds and bytes to a target, ranks, failures,
     time. Run again, it goes on where it was; methods, federations and seeds that are new are added."""
     with importing():
-        from fedconcord import studies
-        from fedconcord.arenas import dry, page, plan
         from fedconcord.settings import prepare, seed_list
+        from fedconcord_papers import functions
+        from fedconcord_papers.arena import dry, page, plan
 
     spec = plan.request(
         prepare("methods", methods),
@@ -59,7 +60,7 @@ def arena(
         say_columns(list(dry.rows(spec)))
         return
     with Show(f"{spec.command} --out {shlex.quote(str(spec.out))}", has_bar_per_run=False) as show:
-        pages = studies.arena_of(spec, show)
+        pages = functions.arena_of(spec, show)
     for table in pages.tables:
         cells = page.standings(table)
         say(f"{table.role}: {len(table.results)} federation{'s' * (len(table.results) > 1)}")

@@ -73,7 +73,9 @@ def chosen(asked: Sequence[str]) -> list[Federation]:
     Raises:
         UserError: there is no such entry, a file is wrong, or two federations share a name.
     """
-    own = read(resources.files("fedconcord.arenas").joinpath("federations.toml").read_text(encoding="utf-8"), "arena")
+    own = read(
+        resources.files("fedconcord_papers.arena").joinpath("federations.toml").read_text(encoding="utf-8"), "arena"
+    )
     found: list[Federation] = []
     for entry in asked:
         if entry.endswith(".toml"):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.arenas.federations import REFERENCE, Federation, chosen
 from fedconcord.basis import folders, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import settle
 from fedconcord.settings import read_method
+from fedconcord_papers.arena.federations import REFERENCE, Federation, chosen
 
 METHODS = (REFERENCE, "auto", "fedprox", "fedavgm", "fedadam", "scaffold", "fednova", "feddyn", "fedadmm", "afedpd")
 BUDGET = 8  # trials of a method in a federation

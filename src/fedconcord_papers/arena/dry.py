@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedconcord import settings as settings_module
-from fedconcord.arenas.plan import TUNING_SEEDS, ArenaSpec, able
 from fedconcord.tuning.rungs import cost, rungs_of
 from fedconcord.tuning.space import space_of
+from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, able
 
 
 def rows(spec: ArenaSpec) -> Iterator[dict[str, str]]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.arenas.outcome import Outcome, Result
 from fedconcord.report.ranks import Ranks, ranks_of
+from fedconcord_papers.arena.outcome import Outcome, Result
 
 NEAR, FAR = 1.25, 2.0  # times the rounds of the best tuned method
 

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedconcord
-from fedconcord.arenas.figures import profile
-from fedconcord.arenas.outcome import Outcome, Result
-from fedconcord.arenas.plan import TUNING_SEEDS, ArenaSpec
-from fedconcord.arenas.standing import FAR, NEAR, Standing, Table, Worst, table_of
 from fedconcord.basis import files, grammar, process
 from fedconcord.report import elements
 from fedconcord.report.figures.critical import critical
@@ -25,6 +21,10 @@ from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
 from fedconcord.report.tables import NONE, metric_cell, reach_cell, to_markdown, with_interval
 from fedconcord.report.tables import Table as Cells
+from fedconcord_papers.arena.figures import profile
+from fedconcord_papers.arena.outcome import Outcome, Result
+from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec
+from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table, Worst, table_of
 
 RESULTS = "arena.json"
 ROLES = {

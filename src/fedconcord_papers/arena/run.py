@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.arenas.federations import REFERENCE, Federation
-from fedconcord.arenas.outcome import Entry, Result, Size, aim, outcome, targets
-from fedconcord.arenas.plan import TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation
 from fedconcord.basis.errors import UserError
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import lock
@@ -20,6 +17,9 @@ from fedconcord.tuning.plan import NAME as SEARCH
 from fedconcord.tuning.results import MethodSearch, winners
 from fedconcord.tuning.scores import series
 from fedconcord.tuning.search import search
+from fedconcord_papers.arena.federations import REFERENCE, Federation
+from fedconcord_papers.arena.outcome import Entry, Result, Size, aim, outcome, targets
+from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation
 
 Say = Callable[[str], None]
 
