@@ -72,9 +72,10 @@ def test_factory_convention(name: str) -> None:
     assert all(p.kind is p.POSITIONAL_ONLY for p in parameters[:2])
     for p in parameters[2:]:
         assert p.default is not p.empty
-        (field,) = p.annotation.__metadata__
-        assert field.description
-        assert field.metadata or get_origin(p.annotation.__origin__) is Literal  # which is its range
+        fields = p.annotation.__metadata__
+        assert any(field.description for field in fields)
+        range_is_type = p.annotation.__origin__ is bool or get_origin(p.annotation.__origin__) is Literal
+        assert any(field.metadata for field in fields) or range_is_type
     assert (factory.__doc__ or "").splitlines()[0].endswith((".", "/."))
 
 

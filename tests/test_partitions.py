@@ -4,6 +4,7 @@ import inspect
 import time
 from collections import Counter
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -129,9 +130,10 @@ def test_factory_convention(name: str) -> None:
     assert all(p.kind is p.POSITIONAL_ONLY for p in parameters[:3])
     for p in parameters[3:]:
         assert p.default is not p.empty
-        (field,) = p.annotation.__metadata__
-        assert field.description
-        assert field.metadata
+        fields = p.annotation.__metadata__
+        assert any(field.description for field in fields)
+        alternatives = [p.annotation, *get_args(p.annotation.__origin__)]  # a range, or that of a type that may be none
+        assert any(field.metadata for one in alternatives for field in getattr(one, "__metadata__", ()))
     assert (PARTITIONS[name].__doc__ or "").splitlines()[0].endswith(".")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
+from fedconcord.basis.parameters import about
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.published import Download, Published, damaged
 
@@ -67,9 +67,7 @@ def cifar100(
     folder: Path,
     seed: int,
     /,
-    coarse: Annotated[
-        bool, Field(strict=True, description="the 20 superclasses for labels in place of the 100 classes")
-    ] = False,
+    coarse: Annotated[bool, about("whether labels are the 20 superclasses in place of the 100 classes")] = False,
 ) -> Dataset:
     """CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 + 10,000 samples; two files in cifar-100-binary/.
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
 
+from fedconcord.basis.parameters import about
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.published import Download, Published, damaged
 
@@ -81,7 +81,7 @@ def mnist(
     /,
     pixels: Annotated[
         Literal["normal", "unit"],
-        Field(description="normal: of mean 0 and deviation 1 over the training samples; unit: from 0 to 1"),
+        about("scale of the pixels: normal, with mean 0 and deviation 1 over the training samples; unit, from 0 to 1"),
     ] = "normal",
 ) -> Dataset:
     """MNIST handwritten digits, 28x28 grey, 10 classes, 60,000 + 10,000 samples; four files in mnist/.

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Positive
 from fedconcord.data.sources import Batch, column, first_text, numbers, open_table, texts
 
 CATEGORIES = 256  # most texts of a column
@@ -37,7 +38,7 @@ class Number(BaseModel):
     name: str
     kind: Literal["number"] = "number"
     mean: float
-    scale: Annotated[float, Field(gt=0)]
+    scale: Positive
     indicator: bool = False
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, about
 from fedconcord.core.rng import Purpose, generator, sweep
 from fedconcord.data.dataset import Dataset, Streams
 
@@ -22,17 +22,9 @@ def synthetic(
     folder: Path,
     seed: int,
     /,
-    alpha: Annotated[
-        float,
-        Field(ge=0, allow_inf_nan=False, description="spread of the clients' true models; with 0 they are drawn alike"),
-    ] = 1.0,
-    beta: Annotated[
-        float,
-        Field(
-            ge=0, allow_inf_nan=False, description="spread of the clients' feature means; with 0 they are drawn alike"
-        ),
-    ] = 1.0,
-    clients: Annotated[int, Field(gt=0, description="number of clients N")] = 30,
+    alpha: Annotated[NotNegative, about("spread of the clients' true models; with 0 they are drawn alike")] = 1.0,
+    beta: Annotated[NotNegative, about("spread of the clients' feature means; with 0 they are drawn alike")] = 1.0,
+    clients: Annotated[Count, about("number of clients N")] = 30,
 ) -> Dataset:
     """Synthetic(alpha, beta) of FedProx: 60 features, 10 classes, clients of very unequal sizes; no download.
 

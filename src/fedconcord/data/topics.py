@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, about
 from fedconcord.data.dataset import Dataset
 
 SYMBOLS = string.ascii_letters + string.digits + string.punctuation + " \n"  # agreed upon, not counted; then any other
@@ -21,8 +22,8 @@ def topics(
     seed: int,
     /,
     context: Annotated[int, Field(ge=1, le=512, description="characters that a model sees")] = 24,
-    stride: Annotated[int, Field(ge=1, description="characters between samples")] = 4,
-    smallest: Annotated[int, Field(ge=1, description="number of characters below which a topic is left out")] = 2000,
+    stride: Annotated[Count, about("characters between samples")] = 4,
+    smallest: Annotated[Count, about("number of characters below which a topic is left out")] = 2000,
 ) -> Dataset:
     """The next character of Python's help texts, 97 symbols, a client for each topic; no download.
 

@@ -15,12 +15,13 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.parameters import Chance, Count, Fraction, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import UNNAMED, Identity, definition
+from fedconcord.federation.work import check_range
 
-Chance = Annotated[float, Field(ge=0, le=1)]
-Low = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available least")]
-High = Annotated[float, Field(ge=0, le=1, description="probability of the client that is available most")]
+Low = Annotated[Chance, about("smallest probability with which a client is available")]
+High = Annotated[Chance, about("largest probability with which a client is available")]
 
 
 class Available(NamedTuple):
@@ -57,14 +58,16 @@ def _coins(probability: Callable[[int, int, int], np.ndarray]) -> Availability:
 @definition()
 def coins(low: Low = 0.1, high: High = 1.0) -> Availability:
     """Every client on its own coin each round; its probability is drawn once, uniform on [low, high]."""
-    if high < low:
-        raise UserError(f"coins({low}, {high}) has no probability between its ends; give low <= high")
+    check_range("coins", low, high)
     return _coins(lambda seed, round, n: low + (high - low) * _trait(seed, n))
 
 
 @definition()
 def per_client(
-    chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
+    chances: Annotated[
+        list[Chance],
+        Field(min_length=1, description="probability with which each client is available, in the order of their ids"),
+    ],
 ) -> Availability:
     """Every client on its own coin each round, with the probability given for it."""
 
@@ -80,14 +83,13 @@ def per_client(
 def day_night(
     low: Low = 0.1,
     high: High = 0.9,
-    period: Annotated[float, Field(gt=0, description="rounds in a day")] = 24.0,
+    period: Annotated[Positive, about("rounds in a day")] = 24.0,
     zones: Annotated[
-        int, Field(ge=1, description="number of time zones, evenly around the day; clients are put into them at random")
+        Count, about("number of time zones, evenly around the day; clients are put into them at random")
     ] = 4,
 ) -> Availability:
     """Coins whose probability goes up and down with the hour: a sine from low to high, shifted by time zone."""
-    if high < low:
-        raise UserError(f"day_night has no probability between low = {low} and high = {high}; give low <= high")
+    check_range("day_night", low, high)
 
     def probability(seed: int, round: int, n: int) -> np.ndarray:
         phase = np.floor(_trait(seed, n) * zones) / zones
@@ -98,8 +100,8 @@ def day_night(
 
 @definition()
 def markov(
-    leave: Annotated[float, Field(gt=0, le=1, description="probability that an available client is gone next round")],
-    join: Annotated[float, Field(gt=0, le=1, description="probability that an absent client is there next round")],
+    leave: Annotated[Fraction, about("probability with which an available client is absent in the next round")],
+    join: Annotated[Fraction, about("probability with which an absent client is available in the next round")],
 ) -> Availability:
     """Every client switches on and off as a chain of its own, from its stationary law join / (join + leave).
 
@@ -127,19 +129,15 @@ def markov(
 def trace(
     path: Annotated[
         str,
-        Field(
-            description=(
-                "CSV file with the columns round and client, and a row for every client that is available in a round"
-            )
-        ),
+        about("CSV file with the columns round and client, and a row for every client that is available in a round"),
     ],
 ) -> Availability:
     """Availability as recorded in a file, which starts again after its last round. Rounds and clients count from 0."""
-    found: dict[int, set[int]] = {}
+    clients_of: dict[int, set[int]] = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                found.setdefault(int(row["round"]), set()).add(int(row["client"]))
+                clients_of.setdefault(int(row["round"]), set()).add(int(row["client"]))
     except (OSError, UnicodeDecodeError) as broken:
         raise UserError(
             f"cannot read the trace {path} ({reason(broken)}); give a CSV file with columns round,client"
@@ -148,16 +146,16 @@ def trace(
         raise UserError(
             f"{path} is no trace of availability; write a line round,client and below it such whole numbers"
         ) from None
-    if not found or min(found) < 0 or min(map(min, found.values())) < 0:
+    if not clients_of or min(clients_of) < 0 or min(map(min, clients_of.values())) < 0:
         raise UserError(f"{path} must hold at least one row, with rounds and clients from 0")
-    rounds = max(found) + 1
-    known = {t: np.array(sorted(who), np.int64) for t, who in found.items()}
-    highest = int(max(who[-1] for who in known.values()))
+    rounds = max(clients_of) + 1
+    ids_of = {t: np.array(sorted(who), np.int64) for t, who in clients_of.items()}
+    highest = int(max(who[-1] for who in ids_of.values()))
 
     def draw(seed: int, round: int, n: int) -> Available:
         if highest >= n:
             raise UserError(f"{path} names client {highest}, and there are clients 0 to {n - 1}")
-        ids = known.get(round % rounds, np.empty(0, np.int64))
+        ids = ids_of.get(round % rounds, np.empty(0, np.int64))
         return Available(ids, np.full(len(ids), np.nan))
 
     return Availability(draw, known=False)

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.parameters import NotNegative, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
 
@@ -30,7 +31,7 @@ class Device(NamedTuple):
     step: float  # seconds of one mini-batch gradient
     up: float  # bytes a second
     down: float  # bytes a second
-    latency: float  # seconds before a message arrives, either way
+    latency: float  # seconds by which a message is delayed in either direction
 
 
 Devices = Callable[[int, int, int], Device]
@@ -90,11 +91,11 @@ def settling(devices: list[Device], cost: Cost) -> float:
     return max((one.latency + cost.settled / one.down for one in devices), default=0.0) if cost.settled else 0.0
 
 
-Step = Annotated[float, Field(gt=0, description="seconds of one mini-batch gradient, of a typical client")]
-Up = Annotated[float, Field(gt=0, description="bytes per second from a client")]
-Down = Annotated[float, Field(gt=0, description="bytes per second to a client")]
-Latency = Annotated[float, Field(ge=0, description="seconds before a message arrives, either way")]
-Jitter = Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed from round to round")]
+Step = Annotated[Positive, about("seconds of one mini-batch gradient, of a typical client")]
+Up = Annotated[Positive, about("bytes per second from a client")]
+Down = Annotated[Positive, about("bytes per second to a client")]
+Latency = Annotated[NotNegative, about("seconds before a message arrives, either way")]
+Jitter = Annotated[NotNegative, about("deviation of the logarithm of a client's speed from round to round")]
 
 
 def _model(factor: Callable[[np.random.Generator], tuple[float, float]], base: Device, jitter: float) -> Devices:
@@ -121,12 +122,16 @@ def equal(
 
 @definition()
 def lognormal(
-    spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of a client's speed")] = 0.5,
+    spread: Annotated[
+        NotNegative, about("standard deviation, over the clients, of the logarithm of their speed")
+    ] = 0.5,
     step: Step = 0.01,
     up: Up = 1.25e6,
     down: Down = 6.25e6,
     latency: Latency = 0.05,
-    link_spread: Annotated[float, Field(ge=0, description="deviation of the logarithm of its bandwidths")] = 0.0,
+    link_spread: Annotated[
+        NotNegative, about("standard deviation, over the clients, of the logarithm of their bandwidths")
+    ] = 0.0,
     jitter: Jitter = 0.0,
 ) -> Devices:
     """Speeds are drawn once for each client, lognormal around those of a typical client, the median."""
@@ -141,8 +146,8 @@ def lognormal(
 @definition()
 def classes(
     slowdown: Annotated[
-        list[Annotated[float, Field(gt=0)]],
-        Field(min_length=1, description="factor on the seconds of a gradient of each class"),
+        list[Positive],
+        Field(min_length=1, description="factor by which each class's seconds of a gradient are multiplied"),
     ] = [1.0, 2.0, 5.0],  # noqa: B006
     step: Step = 0.01,
     up: Up = 1.25e6,
@@ -158,9 +163,7 @@ def classes(
 
 @definition()
 def from_file(
-    path: Annotated[
-        str, Field(description="CSV file with the columns client,step,up,down,latency, and a row for each client")
-    ],
+    path: Annotated[str, about("CSV file with the columns client,step,up,down,latency, and a row for each client")],
     jitter: Jitter = 0.0,
 ) -> Devices:
     """Devices as measured: seconds of a gradient, bytes per second up and down, and latency of each client."""

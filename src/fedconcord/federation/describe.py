@@ -36,8 +36,8 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     """
     sizes = np.array([len(part) for part in parts], np.int64)
     if dataset.target == "labels":
-        held = dataset.train_y > 0.5
-        table = np.stack([held[part].sum(axis=0) for part in parts]).astype(np.int64)
+        labels = dataset.train_y > 0.5
+        table = np.stack([labels[part].sum(axis=0) for part in parts]).astype(np.int64)
         names, what = _names(dataset, table.shape[1]), "label"
     elif dataset.target == "number":
         bins, names = _spans(dataset)
@@ -45,16 +45,19 @@ def describe(dataset: Dataset, parts: Sequence[np.ndarray]) -> Description:
     else:
         table = counts(dataset.train_y, list(parts), dataset.classes)
         names, what = _names(dataset, dataset.classes), "class"
-    own = table / np.maximum(1, table.sum(axis=1, keepdims=True))
     unused = len(dataset.train_y) - int(sizes.sum())
-    return Description(sizes, table, names, what, entropy(own), distance(table), unused)
+    return Description(sizes, table, names, what, entropy(_shares(table)), distance(table), unused)
 
 
 def distance(counts: np.ndarray) -> np.ndarray:
     """sum_c |p_i(c) - p(c)| [N] of samples of each column [N, C]: a client's shares against those of all together."""
     everybody = counts.sum(axis=0) / max(1, counts.sum())
-    own = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    return np.asarray(np.abs(own - everybody).sum(axis=1))
+    return np.asarray(np.abs(_shares(counts) - everybody).sum(axis=1))
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Each client's shares of its samples [N, C]."""
+    return np.asarray(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)))
 
 
 def entropy(shares: np.ndarray) -> np.ndarray:
@@ -63,18 +66,18 @@ def entropy(shares: np.ndarray) -> np.ndarray:
     return bits
 
 
-def summary(found: Description) -> list[tuple[str, str]]:
+def summary(description: Description) -> list[tuple[str, str]]:
     """What there is to say of a partition in few numbers: (quantity, value)."""
-    sizes, held = found.sizes, (found.counts > 0).sum(axis=1)
-    everybody = found.counts.sum(axis=0) / max(1, found.counts.sum())
+    sizes, several = description.sizes, (description.counts > 0).sum(axis=1)
+    everybody = description.counts.sum(axis=0) / max(1, description.counts.sum())
     spread = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
     return [
         ("clients", f"{len(sizes)}"),
-        ("samples", f"{sizes.sum()}" + (f" ({found.unused} unused)" if found.unused else "")),
+        ("samples", f"{sizes.sum()}" + (f" ({description.unused} unused)" if description.unused else "")),
         ("samples a client", f"{_range(sizes)}, mean {sizes.mean():.4g}, stdev {spread:.4g}"),
-        (f"{PLURAL[found.what]} a client", f"{_range(held)} of {len(found.names)}"),
-        ("entropy a client (bits)", f"{_range(found.entropy)}; of all together {float(entropy(everybody)):.3g}"),
-        ("distance to all (0 to 2)", f"{_range(found.distance)}, mean {found.distance.mean():.3g}"),
+        (f"{PLURAL[description.what]} a client", f"{_range(several)} of {len(description.names)}"),
+        ("entropy a client (bits)", f"{_range(description.entropy)}; of all together {float(entropy(everybody)):.3g}"),
+        ("distance to all (0 to 2)", f"{_range(description.distance)}, mean {description.distance.mean():.3g}"),
     ]
 
 

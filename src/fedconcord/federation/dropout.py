@@ -9,19 +9,18 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import BelowOne, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
+from fedconcord.federation.work import check_range
 
-Chance = Annotated[float, Field(ge=0, lt=1)]
 Dropout = Callable[[int, int], float]
 """(seed, client) -> the probability that it is lost in a round."""
 
 
 @definition()
 def fixed(
-    chance: Annotated[
-        float, Field(ge=0, lt=1, description="probability that a client drops out, the same for all")
-    ] = 0.1,
+    chance: Annotated[BelowOne, about("probability that a client drops out, the same for all")] = 0.1,
 ) -> Dropout:
     """Every client with the same probability, in every round anew."""
     return lambda seed, client: chance
@@ -29,18 +28,22 @@ def fixed(
 
 @definition()
 def by_client(
-    low: Annotated[float, Field(ge=0, lt=1, description="probability of the client that drops out least")] = 0.0,
-    high: Annotated[float, Field(ge=0, lt=1, description="probability of the client that drops out most")] = 0.2,
+    low: Annotated[BelowOne, about("probability of the client that drops out least")] = 0.0,
+    high: Annotated[BelowOne, about("probability of the client that drops out most")] = 0.2,
 ) -> Dropout:
     """A probability that stays with the client, drawn once, uniform on [low, high]."""
-    if high < low:
-        raise UserError(f"by_client({low}, {high}) has no probability between its ends; give low <= high")
+    check_range("by_client", low, high)
     return lambda seed, client: low + (high - low) * rng.generator(seed, rng.Purpose.TRAIT, 1, client).random()
 
 
 @definition()
 def per_client(
-    chances: Annotated[list[Chance], Field(min_length=1, description="probability of each client, in order")],
+    chances: Annotated[
+        list[BelowOne],
+        Field(
+            min_length=1, description="probability with which each client is lost in a round, in the order of their ids"
+        ),
+    ],
 ) -> Dropout:
     """The probability given for each client."""
 

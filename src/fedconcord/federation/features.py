@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Positive, about
 from fedconcord.core.rng import Purpose, generator
 
 STREAM = 2  # of the partition's purpose, which itself draws from round 0, and the removal of labels from 1
@@ -27,7 +28,7 @@ def rotate(
     rng: np.random.Generator,
     /,
     degrees: Annotated[
-        float, Field(gt=-360, lt=360, allow_inf_nan=False, description="angle between one group and the next")
+        float, Field(gt=-360, lt=360, description="angle in degrees between one group and the next")
     ] = 90.0,
     groups: Annotated[
         int, Field(gt=1, description="number of groups of clients; group g is turned by g times the angle")
@@ -61,9 +62,7 @@ def noise(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    std: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="standard deviation at the last client, in scaled units")
-    ] = 1.0,
+    std: Annotated[Positive, about("standard deviation of the noise at the last client, in scaled units")] = 1.0,
 ) -> np.ndarray:
     """Gaussian noise that grows with the client: client i = 0, .., N-1 has the variance std^2 (i + 1) / N.
 
@@ -80,8 +79,8 @@ def scale(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    low: Annotated[float, Field(gt=0, allow_inf_nan=False, description="smallest gain")] = 0.5,
-    high: Annotated[float, Field(gt=0, allow_inf_nan=False, description="largest gain")] = 2.0,
+    low: Annotated[Positive, about("smallest gain")] = 0.5,
+    high: Annotated[Positive, about("largest gain")] = 2.0,
 ) -> np.ndarray:
     """A gain for each client: its scaled samples times a factor, log-uniform from low to high.
 

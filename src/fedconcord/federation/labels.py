@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core.rng import Purpose, generator
 
 STREAM = 1  # the partition itself draws from round 0 of its purpose
@@ -18,9 +18,7 @@ def labelled(
     parts: Sequence[np.ndarray],
     seed: int,
     /,
-    fraction: Annotated[
-        float, Field(gt=0, le=1, description="fraction of each client's samples that keep their label")
-    ] = 0.1,
+    fraction: Annotated[Fraction, about("fraction of each client's samples that keep their label")] = 0.1,
 ) -> list[np.ndarray]:
     """A fraction of each client's samples, drawn uniformly, keep their label (FedVRA-U: 10 %); rounded to the nearest.
 
@@ -31,14 +29,14 @@ def labelled(
     """
     masks = []
     for i, part in enumerate(parts):
-        kept = round(fraction * len(part))
-        if kept == 0:
+        count = round(fraction * len(part))
+        if count == 0:
             raise UserError(
                 f"labelled({fraction:g}) leaves client {i} without a label, as it has {len(part)} samples; raise the "
                 "fraction, or use fewer clients or a more balanced partition"
             )
         mask = np.zeros(len(part), bool)
-        mask[generator(seed, Purpose.PARTITION, STREAM, i).permutation(len(part))[:kept]] = True
+        mask[generator(seed, Purpose.PARTITION, STREAM, i).permutation(len(part))[:count]] = True
         masks.append(mask)
     return masks
 

@@ -89,8 +89,8 @@ def choose(
     there[[reply.client for reply in busy]] = False
     if sampler.from_all:
         drawn = drawn_by(sampler, seed, round, cohort, sizes, losses)
-        kept = there[drawn.ids]
-        ids, times, expected, inclusion = (column[kept] for column in drawn[:4])
+        present = there[drawn.ids]
+        ids, times, expected, inclusion = (column[present] for column in drawn[:4])
         return Drawn(ids, times, expected * chance[ids], inclusion * chance[ids])
     who = np.flatnonzero(there)
     if len(who) == 0:
@@ -139,13 +139,13 @@ def turnout(
             share = np.minimum(share, by_then)  # of those that are lost as well: the deadline ends their work too
             lost, late = lost | late, np.zeros(len(ids), bool)
     now = [reply for reply in pending if reply.round == round]
-    kept = [reply for reply in pending if reply.round > round]
+    waiting = [reply for reply in pending if reply.round > round]
     behind = np.ceil(ends / limit).astype(np.int64) - 1 if late.any() else np.zeros(len(ids), np.int64)
-    kept += [
+    waiting += [
         Reply(int(ids[k]), int(steps[k]), float(times[k]), round + int(behind[k]), float(ends[k] - behind[k] * limit))
         for k in np.flatnonzero(late)
     ]
-    waits = [*np.minimum(ends, limit), *(reply.left for reply in now), *(limit for reply in kept)]
+    waits = [*np.minimum(ends, limit), *(reply.left for reply in now), *(limit for reply in waiting)]
     stay, come = ~lost, len(now)
     unknown = np.full(come, np.nan)
     who = np.append(ids[stay], np.array([reply.client for reply in now], np.int64))
@@ -164,14 +164,14 @@ def turnout(
         late=np.append(late[stay], np.zeros(come, bool))[order],
         aside=Aside(asked, tuple(ids[lost].tolist()), int((share * gradients)[lost].astype(np.int64).sum())),
         seconds=(float(max(waits)) if waits else rules.deadline or 0.0) + settle,
-        pending=tuple(kept),
+        pending=tuple(waiting),
     )
 
 
 def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | None:
     """Why these rules cannot be had together, or with such a method on N clients; None if they can."""
     limits = {"availability": rules.availability, "dropout": rules.dropout, "deadline": rules.deadline}
-    given = [name for name, rule in limits.items() if rule is not None]
+    reasons = [name for name, rule in limits.items() if rule is not None]
     keep = rules.deadline is not None and rules.late == "keep"
     replayed = keep or (rules.devices is not None and algorithm.needs.x0)
     if algorithm.facts.protection is not None and (rules.sampler.by_loss or rules.sampler.repeats):
@@ -194,14 +194,14 @@ def refusal(rules: Rules, algorithm: Algorithm, n: int, cohort: int) -> str | No
     if algorithm.needs.everyone and n > 1:
         takes_all = rules.sampler.takes_all
         if takes_all != "always" and cohort < n:
-            given = [f"a cohort of {cohort}", *given]
+            reasons = [f"a cohort of {cohort}", *reasons]
         elif takes_all == "never":
-            given = ["the sampling", *given]
-        if given:
+            reasons = ["the sampling", *reasons]
+        if reasons:
             return (
-                f"{algorithm.identity.method or 'the method'} needs all {n} clients in every round, and {given[0]} may "
-                f"leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, or a "
-                "method that is made for partial participation, such as scaffold or afedpd"
+                f"{algorithm.identity.method or 'the method'} needs all {n} clients in every round, and {reasons[0]} "
+                f"may leave some out; use sampling uniform with cohort {n} and no availability, dropout or deadline, "
+                "or a method that is made for partial participation, such as scaffold or afedpd"
             )
     needs_inclusion = algorithm.needs.inclusion or algorithm.weights == "unbiased"
     if needs_inclusion and not rules.known():

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.imports import Open, with_options
+from fedconcord.basis.parameters import Count, Fraction, about
 from fedconcord.core.identity import definition
 
 WHAT = "schedule of step sizes"
@@ -25,8 +26,8 @@ Rate = Callable[[int], float]
 Warm = Annotated[
     int, Field(ge=0, description="rounds over which the step size rises to its full value, in equal parts")
 ]
-Rounds = Annotated[int, Field(ge=1, description="round from which on the factor stays at the floor")]
-Floor = Annotated[float, Field(gt=0, le=1, description="factor at the end of the schedule")]
+Rounds = Annotated[Count, about("round from which on the factor stays at the floor")]
+Floor = Annotated[Fraction, about("factor at the end of the schedule")]
 
 
 @definition()
@@ -61,8 +62,8 @@ def linear(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
 
 @definition()
 def step(
-    every: Annotated[int, Field(ge=1, description="rounds between two reductions")],
-    factor: Annotated[float, Field(gt=0, le=1, description="factor of each reduction")] = 0.1,
+    every: Annotated[Count, about("rounds between two reductions")],
+    factor: Annotated[Fraction, about("factor of each reduction")] = 0.1,
     warmup: Warm = 0,
 ) -> Rate:
     """Falls by a factor every so many rounds, as torch's StepLR by epochs."""

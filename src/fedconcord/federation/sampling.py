@@ -11,13 +11,13 @@ from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.imports import Open, maker
+from fedconcord.basis.parameters import Count, Fraction, about
 from fedconcord.core import rng
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.federation.once import once
+from fedconcord.federation.weights import once
 from fedconcord.federation.weights import share as weight
 
 
@@ -52,7 +52,7 @@ class Sampler(NamedTuple):
     identity: Identity = UNNAMED  # which sampling with which parameters; see `core.identity`
 
 
-def _once(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
+def _distinct(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
     """Distinct clients, each drawn with this probability."""
     ids = np.sort(ids).astype(np.int64)
     inclusion = np.broadcast_to(np.asarray(chance, np.float64), len(ids)).copy()
@@ -72,7 +72,7 @@ def uniform() -> Sampler:
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
         chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).choice(len(sizes), cohort, replace=False)
-        return _once(chosen, cohort / len(sizes))
+        return _distinct(chosen, cohort / len(sizes))
 
     return Sampler(draw)
 
@@ -113,9 +113,7 @@ def cumulative(sizes: np.ndarray) -> np.ndarray:
 
 @definition()
 def bernoulli(
-    share: Annotated[
-        float | None, Field(gt=0, le=1, description="probability that a client takes part; if none, S/N")
-    ] = None,
+    share: Annotated[Fraction | None, about("probability that a client takes part; if none, S/N")] = None,
 ) -> Sampler:
     """Every client on its own coin, at least one client (A-FedPD's simulator); S is then the expected cohort."""
 
@@ -125,7 +123,7 @@ def bernoulli(
         # the number of heads, then who: the same law as N coins
         ids = generator.choice(n, max(generator.binomial(n, q), 1), replace=False)
         # an empty draw is replaced by one client: E[count] = q + (1 - q)^n / n
-        return _once(ids, q + (1 - q) ** n / n)
+        return _distinct(ids, q + (1 - q) ** n / n)
 
     return Sampler(draw, from_all=True, takes_all="never")
 
@@ -149,7 +147,7 @@ def poisson_of(coins: Callable[[int, int, int, int], np.ndarray]) -> Sampler:
     """`poisson` by coins of one's own: (seed, round, cohort S, clients N) -> ids, the same whenever asked."""
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
-        return _once(coins(seed, round, cohort, len(sizes)), cohort / len(sizes))
+        return _distinct(coins(seed, round, cohort, len(sizes)), cohort / len(sizes))
 
     return Sampler(draw, from_all=True, poisson=True)
 
@@ -157,9 +155,11 @@ def poisson_of(coins: Callable[[int, int, int, int], np.ndarray]) -> Sampler:
 @definition()
 def everyone() -> Sampler:
     """Everyone who is available; the cohort is not limited."""
-    return Sampler(
-        lambda seed, round, cohort, sizes, losses: _once(np.arange(len(sizes)), 1.0), from_all=True, takes_all="always"
-    )
+
+    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+        return _distinct(np.arange(len(sizes)), 1.0)
+
+    return Sampler(draw, from_all=True, takes_all="always")
 
 
 @definition()
@@ -170,16 +170,14 @@ def cyclic() -> Sampler:
         turns = -(-len(sizes) // cohort)
         first = int(rng.generator(seed, rng.Purpose.SAMPLE).integers(turns))
         begin = (first + round) % turns * cohort
-        return _once(np.arange(begin, min(begin + cohort, len(sizes))), 1 / turns)
+        return _distinct(np.arange(begin, min(begin + cohort, len(sizes))), 1 / turns)
 
     return Sampler(draw, from_all=True)
 
 
 @definition()
 def power_of_choice(
-    candidates: Annotated[
-        int, Field(ge=1, description="number of clients that are asked for their loss; at least the cohort")
-    ],
+    candidates: Annotated[Count, about("number of clients that are asked for their loss; at least the cohort")],
 ) -> Sampler:
     """Candidates drawn by size without replacement; those with the highest loss at the server's model take part.
 
@@ -191,7 +189,7 @@ def power_of_choice(
         generator, some = rng.generator(seed, rng.Purpose.SAMPLE, round), min(max(candidates, cohort), len(sizes))
         asked = np.sort(generator.choice(len(sizes), some, replace=False, p=sizes / sizes.sum()))
         chosen = asked[np.argsort(-losses(asked), kind="stable")[:cohort]]
-        return _once(chosen, np.nan, len(asked))
+        return _distinct(chosen, np.nan, len(asked))
 
     return Sampler(draw, known=False, by_loss=True, by_size=True)
 

@@ -123,10 +123,10 @@ class Schedule:
         losses = np.zeros_like if view is None else view.losses
         drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()
-        held = roster.samples[drawn.ids]
-        full = self.draws.full_cost(algorithm, held)
+        samples = roster.samples[drawn.ids]
+        full = self.draws.full_cost(algorithm, samples)
         each = cost.step_gradients(full)
-        pairs = zip(drawn.ids.tolist(), held.tolist(), each.tolist(), strict=True)
+        pairs = zip(drawn.ids.tolist(), samples.tolist(), each.tolist(), strict=True)
         steps = np.array([self._steps(algorithm, round, i, n, g) for i, n, g in pairs], np.int64)
         talks = True
         if view is not None and self.devices is not None and algorithm.phases.communicates is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import weakref
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from fedconcord.core import Plan, Weights
-from fedconcord.federation.once import once
+
+Value = TypeVar("Value")
 
 
 def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
@@ -19,6 +22,30 @@ def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:
 def minimised(kind: Weights) -> Literal["samples", "clients"]:
     """What the objective is a mean over: every sample, or every client, counts alike."""
     return "clients" if kind == "uniform" else "samples"
+
+
+def once(compute: Callable[[np.ndarray], Value]) -> Callable[[np.ndarray], Value]:
+    """The same function of an array, remembered for as long as that array object lives, so that a round costs O(S).
+
+    Only for arrays that nobody changes, such as a problem's sizes: the key is the object, not its content.
+    """
+    memory: dict[int, tuple[weakref.ref[np.ndarray], Value]] = {}
+
+    def remembered(array: np.ndarray) -> Value:
+        key = id(array)
+        entry = memory.get(key)
+        if entry is not None and entry[0]() is array:
+            return entry[1]
+
+        def forget(gone: weakref.ref[np.ndarray]) -> None:
+            if key in memory and memory[key][0] is gone:  # else a new array has taken the address already
+                del memory[key]
+
+        value = compute(array)
+        memory[key] = (weakref.ref(array, forget), value)
+        return value
+
+    return remembered
 
 
 @once
@@ -44,8 +71,8 @@ def cohort(kind: Weights, p: np.ndarray, count: np.ndarray, expected: np.ndarray
         count: [S] how often the sampling drew the client.
         expected: [S] E[count].
     """
-    held = p * count
-    return np.asarray(held / expected if kind == "unbiased" else held / held.sum())
+    weighted = p * count
+    return np.asarray(weighted / expected if kind == "unbiased" else weighted / weighted.sum())
 
 
 def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:

@@ -9,27 +9,32 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.parameters import Count, NotNegative, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
 
+Low = Annotated[Count, about("smallest amount of work (inclusive)")]
+High = Annotated[Count, about("largest amount of work (inclusive)")]
 Work = Callable[[int, int, int], float]
 """(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
 
 
+def check_range(name: str, low: float, high: float) -> None:
+    """Refuse a distribution between two ends that are the wrong way round."""
+    if high < low:
+        raise UserError(f"{name} has no value between low = {low} and high = {high}; give low <= high")
+
+
 @definition()
-def fixed(value: Annotated[int, Field(ge=1, description="work in every round")] = 1) -> Work:
+def fixed(value: Annotated[Count, about("work in every round")] = 1) -> Work:
     """The same work for every client in every round."""
     return lambda seed, round, client: value
 
 
 @definition()
-def uniform(
-    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
-    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 5,
-) -> Work:
+def uniform(low: Low = 1, high: High = 5) -> Work:
     """Uniform on {low, ..., high}, drawn anew for every client in every round (FedNova, FedADMM, FedVRA's HLU)."""
-    if high < low:
-        raise UserError(f"uniform({low}, {high}) has no value between its ends; give low <= high")
+    check_range("uniform", low, high)
     return lambda seed, round, client: int(
         rng.generator(seed, rng.Purpose.WORK, round, client).integers(low, high, endpoint=True)
     )
@@ -37,31 +42,26 @@ def uniform(
 
 @definition()
 def gaussian(
-    mean: Annotated[float, Field(ge=1, allow_inf_nan=False, description="mean before clipping")] = 30.0,
-    std: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation before clipping")] = 22.0,
-    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
-    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 96,
+    mean: Annotated[float, Field(ge=1, description="mean before clipping")] = 30.0,
+    std: Annotated[NotNegative, about("standard deviation before clipping")] = 22.0,
+    low: Low = 1,
+    high: High = 96,
 ) -> Work:
     """Gaussian, rounded and clipped to [low, high], drawn anew for every client in every round (FedNova, Fig. 2).
 
     The paper gives the mean and the range only; the default deviation puts 96 at three deviations. Clipping moves the
     mean: to 30.6 for the defaults.
     """
-    if high < low:
-        raise UserError(f"gaussian has no value between low = {low} and high = {high}; give low <= high")
+    check_range("gaussian", low, high)
     return lambda seed, round, client: int(
         np.clip(np.rint(rng.generator(seed, rng.Purpose.WORK, round, client).normal(mean, std)), low, high)
     )
 
 
 @definition()
-def by_client(
-    low: Annotated[int, Field(ge=1, description="smallest amount of work (inclusive)")] = 1,
-    high: Annotated[int, Field(ge=1, description="largest amount of work (inclusive)")] = 5,
-) -> Work:
+def by_client(low: Low = 1, high: High = 5) -> Work:
     """Uniform on {low, ..., high}, drawn once for each client, which keeps it in every round."""
-    if high < low:
-        raise UserError(f"by_client({low}, {high}) has no value between its ends; give low <= high")
+    check_range("by_client", low, high)
     return lambda seed, round, client: int(
         rng.generator(seed, rng.Purpose.TRAIT, 0, client).integers(low, high, endpoint=True)
     )
@@ -69,9 +69,7 @@ def by_client(
 
 @definition()
 def per_client(
-    amounts: Annotated[
-        list[Annotated[int, Field(ge=1)]], Field(min_length=1, description="work of each client, in order of their ids")
-    ],
+    amounts: Annotated[list[Count], Field(min_length=1, description="work of each client, in order of their ids")],
 ) -> Work:
     """The work given for each client, the same in every round."""
 
@@ -85,7 +83,7 @@ def per_client(
 
 @definition()
 def from_file(
-    path: Annotated[str, Field(description="text file with one whole number on a line, and a line for each client")],
+    path: Annotated[str, about("text file with one whole number on a line, and a line for each client")],
 ) -> Work:
     """The work of each client from a file, the same in every round."""
     try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
 from torch import nn
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, about
 
 
 def charlm(
     shape: tuple[int, ...],
     classes: int,
     /,
-    embedding: Annotated[int, Field(ge=1, description="size of the embedding of a symbol")] = 16,
-    hidden: Annotated[int, Field(ge=1, description="number of units of the hidden layer")] = 128,
+    embedding: Annotated[Count, about("size of the embedding of a symbol")] = 16,
+    hidden: Annotated[Count, about("number of units of the hidden layer")] = 128,
 ) -> nn.Sequential:
     """Next symbol from the embeddings of the last ones side by side, one tanh layer (Bengio et al., JMLR 2003).
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import nn
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import about
 
 Form = Literal["paper", "released"]
 FormOption = Annotated[
     Form,
-    Field(
-        description=(
-            "paper; or released, as in FedADMM's code, without ReLU after the convolutions and with a "
-            "softmax at the end, which the loss applies again"
-        )
+    about(
+        "paper; or released, as in FedADMM's code, without ReLU after the convolutions and with a "
+        "softmax at the end, which the loss applies again"
     ),
 ]
 

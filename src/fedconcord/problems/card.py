@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count
 from fedconcord.problems.supervised import Supervised
 
 FORMAT = 2
@@ -35,11 +36,11 @@ class Card(BaseModel):
 
     model_config = ConfigDict(strict=True)
     model: str
-    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    shape: Annotated[list[Count], Field(min_length=1)]
     inputs: Literal["numbers", "symbols"]
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
     target: Literal["class", "number", "labels"]
-    outputs: Annotated[int, Field(ge=1)]
+    outputs: Count
     output_names: list[str] | None
     data: str
     preprocessing: Preprocessing | None

@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import rng
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.regularisers import to_simplex
@@ -35,9 +36,9 @@ def clustering(
     device: torch.device,
     /,
     k: Annotated[int, Field(ge=2, description="number of clusters")] = 10,
-    rho: Annotated[float, Field(ge=0, description="penalty on samples that mix centres")] = 3.0,
-    y_steps: Annotated[int, Field(ge=1, description="steps on the indicators in a round")] = 10,
-    y_lr: Annotated[float, Field(gt=0, description="step size of these steps")] = 0.1,
+    rho: Annotated[NotNegative, about("penalty on samples that mix centres")] = 3.0,
+    y_steps: Annotated[Count, about("steps on the indicators in a round")] = 10,
+    y_lr: Annotated[Positive, about("step size of these steps")] = 0.1,
 ) -> Stated:
     """Federated clustering: k shared centres, indicators that stay with their client; labels serve the evaluation only.
 

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Chance, Positive, about
 from fedconcord.core import Evaluator, Objective, Roster, objective_of, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.digits import digits
@@ -204,13 +204,9 @@ class Convex:
         return counts
 
 
-L2 = Annotated[float, Field(gt=0, allow_inf_nan=False, description="weight of l2/2 ||x||^2 in every f_i")]
-Skew = Annotated[
-    float, Field(ge=0, le=1, description="fraction of the samples dealt in order of the label, the rest at random")
-]
-By = Annotated[
-    Literal["client", "size"], Field(description="the objective: the mean over clients, or over samples (p_i by size)")
-]
+L2 = Annotated[Positive, about("weight of l2/2 ||x||^2 in every f_i")]
+Skew = Annotated[Chance, about("fraction of the samples dealt in order of the label, the rest at random")]
+By = Annotated[Literal["client", "size"], about("what the objective is a mean over: clients, or samples (p_i by size)")]
 
 
 def from_dataset(

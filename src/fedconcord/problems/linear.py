@@ -7,8 +7,8 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
 
+from fedconcord.basis.parameters import NotNegative, about
 from fedconcord.data.digits import digits
 from fedconcord.models.dense import logreg
 from fedconcord.problems.convex import Convex, Skew, _deal
@@ -34,9 +34,7 @@ def ridge_diabetes(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    l2: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="weight of l2/2 ||x||^2 in every f_i; 0: least squares")
-    ] = 0.01,
+    l2: Annotated[NotNegative, about("weight of l2/2 ||x||^2 in every f_i; 0 is least squares")] = 0.01,
     skew: Skew = 0.8,
 ) -> Convex:
     """Ridge regression (l2 = 0: least squares) on scikit-learn's diabetes data, optimum known.

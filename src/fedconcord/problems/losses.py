@@ -22,6 +22,7 @@ from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
 from fedconcord.basis.objects import name_of
+from fedconcord.basis.parameters import Positive, about
 from fedconcord.core import LossForm
 from fedconcord.problems import dense, probabilities
 
@@ -73,7 +74,7 @@ def squared() -> Loss:
 
 
 def huber(
-    delta: Annotated[float, Field(gt=0, description="error up to which it is quadratic")] = 1.0,
+    delta: Annotated[Positive, about("error up to which the loss is quadratic")] = 1.0,
 ) -> Loss:
     """Huber's loss (1964): squared error up to delta, linear beyond; mean over outputs; for numbers with outliers."""
     return Loss(
@@ -161,7 +162,9 @@ def _macro_f1(outputs: Tensor, targets: Tensor) -> float:
     return float(_f1((predicted & true).sum(0).double(), predicted.sum(0), true.sum(0)).mean())
 
 
-Threshold = Annotated[float, Field(gt=0, lt=1, description="probability from which the second of two classes is said")]
+Threshold = Annotated[
+    float, Field(gt=0, lt=1, description="probability from which on the second of two classes is predicted")
+]
 
 
 def sensitivity(threshold: Threshold = 0.5) -> Metric:

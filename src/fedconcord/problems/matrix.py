@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, about
 from fedconcord.core import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.problems.alone import alone
 from fedconcord.problems.regularisers import nuclear
@@ -110,14 +111,12 @@ def low_rank(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    dim: Annotated[int, Field(ge=1, description="number of rows and of columns of X")] = 64,
+    dim: Annotated[Count, about("number of rows and of columns of X")] = 64,
     rank: Annotated[int, Field(ge=0, description="rank r of the truth diag(I_r, 0)")] = 8,
-    samples: Annotated[int, Field(ge=1, description="measurements of each client (not stated in the paper)")] = 100,
-    lam: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="weight of the nuclear norm (not stated in the paper)")
-    ] = 0.1,
-    mean: Annotated[float, Field(allow_inf_nan=False, description="mean of the entries of D, of variance 1")] = 0.1,
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise in y")] = 0.1,
+    samples: Annotated[Count, about("measurements of each client (not stated in the paper)")] = 100,
+    lam: Annotated[NotNegative, about("weight of the nuclear norm (not stated in the paper)")] = 0.1,
+    mean: Annotated[float, about("mean of the entries of D, of variance 1")] = 0.1,
+    noise: Annotated[NotNegative, about("standard deviation of the noise in y")] = 0.1,
 ) -> Matrix:
     """Low-rank matrix estimation with a nuclear norm: LoSAC's generator (section 5.5).
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.problems.alone import alone
 
@@ -95,10 +96,12 @@ def quadratics(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    dim: Annotated[int, Field(ge=1, description="dimension d")] = 20,
-    blocks: Annotated[int, Field(ge=1, description="samples (blocks) of a client")] = 3,
-    condition: Annotated[float, Field(ge=1, description="largest over smallest curvature of a block")] = 10.0,
-    spread: Annotated[float, Field(ge=0, description="how far the clients' own minimisers lie apart")] = 1.0,
+    dim: Annotated[Count, about("dimension d")] = 20,
+    blocks: Annotated[Count, about("number of samples (blocks) of a client")] = 3,
+    condition: Annotated[
+        float, Field(ge=1, description="ratio of the largest to the smallest curvature of a block")
+    ] = 10.0,
+    spread: Annotated[NotNegative, about("distance scale between the clients' own minimisers")] = 1.0,
 ) -> Quadratic:
     """Heterogeneous random quadratics with a known optimum.
 
@@ -127,11 +130,9 @@ def fednova_quadratics(
     dtype: torch.dtype,
     device: torch.device,
     /,
-    dim: Annotated[int, Field(ge=1, description="dimension d")] = 10,
-    std: Annotated[float, Field(gt=0, description="standard deviation of the minimisers' coordinates")] = 0.1,
-    start: Annotated[
-        float, Field(allow_inf_nan=False, description="every coordinate of x^0 (not stated in the paper)")
-    ] = 0.0,
+    dim: Annotated[Count, about("dimension d")] = 10,
+    std: Annotated[Positive, about("standard deviation of the minimisers' coordinates")] = 0.1,
+    start: Annotated[float, about("value of every coordinate of x^0 (not stated in the paper)")] = 0.0,
 ) -> Quadratic:
     """FedNova's Fig. 2: f_i(x) = 1/2 ||x - e_i||^2 with e_i ~ N(0, std^2 I).
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, about
 from fedconcord.core import Regulariser
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight lambda of the term")]
+Weight = Annotated[NotNegative, about("weight lambda of the term")]
 
 
 def soft(x: Tensor, threshold: float) -> Tensor:
@@ -180,7 +180,7 @@ def l1(lam: Weight = 0.01) -> Regulariser:
 
 def group_l1(
     lam: Weight = 0.01,
-    size: Annotated[int, Field(ge=1, description="number of consecutive entries in a group")] = 2,
+    size: Annotated[Count, about("number of consecutive entries in a group")] = 2,
 ) -> Regulariser:
     """lam sum_g ||x_g||_2 over groups of consecutive entries: whole groups vanish."""
     return _named(f"group_l1({lam:g},{size})", _GroupL1(lam, size))
@@ -188,17 +188,15 @@ def group_l1(
 
 def nuclear(
     lam: Weight = 0.01,
-    rows: Annotated[
-        Annotated[int, Field(ge=1)] | None, Field(description="number of rows of the matrix x; if none, it is square")
-    ] = None,
+    rows: Annotated[Count | None, about("number of rows of the matrix x; if none, it is square")] = None,
 ) -> Regulariser:
     """lam times the sum of the singular values of the matrix x: low rank (LoSAC, eq. (20))."""
     return _named(f"nuclear({lam:g})" if rows is None else f"nuclear({lam:g},{rows})", _Nuclear(lam, rows))
 
 
 def box(
-    low: Annotated[float, Field(description="smallest entry")] = 0.0,
-    high: Annotated[float, Field(description="largest entry")] = 1.0,
+    low: Annotated[float, about("smallest entry")] = 0.0,
+    high: Annotated[float, about("largest entry")] = 1.0,
 ) -> Regulariser:
     """The constraint low <= x <= high, entry by entry.
 
@@ -211,10 +209,7 @@ def box(
 
 
 def simplex(
-    size: Annotated[
-        Annotated[int, Field(ge=1)] | None,
-        Field(description="number of entries of a block; if none, all of x is one block"),
-    ] = None,
+    size: Annotated[Count | None, about("number of entries of a block; if none, all of x is one block")] = None,
 ) -> Regulariser:
     """The constraint that x, or every block of consecutive entries, is >= 0 with sum 1."""
     return _named("simplex" if size is None else f"simplex({size})", _Simplex(size))
@@ -222,8 +217,8 @@ def simplex(
 
 def l1_box(
     lam: Weight = 0.01,
-    low: Annotated[float, Field(description="smallest entry")] = 0.0,
-    high: Annotated[float, Field(description="largest entry")] = 1.0,
+    low: Annotated[float, about("smallest entry")] = 0.0,
+    high: Annotated[float, about("largest entry")] = 1.0,
 ) -> Regulariser:
     """lam ||x||_1 with low <= x <= high."""
     return combine(l1(lam), box(low, high))
@@ -231,8 +226,8 @@ def l1_box(
 
 def sparse_group(
     lam: Weight = 0.01,
-    group: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the groups' norms")] = 0.01,
-    size: Annotated[int, Field(ge=1, description="number of consecutive entries in a group")] = 2,
+    group: Annotated[NotNegative, about("weight of the groups' norms")] = 0.01,
+    size: Annotated[Count, about("number of consecutive entries in a group")] = 2,
 ) -> Regulariser:
     """lam ||x||_1 + group sum_g ||x_g||_2 (sparse group LASSO)."""
     return combine(l1(lam), group_l1(group, size))

@@ -23,10 +23,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.problems.alone import alone
@@ -231,13 +231,12 @@ def semi(
     device: torch.device,
     train_samples: int,
     /,
-    alpha_p: Annotated[float, Field(gt=0, description="weight of the pseudo-labelled samples")] = 1.0,
-    alpha_r: Annotated[float, Field(ge=0, description="weight of the entropies; 0 gives hard pseudo-labels")] = 0.1,
-    y_steps: Annotated[int, Field(ge=1, description="steps on the pseudo-labels in a round")] = 4,
-    y_lr: Annotated[float, Field(gt=0, description="step size of these steps")] = 0.5,
+    alpha_p: Annotated[Positive, about("weight of the pseudo-labelled samples")] = 1.0,
+    alpha_r: Annotated[NotNegative, about("weight of the entropies; 0 gives hard pseudo-labels")] = 0.1,
+    y_steps: Annotated[Count, about("steps on the pseudo-labels in a round")] = 4,
+    y_lr: Annotated[Positive, about("step size of these steps")] = 0.5,
     y_scale: Annotated[
-        Literal["sample", "mean"],
-        Field(description="gradient of the pseudo-labels: that of a sample, or divided by m_i as in f_i"),
+        Literal["sample", "mean"], about("gradient of the pseudo-labels: that of a sample, or divided by m_i as in f_i")
     ] = "sample",
 ) -> SemiSupervised:
     """Semi-supervised classification with pseudo-labels that stay with their client (FedVRA-U's task)."""

@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -87,15 +88,13 @@ def adaptive(
             description="fraction of messages whose norm is below the clipping bound C, which adapts to keep it so",
         ),
     ] = 0.5,
-    start: Annotated[float, Field(gt=0, description="bound C of the first round")] = 0.1,
-    rate: Annotated[float, Field(gt=0, description="step size of log C")] = 0.2,
+    start: Annotated[Positive, about("bound C of the first round")] = 0.1,
+    rate: Annotated[Positive, about("step size of log C")] = 0.2,
     bits: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(
-            description=(
-                "standard deviation of the noise on the number of messages within C; if none, a 20th of the "
-                "cohort, and at least the noise multiplier"
-            )
+        Positive | None,
+        about(
+            "standard deviation of the noise on the number of messages within C; if none, a 20th of the "
+            "cohort, and at least the noise multiplier"
         ),
     ] = None,
 ) -> Adaptive:
@@ -132,8 +131,8 @@ class Counted(NamedTuple):
 def with_adaptive_privacy(
     algorithm: Algorithm,
     clip: Adaptive,
-    noise: Annotated[float, Field(ge=0, description="z, what messages and bits cost together")],
-    cohort: Annotated[int, Field(ge=1, description="expected cohort S, the denominator")],
+    noise: Annotated[NotNegative, about("z, what messages and bits cost together")],
+    cohort: Annotated[Count, about("expected cohort S, the denominator")],
 ) -> Algorithm:
     """`with_privacy`, central, with a bound that adapts; it refuses the same methods.
 

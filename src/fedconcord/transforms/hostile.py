@@ -19,14 +19,14 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.parameters import Chance, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of, rng, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.robust import apart
 
-Share = Annotated[float, Field(ge=0, le=1, description="fraction of all clients that is hostile, chosen by the seed")]
+Share = Annotated[Chance, about("fraction of all clients that is hostile, chosen by the seed")]
 Draws = Callable[[int], Tensor]  # n -> [..., n] uniform on [0, 1), the client's own
 
 
@@ -42,7 +42,7 @@ class Attack(NamedTuple):
 
 @definition()
 def sign_flip(
-    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the opposite of the move")] = 1.0
+    share: Share = 0.2, scale: Annotated[Positive, about("factor on the opposite of the move")] = 1.0
 ) -> Attack:
     """Sends the opposite of its move, scaled."""
     return Attack(share, move=lambda move, draws: -scale * move)
@@ -50,7 +50,7 @@ def sign_flip(
 
 @definition()
 def gaussian(
-    share: Share = 0.2, deviation: Annotated[float, Field(gt=0, description="standard deviation of an entry")] = 1.0
+    share: Share = 0.2, deviation: Annotated[Positive, about("standard deviation of every entry")] = 1.0
 ) -> Attack:
     """Sends normal noise in place of its move."""
 
@@ -66,7 +66,7 @@ def gaussian(
 @definition()
 def same_value(
     share: Share = 0.2,
-    value: Annotated[float, Field(description="value of every entry; with 0 the client does nothing")] = 1.0,
+    value: Annotated[float, about("value of every entry; with 0 the client does nothing")] = 1.0,
 ) -> Attack:
     """Sends one number in every entry of its move."""
     return Attack(share, move=lambda move, draws: torch.full_like(move, value))
@@ -85,9 +85,7 @@ def label_flip(share: Share = 0.2) -> Attack:
 
 
 @definition()
-def ipm(
-    share: Share = 0.2, scale: Annotated[float, Field(gt=0, description="factor on the opposite of the mean")] = 0.5
-) -> Attack:
+def ipm(share: Share = 0.2, scale: Annotated[Positive, about("factor on the opposite of the mean")] = 0.5) -> Attack:
     """Sends the opposite of the honest clients' mean, scaled.
 
     Xie et al., UAI 2019.
@@ -99,8 +97,7 @@ def ipm(
 def alie(
     share: Share = 0.2,
     deviations: Annotated[
-        Annotated[float, Field(gt=0)] | None,
-        Field(description="standard deviations of each coordinate from the mean; if none, the paper's z_max"),
+        Positive | None, about("standard deviations of each coordinate from the mean; if none, the paper's z_max")
     ] = None,
 ) -> Attack:
     """Stays within the honest clients' spread: their mean minus z standard deviations, by coordinate.

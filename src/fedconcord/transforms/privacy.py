@@ -22,9 +22,9 @@ from functools import cache
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -46,10 +46,10 @@ from fedconcord.transforms.uploads import is_packed
 @definition()
 def with_privacy(
     algorithm: Algorithm,
-    clip: Annotated[float, Field(gt=0, description="C, the largest l2 norm of a message")],
-    noise: Annotated[float, Field(ge=0, description="z, the standard deviation of the noise over C")],
-    kind: Annotated[Literal["central", "local"], Field(description="who adds the noise")],
-    cohort: Annotated[int, Field(ge=1, description="expected cohort S, the denominator")],
+    clip: Annotated[Positive, about("C, the largest l2 norm of a message")],
+    noise: Annotated[NotNegative, about("z, the standard deviation of the noise over C")],
+    kind: Annotated[Literal["central", "local"], about("who adds the noise")],
+    cohort: Annotated[Count, about("expected cohort S, the denominator")],
 ) -> Algorithm:
     """The same method with its messages clipped and noise added; it refuses methods that this does not cover."""
 

@@ -20,14 +20,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.parameters import BelowOne, Count, Positive, about
 from fedconcord.core import Algorithm, Cohort, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_server
 from fedconcord.transforms.probe import contribution
 
 Hostile = Annotated[int, Field(ge=0, description="hostile clients in a round that the rule withstands")]
-Radius = Annotated[float, Field(gt=0, description="largest l2 norm of a contribution")]
-Turns = Annotated[int, Field(ge=1)]
+Radius = Annotated[Positive, about("largest l2 norm of a contribution")]
+Turns = Count
 
 
 class Rule(NamedTuple):
@@ -70,10 +71,8 @@ def median() -> Rule:
 
 @definition()
 def geometric_median(
-    iterations: Annotated[
-        Turns, Field(description="iterations of Weiszfeld's algorithm, from the coordinates' median on")
-    ] = 32,
-    smoothing: Annotated[float, Field(gt=0, description="smallest distance; shorter ones count as this")] = 1e-6,
+    iterations: Annotated[Turns, about("iterations of Weiszfeld's algorithm, from the coordinates' median on")] = 32,
+    smoothing: Annotated[Positive, about("smallest distance; shorter ones count as this")] = 1e-6,
 ) -> Rule:
     """The point with the least sum of distances to the contributions, by smoothed Weiszfeld steps.
 
@@ -102,9 +101,7 @@ def krum(hostile: Hostile = 1) -> Rule:
 @definition()
 def multi_krum(
     hostile: Hostile = 1,
-    keep: Annotated[
-        Turns | None, Field(description="contributions that are averaged, at most; if none, S - f - 2")
-    ] = None,
+    keep: Annotated[Turns | None, about("contributions that are averaged, at most; if none, S - f - 2")] = None,
 ) -> Rule:
     """The mean of the contributions that Krum ranks first.
 
@@ -128,11 +125,10 @@ def norm_clip(radius: Radius) -> Rule:
 
 @definition()
 def centred_clip(
-    radius: Annotated[float, Field(gt=0, description="largest distance of a contribution from the centre")],
-    iterations: Annotated[Turns, Field(description="iterations of the centre in a round")] = 1,
+    radius: Annotated[Positive, about("largest distance of a contribution from the centre")],
+    iterations: Annotated[Turns, about("iterations of the centre in a round")] = 1,
     momentum: Annotated[
-        float,
-        Field(ge=0, lt=1, description="momentum of the centre between rounds; at 0 it is the last round's aggregate"),
+        BelowOne, about("momentum of the centre between rounds; at 0 it is the last round's aggregate")
     ] = 0.0,
 ) -> Rule:
     """The centre plus the mean of the contributions' differences to it, cut to a length.

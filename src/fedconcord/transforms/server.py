@@ -20,26 +20,24 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import BelowOne, NotNegative, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_server, moved
 
-LR = Annotated[float, Field(gt=0, description="server step size"), Search(0.01, 2.0)]
-Beta1 = Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")]
-Beta2 = Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")]
-Tau = Annotated[float, Field(ge=0, description="adaptivity: added to the root")]
-V0 = Annotated[
-    Annotated[float, Field(ge=0)] | None, Field(description="second moment at the start; if none, the square of tau")
-]
-M0 = Annotated[float, Field(description="first moment at the start")]
-EpsRoot = Annotated[float, Field(ge=0, description="added inside the root")]
-Correction = Annotated[bool, Field(description="whether to divide the moments by 1 - beta^t")]
-Eps = Annotated[float, Field(gt=0, description="added to the squared length of the mean move"), Search(1e-3, 0.1)]
+LR = Annotated[Positive, about("server step size"), Search(0.01, 2.0)]
+Beta1 = Annotated[BelowOne, about("decay of the first moment")]
+Beta2 = Annotated[BelowOne, about("decay of the second moment")]
+Tau = Annotated[NotNegative, about("adaptivity: added to the root")]
+V0 = Annotated[NotNegative | None, about("second moment at the start; if none, the square of tau")]
+M0 = Annotated[float, about("first moment at the start")]
+EpsRoot = Annotated[NotNegative, about("added inside the root")]
+Correction = Annotated[bool, about("whether to divide the moments by 1 - beta^t")]
+Eps = Annotated[Positive, about("added to the squared length of the mean move"), Search(1e-3, 0.1)]
 Units = Literal["moves", "gradients"]
 
 
@@ -69,15 +67,13 @@ def sgd(lr: LR = 1.0) -> Optimizer:
 
 @definition()
 def momentum(
-    beta: Annotated[float, Field(ge=0, lt=1, description="momentum"), Search(0.0, 0.95, "linear")] = 0.9,
+    beta: Annotated[BelowOne, about("momentum"), Search(0.0, 0.95, "linear")] = 0.9,
     lr: LR = 1.0,
     units: Annotated[
         Units,
-        Field(
-            description=(
-                "unit of the momentum buffer: moves, or gradients, as in FedNova's code; the two differ when "
-                "the local step size decays"
-            )
+        about(
+            "unit of the momentum buffer: moves, or gradients, as in FedNova's code; the two differ when "
+            "the local step size decays"
         ),
     ] = "moves",
 ) -> Optimizer:

@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.lift import lift_row
@@ -87,9 +88,14 @@ def variance(levels: int, d: int) -> float:
 @definition()
 def quantise(
     levels: Annotated[
-        int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")
+        int,
+        Field(
+            ge=1,
+            le=32767,
+            description="number of magnitudes above zero; an entry takes one byte up to 127 of them, and two above",
+        ),
     ] = 127,
-    feedback: Annotated[bool, Field(description="whether to keep the rounding error for the next message")] = False,
+    feedback: Annotated[bool, about("whether to keep the rounding error for the next message")] = False,
 ) -> Compressor:
     """Unbiased stochastic quantisation: norm * sign * level / levels, levels rounded up or down at random.
 
@@ -115,10 +121,8 @@ def quantise(
 
 @definition()
 def topk(
-    fraction: Annotated[
-        float, Field(gt=0, le=1, description="fraction of the entries that is sent, at least one entry")
-    ] = 0.1,
-    feedback: Annotated[bool, Field(description="whether to keep what was not sent for the next message")] = True,
+    fraction: Annotated[Fraction, about("fraction of the entries that is sent, at least one entry")] = 0.1,
+    feedback: Annotated[bool, about("whether to keep what was not sent for the next message")] = True,
 ) -> Compressor:
     """Only the largest entries, with error feedback.
 

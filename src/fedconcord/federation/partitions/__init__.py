@@ -19,7 +19,7 @@ from fedconcord.federation.partitions.by_label import groups, shards, sorted_fra
 from fedconcord.federation.partitions.dirichlet import dirichlet, dirichlet_unbalanced, split_by_proportions
 from fedconcord.federation.partitions.dominant import dominant
 from fedconcord.federation.partitions.flower import flwr_datasets, from_partitioner
-from fedconcord.federation.partitions.own import own
+from fedconcord.federation.partitions.own import by_function
 from fedconcord.federation.partitions.sizes import iid, power_law, quantity
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
@@ -39,7 +39,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
 
 def partitions() -> Mapping[str, Callable[..., list[np.ndarray]]]:
     """`PARTITIONS`, and functions of your own by import path."""
-    return Open(PARTITIONS, "partition", own)
+    return Open(PARTITIONS, "partition", by_function)
 
 
 __all__ = [

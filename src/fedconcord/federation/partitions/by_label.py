@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Chance, Count, about
 from fedconcord.federation.partitions.base import check_labels, even, parts_of
 
 
@@ -16,7 +16,7 @@ def shards(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    k: Annotated[int, Field(gt=0, description="shards per client")] = 2,
+    k: Annotated[Count, about("shards per client")] = 2,
 ) -> list[np.ndarray]:
     """Sorted by label, cut into N*k equal shards, k dealt to each client at random (FedAvg, FedADMM).
 
@@ -41,7 +41,7 @@ def groups(
     rng: np.random.Generator,
     /,
     cuts: Annotated[
-        int | None, Field(gt=0, description="shards in all; if none, (clients / 2)^2, as in 10,000 for 200 clients")
+        Count | None, about("shards in all; if none, (clients / 2)^2, as in 10,000 for 200 clients")
     ] = None,
 ) -> list[np.ndarray]:
     """Sorted by label, cut into shards; clients in groups of two, members of group g get g shards each (FedADMM).
@@ -73,7 +73,7 @@ def sorted_fraction(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    c: Annotated[float, Field(ge=0, le=1, description="fraction of the samples that is dealt sorted by label")] = 1.0,
+    c: Annotated[Chance, about("fraction of the samples that is dealt sorted by label")] = 1.0,
 ) -> list[np.ndarray]:
     """A fraction 1 - c shuffled and dealt, the remaining c sorted by label and dealt in order (LoSAC); equal sizes.
 

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.federation.partitions.base import MAX_DRAWS, check_alpha, check_labels, even, parts_of
 
 CHUNK = 1 << 16  # samples whose class is drawn at once
@@ -18,12 +19,7 @@ def dirichlet(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    alpha: Annotated[
-        float,
-        Field(
-            gt=0, allow_inf_nan=False, description="concentration of the label mixtures; a small one gives few labels"
-        ),
-    ] = 0.1,
+    alpha: Annotated[Positive, about("concentration of the label mixtures; a small one gives few labels")] = 0.1,
 ) -> list[np.ndarray]:
     """Label mixtures from Dir(alpha), equal client sizes (FedDyn, A-FedPD): sizes differ by at most 1.
 
@@ -72,11 +68,10 @@ def dirichlet_unbalanced(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    alpha: Annotated[
-        float,
-        Field(gt=0, allow_inf_nan=False, description="concentration of a class; a small one gives it to few clients"),
-    ] = 0.1,
-    min_samples: Annotated[int, Field(gt=0, description="redraw until every client has this many samples")] = 10,
+    alpha: Annotated[Positive, about("concentration of a class; a small one gives it to few clients")] = 0.1,
+    min_samples: Annotated[
+        Count, about("smallest number of samples of a client; the partition is drawn again until all have it")
+    ] = 10,
     numpy_seed: Annotated[
         int | None,
         Field(

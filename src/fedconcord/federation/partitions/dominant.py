@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, Fraction, about
 from fedconcord.federation.partitions.base import MAX_DRAWS, check_labels, even, parts_of
 
 
@@ -16,8 +16,8 @@ def dominant(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    share: Annotated[float, Field(gt=0, le=1, description="fraction of a client's samples from its own classes")] = 0.8,
-    classes: Annotated[int, Field(gt=0, description="number of a client's own classes")] = 2,
+    share: Annotated[Fraction, about("fraction of a client's samples from its own classes")] = 0.8,
+    classes: Annotated[Count, about("number of a client's own classes")] = 2,
 ) -> list[np.ndarray]:
     """A share of a client's samples from a few classes of its own, the rest from all (FedVRA); equal client sizes.
 

@@ -28,7 +28,11 @@ def flwr_datasets(
     rng: np.random.Generator,
     /,
     partitioner: Annotated[
-        str, Field(min_length=1, description="a class with its parameters: of that package, or as my.module:Class")
+        str,
+        Field(
+            min_length=1,
+            description="class of a partitioner with its parameters: one of that package, or as my.module:Class",
+        ),
     ] = "IidPartitioner",
 ) -> list[np.ndarray]:
     """A partitioner of the package flwr-datasets, as in flwr_datasets(DirichletPartitioner(alpha=0.1)).
@@ -45,15 +49,15 @@ def flwr_datasets(
     call = grammar.parse(partitioner, "partitioner")
     factory = _class(call.name)
     known = inspect.signature(factory).parameters
-    own = {"num_partitions": n_clients, "partition_by": LABEL, "seed": int(rng.integers(2**31))}
-    filled = {name: value for name, value in own.items() if name in known and name not in call.kwargs}
+    defaults = {"num_partitions": n_clients, "partition_by": LABEL, "seed": int(rng.integers(2**31))}
+    arguments = {name: value for name, value in defaults.items() if name in known and name not in call.kwargs}
     if call.args:
         raise UserError(f"partitioner {call.name} takes parameters by name, given {call}; write name=value")
     try:
-        made = factory(**{**filled, **call.kwargs})
+        instance = factory(**{**arguments, **call.kwargs})
     except (TypeError, ValueError) as error:
         raise UserError(f"partitioner {partitioner} refuses its parameters: {error}") from error
-    parts = from_partitioner(made, labels)
+    parts = from_partitioner(instance, labels)
     if len(parts) != n_clients:
         raise UserError(
             f"partitioner {partitioner} makes {len(parts)} partitions for {n_clients} clients, which must agree"
@@ -90,11 +94,11 @@ def _class(name: str) -> Any:
     """The class of a name: of the package, or module:Class."""
     if imports.is_path(name):
         return imports.load(name, "partitioner")
-    found = _module(PACKAGE)
-    if not inspect.isclass(getattr(found, name, None)):
-        names = [n for n, thing in vars(found).items() if inspect.isclass(thing) and n.endswith("Partitioner")]
+    package = _module(PACKAGE)
+    if not inspect.isclass(getattr(package, name, None)):
+        names = [n for n, thing in vars(package).items() if inspect.isclass(thing) and n.endswith("Partitioner")]
         raise unknown("partitioner", name, names)
-    return getattr(found, name)
+    return getattr(package, name)
 
 
 def _module(name: str) -> ModuleType:

@@ -8,9 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.federation.partitions.base import check_alpha, check_clients, even, parts_of
 
-Least = Annotated[int, Field(gt=0, description="samples that every client has at least")]
+Least = Annotated[Count, about("smallest number of samples of a client")]
 
 
 def iid(labels: np.ndarray, n_clients: int, rng: np.random.Generator, /) -> list[np.ndarray]:
@@ -25,7 +26,11 @@ def power_law(
     rng: np.random.Generator,
     /,
     exponent: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="the k-th largest client has a share ~ k^-exponent")
+        float,
+        Field(
+            ge=0,
+            description="exponent of the power law: the k-th largest client has a share proportional to k^-exponent",
+        ),
     ] = 1.0,
     min_samples: Least = 1,
 ) -> list[np.ndarray]:
@@ -51,10 +56,7 @@ def quantity(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    alpha: Annotated[
-        float,
-        Field(gt=0, allow_inf_nan=False, description="concentration of the sizes; a small one gives few large clients"),
-    ] = 0.5,
+    alpha: Annotated[Positive, about("concentration of the sizes; a small one gives few large clients")] = 0.5,
     min_samples: Least = 1,
 ) -> list[np.ndarray]:
     """Quantity skew: sizes from Dir(alpha) over clients, labels IID; every sample is used.
