@@ -17,11 +17,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Positive, about
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -36,8 +36,8 @@ from fedconcord.core import (
 )
 from fedconcord.core.identity import definition
 
-Rho = Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
-Normalised = Annotated[Literal["uniform", "size"], Field(description="how the server weighs the cohort")]
+Rho = Annotated[Positive, about("penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
+Normalised = Annotated[Literal["uniform", "size"], about("how the server weighs the cohort")]
 
 
 class Server(NamedTuple):

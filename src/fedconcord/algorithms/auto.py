@@ -29,10 +29,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Normalised
+from fedconcord.basis.parameters import about
 from fedconcord.core import (
     Algorithm,
     Client,
@@ -83,11 +83,9 @@ class Message(NamedTuple):
 
 Duals = Annotated[
     Literal["own", "common"],
-    Field(
-        description=(
-            "own: every client keeps its own dual variable; common: clients keep nothing, and the skew of "
-            "their data is not corrected"
-        )
+    about(
+        "own: every client keeps its own dual variable; common: clients keep nothing, and the skew of "
+        "their data is not corrected"
     ),
 ]
 

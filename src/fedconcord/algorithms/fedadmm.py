@@ -27,10 +27,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, model_of
 from fedconcord.core.identity import definition
 
-Positive = Annotated[float, Field(gt=0)]
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]
 RHO, SERVER_LR = 0.01, 1.0
 
@@ -58,13 +58,13 @@ def fedadmm(
     ] = RHO,
     server_lr: Annotated[
         Positive | Literal["participation"] | Schedule,
-        Field(description="server step size: a number, participation (|S|/N), or [[round, step], ...]"),
+        about("server step size: a number, participation (|S|/N), or [[round, step], ...]"),
         Search(0.5, 1.5, "linear"),
     ] = SERVER_LR,
     form: Annotated[
         Literal["released", "paper"],
-        Field(
-            description="whose start and message are used: those of the released code, or those of the paper, which "
+        about(
+            "whose start and message are used: those of the released code, or those of the paper, which "
             "needs server_lr participation"
         ),
     ] = "released",

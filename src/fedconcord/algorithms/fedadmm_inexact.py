@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Step
 from fedconcord.core.identity import definition
 
@@ -35,20 +35,16 @@ class Row(NamedTuple):
 
 @definition()
 def fedadmm_inexact(
-    rho: Annotated[float, Field(gt=0, description="penalty"), Search(0.1, 10.0)] = 1.0,
+    rho: Annotated[Positive, about("penalty"), Search(0.1, 10.0)] = 1.0,
     objective: Annotated[
         Literal["sum", "mean"],
-        Field(description="factor on f_i beside the penalty: sum is 1; mean is 1/N, as published"),
+        about("factor on f_i beside the penalty: sum is 1; mean is 1/N, as published"),
     ] = "sum",
     server_steps: Annotated[
-        Annotated[int, Field(ge=1)] | None,
-        Field(
-            description="number of proximal-gradient steps of the server (20 as published); if none, it solves exactly"
-        ),
+        Count | None,
+        about("number of proximal-gradient steps of the server (20 as published); if none, it solves exactly"),
     ] = None,
-    server_lr: Annotated[
-        float, Field(gt=0, description="step size of the server's steps; times N rho it must be below 2")
-    ] = 1e-4,
+    server_lr: Annotated[Positive, about("step size of the server's steps; times N rho it must be below 2")] = 1e-4,
 ) -> Algorithm:
     """Inexact ADMM: linearised local steps, each followed by a dual step; the server takes the regulariser's prox.
 

@@ -20,16 +20,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import NotNegative, Positive, about
 from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Recommendation, Step, Weights
 from fedconcord.core.identity import definition
 
-ServerLR = Annotated[float, Field(gt=0, description="server step size")]
-Radius = Annotated[float, Field(gt=0, description="radius of the ascent step of SAM"), Search(0.005, 0.5)]
-WeightsOption = Annotated[Weights, Field(description="how the server weighs the cohort")]
+ServerLR = Annotated[Positive, about("server step size")]
+Radius = Annotated[Positive, about("radius of the ascent step of SAM"), Search(0.005, 0.5)]
+WeightsOption = Annotated[Weights, about("how the server weighs the cohort")]
 
 
 class Server(NamedTuple):
@@ -85,7 +85,7 @@ def fedsam(
 
 @definition()
 def fedprox(
-    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model"), Search(0.001, 1.0)] = 0.1,
+    mu: Annotated[NotNegative, about("weight of the pull to the server's model"), Search(0.001, 1.0)] = 0.1,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:

@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core import Algorithm, Cohort, Facts, Local, Needs, Recommendation, Sender
 from fedconcord.core.identity import definition
 
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     response: Tensor  # [] k_i; the local steps taken, for plain SGD
 
 
-Alpha = Annotated[float, Field(gt=0, le=1, description="weight of the client's own gradient"), Search(0.02, 1.0)]
+Alpha = Annotated[Fraction, about("weight of the client's own gradient"), Search(0.02, 1.0)]
 
 
 @definition(version=3)

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Positive, about
 from fedconcord.core import (
     Algorithm,
     Caution,
@@ -37,7 +37,7 @@ from fedconcord.core import (
 )
 from fedconcord.core.identity import definition
 
-Alpha = Annotated[float, Field(gt=0, description="weight of the dynamic regulariser"), Search(0.01, 1.0)]
+Alpha = Annotated[Positive, about("weight of the dynamic regulariser"), Search(0.01, 1.0)]
 
 
 class Server(NamedTuple):
@@ -66,7 +66,7 @@ def feddyn(
     alpha: Alpha = 0.1,
     weights: Annotated[
         Literal["uniform", "size"],
-        Field(description="weights p_i of the objective; with size, the penalty at client i is alpha / (N p_i)"),
+        about("weights p_i of the objective; with size, the penalty at client i is alpha / (N p_i)"),
     ] = "uniform",
 ) -> Algorithm:
     """FedDyn: a linear term and a pull that align clients' and server's stationary points.

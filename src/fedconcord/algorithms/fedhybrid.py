@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import Chance, Fraction, Positive, about
 from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Oracle, Step
 from fedconcord.core.identity import definition
 
@@ -33,13 +33,11 @@ class Row(NamedTuple):
 
 @definition(version=2)
 def fedhybrid(
-    rho: Annotated[float, Field(gt=0, description="penalty of the augmented Lagrangian"), Search(0.1, 10.0)] = 1.0,
-    newton_share: Annotated[float, Field(ge=0, le=1, description="share of the clients with Newton steps")] = 0.5,
-    newton_lr: Annotated[float, Field(gt=0, le=1, description="step size of Newton clients")] = 1.0,
-    gradient_dual_lr: Annotated[float, Field(gt=0, description="dual step size of gradient clients")] = 0.5,
-    newton_dual_lr: Annotated[
-        float, Field(gt=0, description="dual step size of Newton clients, relative to the curvature")
-    ] = 0.5,
+    rho: Annotated[Positive, about("penalty of the augmented Lagrangian"), Search(0.1, 10.0)] = 1.0,
+    newton_share: Annotated[Chance, about("share of the clients with Newton steps")] = 0.5,
+    newton_lr: Annotated[Fraction, about("step size of Newton clients")] = 1.0,
+    gradient_dual_lr: Annotated[Positive, about("dual step size of gradient clients")] = 0.5,
+    newton_dual_lr: Annotated[Positive, about("dual step size of Newton clients, relative to the curvature")] = 0.5,
 ) -> Algorithm:
     """FedHybrid: clients that can take Newton steps do, the others take gradient steps; strongly convex problems only.
 

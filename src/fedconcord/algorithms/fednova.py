@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
+from fedconcord.basis.parameters import NotNegative, about
 from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Needs
 from fedconcord.core.identity import definition
 
@@ -31,10 +31,10 @@ class Message(NamedTuple):
 
 @definition()
 def fednova(
-    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.0,
+    mu: Annotated[NotNegative, about("weight of the pull to the server's model")] = 0.0,
     tau_eff: Annotated[
         Literal["a", "tau"],
-        Field(description="effective number of steps: a, the mean of ||a_i||_1; tau, the mean number of steps"),
+        about("effective number of steps: a, the mean of ||a_i||_1; tau, the mean number of steps"),
     ] = "a",
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "size",

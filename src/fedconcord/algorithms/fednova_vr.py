@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
+from fedconcord.basis.parameters import NotNegative, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Sender
 from fedconcord.core.identity import definition
 
@@ -29,10 +29,10 @@ class Message(NamedTuple):
 
 @definition()
 def fednova_vr(
-    mu: Annotated[float, Field(ge=0, description="weight of the pull to the server's model")] = 0.0,
+    mu: Annotated[NotNegative, about("weight of the pull to the server's model")] = 0.0,
     tau_eff: Annotated[
         Literal["a", "tau"],
-        Field(description="effective number of steps: a, the mean of ||a_i||_1; tau, the mean number of steps"),
+        about("effective number of steps: a, the mean of ||a_i||_1; tau, the mean number of steps"),
     ] = "a",
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "size",

@@ -15,10 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field
-
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import BelowOne, about
 from fedconcord.core import Algorithm, Facts, Recommendation
 from fedconcord.core.identity import definition
 from fedconcord.transforms.server import (
@@ -46,9 +45,7 @@ def listed(method: Algorithm, *recommendations: Recommendation) -> Algorithm:
 
 @definition()
 def fedavgm(
-    server_momentum: Annotated[
-        float, Field(ge=0, lt=1, description="momentum of the server"), Search(0.0, 0.95, "linear")
-    ] = 0.9,
+    server_momentum: Annotated[BelowOne, about("momentum of the server"), Search(0.0, 0.95, "linear")] = 0.9,
     server_lr: LR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:

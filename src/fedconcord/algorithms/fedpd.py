@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import BelowOne, Positive, about
 from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Phases, Settle
 from fedconcord.core.identity import definition
 
@@ -27,10 +27,8 @@ class Row(NamedTuple):
 
 @definition()
 def fedpd(
-    eta: Annotated[
-        float, Field(gt=0, description="inverse penalty of the augmented Lagrangian"), Search(0.3, 30.0)
-    ] = 1.0,
-    p_skip: Annotated[float, Field(ge=0, lt=1, description="probability that a round is not communicated")] = 0.0,
+    eta: Annotated[Positive, about("inverse penalty of the augmented Lagrangian"), Search(0.3, 30.0)] = 1.0,
+    p_skip: Annotated[BelowOne, about("probability that a round is not communicated")] = 0.0,
 ) -> Algorithm:
     """FedPD: local augmented Lagrangians, averaged only with some probability.
 

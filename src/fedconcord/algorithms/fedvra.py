@@ -15,15 +15,14 @@ from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.family_steps import step_theory
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import NotNegative, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Sender
 from fedconcord.core.identity import definition
 
-NonNegative = Annotated[float, Field(ge=0)]
 Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
 
 
@@ -56,21 +55,17 @@ RULES: dict[str, Rule] = {
 @definition()
 def fedvra(
     gamma: Annotated[
-        NonNegative | list[NonNegative],
-        Field(description="penalty: one number, or one for each client"),
+        NotNegative | list[NotNegative],
+        about("penalty: one number, or one for each client"),
         Search(0.01, 1.0),
     ] = 0.1,
-    a: Annotated[float, Field(ge=0, description="dual step size"), Search(0.5, 20.0)] = 7.0,
+    a: Annotated[NotNegative, about("dual step size"), Search(0.5, 20.0)] = 7.0,
     d: Annotated[
-        Annotated[float, Field(gt=0)] | Literal["inverse_p", "fednova"],
-        Field(
-            description=(
-                "server step size: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"
-            )
-        ),
+        Positive | Literal["inverse_p", "fednova"],
+        about("server step size: a number, inverse_p (1 / P(client takes part)) or fednova (Q_eff / (Q_i sum_A p))"),
         Search(1.0, 20.0),
     ] = 10.0,
-    weights: Annotated[Literal["uniform", "size"], Field(description="weights omega_i over all clients")] = "uniform",
+    weights: Annotated[Literal["uniform", "size"], about("weights omega_i over all clients")] = "uniform",
 ) -> Algorithm:
     """FedVRA: one family (a, d, gamma) that holds FedAvg, FedProx, FedNova and FedDyn.
 

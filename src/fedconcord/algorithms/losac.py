@@ -17,14 +17,14 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
+from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Phases, Prologue, Step
 from fedconcord.core.identity import definition
 
-Blocks = Annotated[int, Field(ge=1, description="number of blocks M that a client's samples are divided into")]
+Blocks = Annotated[Count, about("number of blocks M that a client's samples are divided into")]
 
 
 class Row(NamedTuple):
@@ -57,7 +57,7 @@ def fedsaga(
     blocks: Blocks = 5,
     xscale: Annotated[
         Literal["S", "N"],
-        Field(description="what the sum over the cohort is divided by: S, its size; N, the number of all clients"),
+        about("what the sum over the cohort is divided by: S, its size; N, the number of all clients"),
     ] = "S",
 ) -> Algorithm:
     """FedSaga: SAGA steps at the clients, FedAvg at the server.
@@ -84,17 +84,13 @@ def fedsaga(
 def losac(
     blocks: Blocks = 5,
     block_scale: Annotated[
-        Annotated[float, Field(gt=0)] | Literal["mean"],
-        Field(
-            description="weight with which a changed table entry enters phi: 1 as in the paper, mean (1/M) as in SAGA"
-        ),
+        Positive | Literal["mean"],
+        about("weight with which a changed table entry enters phi: 1 as in the paper, mean (1/M) as in SAGA"),
     ] = 1.0,
-    scaling: Annotated[
-        Literal["consistent", "paper"], Field(description="which pair of scalings the server uses")
-    ] = "consistent",
+    scaling: Annotated[Literal["consistent", "paper"], about("which pair of scalings the server uses")] = "consistent",
     init: Annotated[
         Literal["zero", "gradient"],
-        Field(description="tables before round 0; for gradient, all clients are asked once"),
+        about("tables before round 0; for gradient, all clients are asked once"),
     ] = "zero",
 ) -> Algorithm:
     """LoSAC: clients correct their steps with tables and a running global gradient.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import BelowOne, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Step, Tree, tree_map
 from fedconcord.core.identity import definition
 
@@ -26,8 +26,8 @@ class Server(NamedTuple):
 @definition()
 def mfl(
     momentum: Annotated[
-        float,
-        Field(ge=0, lt=1, description="momentum that is kept across rounds and averaged"),
+        BelowOne,
+        about("momentum that is kept across rounds and averaged"),
         Search(0.0, 0.95, "linear"),
     ] = 0.9,
     server_lr: ServerLR = 1.0,

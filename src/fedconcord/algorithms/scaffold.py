@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
+from fedconcord.basis.parameters import about
 from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Memory, Needs
 from fedconcord.core.identity import definition
 
@@ -39,11 +39,7 @@ class Message(NamedTuple):
 def scaffold(
     option: Annotated[
         Literal[1, 2],
-        Field(
-            description=(
-                "how the control variate is updated: 1, by the full gradient at x; 2, by the mean local direction"
-            )
-        ),
+        about("how the control variate is updated: 1, by the full gradient at x; 2, by the mean local direction"),
     ] = 2,
     server_lr: ServerLR = 1.0,
     weights: WeightsOption = "uniform",
