@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from fedconcord.core import Local, Network, Oracle
 from fedconcord.federation.draws import Keyed
 from fedconcord.local import compiled
 from fedconcord.local.duty import Duty
+from fedconcord.local.samples import Batches, Samples
+from fedconcord.problems import quadratics
 from fedconcord.problems.precision import Precision, native_bf16
 
 CLIENTS = 5  # at once, as on two workers
@@ -39,16 +42,16 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
     x = torch.randn(d, generator=draw) * 0.03
     inputs, labels = torch.randn(600, 784, generator=draw), torch.randint(10, (600,), generator=draw)
     network = Network(widths, "cross_entropy", inputs, None, None, labels)
+    objective = replace(quadratics(0, 1, torch.float32, torch.device("cpu")).objective, network=network)
     samples = torch.randperm(600, generator=draw).view(1, STEPS, 10)
     blocks = torch.randint(5, (1, STEPS), generator=draw)
     other, table, plain = x[None] * 1e-3, torch.zeros(1, 5, d), Solver()
 
     def call(local: Local, solver: Solver = plain) -> Callable[[], Any]:
-        duty = Duty(METHODS["fedavg"](), solver, Keyed(0, 10))
-        chosen = None if local.table is None else blocks
-        return lambda: compiled.steps(
-            network, duty, local, 0.01, x[None].clone(), samples, None, chosen, np.array([STEPS])
-        )
+        steps = np.array([STEPS])
+        chain = Duty(METHODS["fedavg"](), solver, Keyed(0, 10)).chain(local, 0.01, steps, None)
+        source = Batches(objective, np.zeros(1, np.int64), Samples(samples, None), blocks)
+        return lambda: compiled.in_one_call(chain, source, steps)
 
     return {
         "gradient added (FedAvg)": call(Local(x)),

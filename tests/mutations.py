@@ -125,7 +125,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
     ),
     "fednova: no momentum in a_i": Mutation(
-        (Edit("local/solver.py", "buffer = momentum * buffer + scale", "buffer = scale"),), (FIXED, "-k", "normaliser")
+        (Edit("core/pieces.py", "return self._replace(buffer=zero)", "return None"),), (FIXED, "-k", "normaliser")
     ),
     "fedadmm: one dual for all clients": fedadmm(
         "y = row.y + weight * (done.x - x)",
@@ -160,7 +160,7 @@ MUTATIONS: dict[str, Mutation] = {
         "algorithms/auto.py", "Row(row.dual - shift)", "Row(row.dual - 0 * shift)"
     ),
     "auto: duals in units of models": untuned("algorithms/auto.py", "row.dual + down.rho * move", "row.dual + move"),
-    "auto: no step is too long": untuned("local/pace.py", "rule.bound * rule.first / whole", "opening"),
+    "auto: no step is too long": untuned("local/sizes.py", "self.bound * self.length / whole", "self.opening"),
     "losac: phi scaled by N/S": Mutation(
         (
             Edit(
@@ -219,8 +219,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "local/stacked.py",
-                "draw(algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)]",
-                "draw(algorithm, order._replace(id=k), int(n)) for k, (order, n) in enumerate(zip(orders, counts))]",
+                "draw(duty.algorithm, order, int(n))",
+                "draw(duty.algorithm, order._replace(id=orders.index(order)), int(n))",
             ),
         ),
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
@@ -229,7 +229,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("core/rng.py", "SAMPLE = 5", "SAMPLE = 6"),), (ENGINES, "-k", "purposes")
     ),
     "tolerance: steps miscounted": Mutation(
-        (Edit("local/stacked.py", "taken[active[reached]] = k + 1", "taken[active[reached]] = k - 1"),),
+        (Edit("local/walk.py", ".cpu().numpy()]] = k + 1", ".cpu().numpy()]] = k - 1"),),
         (ENGINES, "-k", "who_stops"),
     ),
     "svrg: no correction": Mutation(

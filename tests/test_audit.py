@@ -14,12 +14,13 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, rng
+from fedconcord.core.pieces import ascent
 from fedconcord.data import Dataset
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job, State, advance, start
-from fedconcord.local.solver import Solver, ascent
+from fedconcord.local.solver import Solver
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.transforms.adaptive import adaptive, with_adaptive_privacy

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,17 +13,10 @@ from torch import nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import (
-    Algorithm,
-    Done,
-    Drawn,
-    Local,
     Needs,
-    Objective,
     Oracle,
-    Orders,
     Regulariser,
     Step,
-    Tilt,
     rng,
     roster_of,
     tree_leaves,
@@ -35,13 +28,13 @@ from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
-from fedconcord.local import samples, stacked
+from fedconcord.local import samples
 from fedconcord.local.duty import Duty
 from fedconcord.local.lbfgs import minimise
-from fedconcord.local.pace import normed
+from fedconcord.local.sizes import Fixed
 from fedconcord.local.solver import Solver, refuse
+from fedconcord.local.walk import Chain
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.problems.regularisers import l1
 from fedconcord.transforms.tables import with_table
 from table import TABLE, batches_of, make
 from tiers import tiers
@@ -172,123 +165,6 @@ def test_bits_do_not_depend_on_who_was_first() -> None:
         assert_same(other, once, 0.0)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A local problem and solver, and whether the kernel may add its gradient without making it."""
-
-    fused: bool
-    solver: Solver = Solver()
-    local: Local = Local(torch.zeros(0))
-    regulariser: Regulariser | None = None
-    batch_size: int | None = 4
-
-
-def vectors(*shape: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(1).standard_normal(shape))
-
-
-D = 36 * 8 + 8 + 8 * 3 + 3
-AT = Local(0.1 * vectors(D))
-CASES = {
-    "plain": Case(True),
-    "one for all": Case(True, local=AT._replace(linear=vectors(D), prox=0.3, anchor=vectors(D))),
-    "a row each": Case(True, local=AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(5, D), scale=0.7)),
-    "linear": Case(True, local=AT._replace(linear=vectors(5, D), lr_scale=0.5)),
-    "prox": Case(True, local=AT._replace(prox=0.3, anchor=vectors(D))),
-    "snapshot": Case(True, local=AT._replace(snapshot=vectors(D), scale=0.7)),
-    "decay": Case(True, Solver(weight_decay=0.1, step_decay=0.9)),
-    "sam": Case(True, Solver(oracle=Oracle("sam", 0.1))),
-    "full": Case(True, Solver(oracle=Oracle("full"))),
-    "all samples": Case(True, batch_size=None),
-    "regulariser": Case(True, regulariser=l1(0.1), local=AT._replace(linear=vectors(D))),
-    "momentum": Case(True, Solver(momentum=0.9)),
-    "momentum and all": Case(
-        True,
-        Solver(momentum=0.5, weight_decay=0.1, step_decay=0.9),
-        AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(D), scale=0.7, snapshot=vectors(D)),
-    ),
-    "momentum and sam": Case(True, Solver(momentum=0.9, oracle=Oracle("sam", 0.1))),
-    "own momentum": Case(True, local=AT._replace(momentum=0.9, buffer=vectors(D))),
-    "a buffer and no momentum": Case(True, local=AT._replace(momentum=0.0, buffer=vectors(D))),
-    "dual": Case(True, local=AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))),
-    "dual and nothing to move": Case(True, local=AT._replace(dual_rate=0.2, prox=0.3, anchor=vectors(D))),
-    "dual alone": Case(True, local=AT._replace(linear=vectors(5, D), dual_rate=0.2, anchor=vectors(5, D))),
-    "dual and momentum": Case(
-        False, Solver(momentum=0.9), AT._replace(linear=vectors(D), dual_rate=0.2, prox=0.3, anchor=vectors(D))
-    ),
-    "clip": Case(False, Solver(clip=0.2)),
-    "clip of the direction": Case(
-        False,
-        Solver(weight_decay=0.1, momentum=0.5, clip_direction=0.2),
-        AT._replace(linear=vectors(5, D), prox=0.3, anchor=vectors(D)),
-    ),
-    "nesterov": Case(False, Solver(momentum=0.9, nesterov=True)),
-    "tilt": Case(False, Solver(oracle=Oracle("sam", 0.1)), AT._replace(tilt=Tilt(vectors(5, D), vectors(D)))),
-    "tolerance": Case(False, Solver(tolerance=1e-3)),
-    "rule": Case(True, Solver(pace=normed()), AT._replace(linear=vectors(D), prox=0.3, anchor=vectors(D))),
-    "rule and dual": Case(
-        False, Solver(pace=normed()), AT._replace(linear=vectors(D), dual_rate=0.2, anchor=vectors(D))
-    ),
-    "rule and momentum": Case(False, Solver(pace=normed(), momentum=0.9)),
-    "table": Case(False, local=AT._replace(table=vectors(5, 2, D), linear=vectors(D), table_rate=0.5)),
-    "prox by client": Case(False, local=AT._replace(prox=vectors(5, 1).abs(), anchor=vectors(D))),
-    "scale by client": Case(False, local=AT._replace(scale=vectors(5, 1).abs())),
-    "metric": Case(False, local=AT._replace(metric=torch.eye(D, dtype=torch.float64).expand(5, D, D))),
-}
-CASES |= {
-    f"{name}, a rule": replace(CASES[name], solver=CASES[name].solver._replace(pace=normed(), step_decay=1.0))
-    for name in ("plain", "a row each", "linear", "prox", "snapshot", "decay", "sam", "full", "all samples")
-}
-
-
-class Blocked(NamedTuple):
-    """Draws whose steps have blocks too, for tables, and may be none at all."""
-
-    keyed: Keyed
-
-    def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
-        drawn = self.keyed.draw(algorithm, orders._replace(steps=3), n)
-        batches = None if drawn.batches is None else drawn.batches[: orders.steps]
-        return Drawn(batches, np.array([0, 1, 1])[: orders.steps])
-
-    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
-        return self.keyed.members(algorithm, client, n)
-
-    def width(self, algorithm: Algorithm, n: int) -> int:
-        return self.keyed.width(algorithm, n)
-
-    def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
-        return self.keyed.full_cost(algorithm, n)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_short_loop_is_the_loop(name: str) -> None:
-    """Where a gradient is only added, adding it at once changes nothing; elsewhere it is made."""
-    case = CASES[name]
-    objective = small("dense", regulariser=case.regulariser).objective
-    draws = Blocked(Keyed(5, case.batch_size))
-    orders = [Orders(0, i, steps, 0.1, 5) for i, steps in enumerate([3, 3, 2, 1, 0])]
-    start = case.local._replace(x=AT.x)
-    made: list[int] = []
-
-    def gradients(*args: Any) -> torch.Tensor:
-        made.append(len(args))
-        return objective.gradients(*args)
-
-    def solve(of: Objective) -> tuple[Done, int]:
-        return stacked.solve(of, Duty(METHODS["fedavg"](), case.solver, draws), start, np.arange(5), orders)
-
-    got, cost = solve(replace(objective, gradients=gradients))
-    assert (not made) == case.fused
-    expected, expected_cost = solve(replace(objective, gradients=gradients, accumulate=None))
-    assert made
-    assert cost == expected_cost
-    assert torch.equal(got.x[-1], AT.x)  # no steps, no move
-    for name, value in got._asdict().items():
-        if value is not None and not value.isnan().all():
-            assert torch.allclose(value, getattr(expected, name), rtol=1e-12, atol=1e-13), name
-
-
 @pytest.mark.parametrize(
     "solver",
     [
@@ -346,8 +222,9 @@ def test_lbfgs_counts_every_gradient(tolerance: float | None) -> None:
         asked.append(1)
         return objective.loss(x, samples)
 
-    solver = Solver(kind="lbfgs", tolerance=tolerance)
-    _, taken, evaluations = minimise(replace(objective, loss=loss), solver, AT, torch.arange(12), 5)
+    x = 0.1 * torch.as_tensor(np.random.default_rng(1).standard_normal(objective.dim))
+    chain = Chain(x, (), Fixed(0.1), tolerance=tolerance)
+    _, taken, evaluations = minimise(replace(objective, loss=loss), chain, torch.arange(12), 5)
     assert evaluations == len(asked) > taken > 1
 
 
@@ -647,7 +524,8 @@ def test_kernels_are_the_gradient(name: str) -> None:
     y = draw.integers(0, 3, 40)
     p = Supervised(CHAINS[name], Dataset("blank", x, y, x, y, 3), [np.arange(40)], dtype=torch.float64)
     assert p.accumulate is not None
-    at = torch.stack([p.init(seed) for seed in range(3)]) + 0.1 * vectors(3, p.dim)
+    at = torch.stack([p.init(seed) for seed in range(3)])
+    at += 0.1 * torch.as_tensor(np.random.default_rng(1).standard_normal(at.shape))
     samples = torch.arange(12).view(3, 4)
     weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=p.dtype)
     for held in (None, weight):

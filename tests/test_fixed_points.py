@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from chains import response_of
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm
@@ -13,7 +14,7 @@ from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
-from fedconcord.local.pace import delta
+from fedconcord.local.sizes import delta
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.testing.bench import run
@@ -157,10 +158,8 @@ def test_fednova_has_no_such_bias() -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.7])
 def test_normaliser_is_the_response_to_unit_gradients(momentum: float, mu: float, scale: float) -> None:
     """||a_i||_1 from the solver against the closed forms of FedNova and a brute-force local loop."""
-    from fedconcord.local.solver import normaliser
-
     eta, tau = 0.02, 13
-    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum, scale=scale)) / scale
+    got = response_of(tau, mu, eta, momentum, scale=scale) / scale
     x = buffer = 0.0
     for _ in range(tau):
         buffer = momentum * buffer + 1.0

@@ -20,7 +20,7 @@ from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
 from fedconcord.local import stacked, step
 from fedconcord.local.duty import Duty
-from fedconcord.local.pace import delta, dog, normed
+from fedconcord.local.sizes import delta, dog, normed
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import quadratics
 from fedconcord.problems.regularisers import l1
@@ -308,7 +308,7 @@ def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch)
     job = Job(small("dense"), make("fedprox"), SCHEDULE, engine=Stacked(None))
     begin, mu = job.algorithm.start, torch.tensor(0.3, dtype=torch.float64)
     shared = replace(job.algorithm, start=lambda x, row, client: begin(x, row, client)._replace(prox=mu))
-    monkeypatch.setattr(stacked, "_general", None)
+    monkeypatch.setattr(stacked, "walk", None)
     assert_same(run(replace(job, algorithm=shared)), run(job))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from chains import response_of
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Plan
@@ -15,7 +16,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
 from fedconcord.local.duty import curvature
-from fedconcord.local.solver import Solver, normaliser, refuse
+from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Quadratic, quadratics
 from fedconcord.transforms.server import momentum, with_server
 from table import batches_of
@@ -374,7 +375,7 @@ def test_local_sgd_is_torch_s(engine: Engine, nesterov: bool, largest: float | N
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_nesterov_s_normaliser_is_the_response_to_unit_gradients(mu: float) -> None:
     eta, momentum, decay, tau = 0.02, 0.9, 0.95, 13
-    got = float(normaliser(torch.tensor(float(tau), dtype=torch.float64), 20, mu, eta, momentum, decay, nesterov=True))
+    got = response_of(tau, mu, eta, momentum, decay, nesterov=True)
     x = buffer = 0.0
     for k in range(tau):
         buffer = momentum * buffer + 1.0

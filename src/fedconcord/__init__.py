@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
     from fedconcord.jobs.checkpoint import load, save
     from fedconcord.local.gradients import ORACLES
-    from fedconcord.local.pace import RULES
+    from fedconcord.local.sizes import RULES
     from fedconcord.local.solver import Solver
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
@@ -155,7 +155,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.trained.predict": "predict",
     "fedconcord.models": "MODELS",
     "fedconcord.local.gradients": "ORACLES",
-    "fedconcord.local.pace": "RULES",
+    "fedconcord.local.sizes": "RULES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.callbacks": "Callback Run",
     "fedconcord.runs.events": "Compared Finished",

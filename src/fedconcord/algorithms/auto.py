@@ -1,7 +1,7 @@
 """Auto: a method with nothing to tune.
 
 Of this library, no paper's: A-FedPD's duals (`afedpd`), AdaGrad-Norm over rounds (Ward et al., JMLR 2020) and steps of
-a set length (`local.pace.normed`). In round t a client takes K_i steps from y = x and sends its move and s_i, the mean
+a set length (`local.sizes.normed`). In round t a client takes K_i steps from y = x and sends its move and s_i, the mean
 of ||D||^2 over its steps; all clients' duals move, absent clients' too, by a common part u and an own part u_i:
     D = g(y) + u + u_i + rho (y - x),   y <- y - min(eta, 2 L / ||D||) D,
     u_i <- u_i + rho (y_i - mean),   u <- u + rho (mean - x),

@@ -115,7 +115,7 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.federation.sampling import SAMPLERS
     from fedconcord.federation.work import WORK
     from fedconcord.local.gradients import ORACLES
-    from fedconcord.local.pace import RULES
+    from fedconcord.local.sizes import RULES
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS
     from fedconcord.problems.losses import LOSSES, MEANING, METRICS

@@ -149,7 +149,7 @@ class Oracle(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule by which every client finds its local step sizes; `local.pace` has the formulas."""
+    """A rule by which every client finds its local step sizes; `local.sizes` has the formulas."""
 
     kind: Literal["delta", "dog", "normed"] = "delta"  # which formula
     first: float = 0.2  # delta: the first step size of a round; dog: the first distance over 1 + ||x||; normed: length

@@ -13,6 +13,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     Algorithm,
     Client,
+    Done,
     Draws,
     Local,
     Objective,
@@ -28,7 +29,8 @@ from fedconcord.core import (
     column_of,
     rng,
 )
-from fedconcord.local.solver import Solver
+from fedconcord.local.solver import Solver, chain_of, costs, done_of
+from fedconcord.local.walk import Chain, Walked, response
 
 
 class Duty(NamedTuple):
@@ -52,6 +54,26 @@ class Duty(NamedTuple):
     def uses_full_gradient(self) -> bool:
         """Whether a client's local problem or its message is made with its full gradient at the server's model."""
         return self.algorithm.needs_full_gradient or self.oracle.kind == "svrg"
+
+    def chain(
+        self, local: Local, lr: float, steps: np.ndarray, regulariser: Regulariser | None, on_host: bool = True
+    ) -> Chain:
+        """The local steps [S] of a cohort, as `walk` takes them; `regulariser`: whose proximal steps clients take."""
+        prox = None if regulariser is None else regulariser.prox
+        records = self.algorithm.needs_normaliser
+        return chain_of(self.solver, self.oracle, self.pace, local, lr, steps, prox, records, on_host)
+
+    def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
+        """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
+        each = costs(chain) * (full if self.oracle.kind == "full" else 1)
+        cost: np.ndarray = (each + (0 if chain.tolerance is None else full)) * walked.taken
+        return cost
+
+    def done(self, local: Local, chain: Chain, walked: Walked) -> Done:
+        """What the method is told of the steps."""
+        count = torch.as_tensor(walked.taken, device=walked.x.device).to(walked.x.dtype)[:, None]
+        has_normaliser = self.algorithm.needs_normaliser and self.solver.kind == "sgd"
+        return done_of(local, walked, count, response(chain, walked) if has_normaliser else count * torch.nan)
 
 
 def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bool) -> Client:

@@ -11,10 +11,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedconcord.core import Tree, tree_leaves, tree_map
+from fedconcord.core.pieces import (
+    Ascent,
+    Clip,
+    Constant,
+    Decay,
+    Dual,
+    Limit,
+    Momentum,
+    Pull,
+    Scale,
+    Snapshot,
+)
+from fedconcord.local.samples import Batches
+from fedconcord.local.walk import Chain, Source, Walked
 
 KEPT = 4  # graphs, each of which keeps the memory of its steps
 
@@ -78,6 +93,28 @@ class Graphs:
         found.replay()
         self.replays += 1
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, found.result)
+
+
+KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit}
+
+
+def replayed(
+    graphs: Graphs, take: Callable[[Chain, Source], Walked], chain: Chain, source: Batches, steps: np.ndarray
+) -> Walked:
+    """`take(chain, source)`, by a graph where all that it computes is the same kernels every round.
+
+    A tolerance looks at values from the host, and so do the blocks of tables and the solutions of Newton's steps.
+    """
+    known = all(type(piece) in KNOWN for piece in chain.pieces)
+    if source.samples is None or chain.tolerance is not None or not known:
+        return take(chain, source)
+    kinds = (*(type(piece).__name__ for piece in chain.pieces), type(chain.size).__name__, steps.tobytes())
+
+    def work(given: Tree) -> Tree:
+        return take(given[0], source._replace(samples=given[1]))
+
+    walked: Walked = graphs.run(source.objective, kinds, work, (chain, source.samples))
+    return walked
 
 
 def _form(leaf: object) -> Hashable:

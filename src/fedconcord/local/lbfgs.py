@@ -1,28 +1,54 @@
-"""L-BFGS on a client's local problem, by torch's own implementation, one client at a time."""
+"""L-BFGS on clients' local problems by torch's own implementation, one client at a time: line searches do not batch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Local, Objective
-from fedconcord.local.solver import Solver
+from fedconcord.core import Objective
+from fedconcord.core.pieces import HasPotential
+from fedconcord.local.walk import Chain, Walked, some
 
 
-def minimise(
-    objective: Objective, solver: Solver, local: Local, samples: Tensor, steps: int
-) -> tuple[Tensor, int, int]:
-    """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) + <linear, x> + prox/2 ||x - anchor||^2.
-
-    Weight decay wd adds wd/2 ||x||^2. Stops early when ||grad L_i||^2 <= the solver's tolerance.
+def minimised(
+    objective: Objective, chain: Chain, samples: Sequence[Tensor], steps: np.ndarray
+) -> tuple[Walked, np.ndarray]:
+    """The minimisers of clients' problems, and the full gradients [S] that each of them took.
 
     Args:
-        local: of one client, vectors [d].
+        samples: all samples of each client.
+        steps: [S] iterations at most.
+    """
+    starts = chain.x.expand(len(steps), -1)
+    found = [
+        minimise(objective, one(chain, k)._replace(x=start), all_of_it, int(most))
+        for k, (start, all_of_it, most) in enumerate(zip(starts, samples, steps, strict=True))
+    ]
+    x, taken, passes = zip(*found, strict=True)
+    return Walked(torch.stack(x), (), chain.size, np.array(taken)), np.array(passes)
+
+
+def one(chain: Chain, k: int) -> Chain:
+    """The chain of client k of a cohort, vectors [d]."""
+    rows = torch.tensor(k)
+    return chain._replace(pieces=tuple(some(piece, rows) for piece in chain.pieces))
+
+
+def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:
+    """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) and the potentials of the chain's pieces.
+
+    Stops early when ||grad L_i||^2 <= the chain's tolerance.
+
+    Args:
+        chain: of one client, vectors [d].
         samples: all of the client's samples.
 
     Returns: the minimiser found [d], the iterations and the gradient evaluations it took.
     """
-    x = local.x.detach().clone().requires_grad_()
+    x = chain.x.detach().clone().requires_grad_()
     # the caller's tolerance is the rule, not torch's; the line search keeps its own, as rounding ends it anyway
     optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0)
     evaluations = taken = 0
@@ -32,13 +58,9 @@ def minimise(
         evaluations += 1
         optimiser.zero_grad()
         with torch.enable_grad():
-            value = local.scale * objective.loss(x, samples)
-            if local.linear is not None:
-                value = value + local.linear @ x
-            if local.anchor is not None:
-                value = value + 0.5 * (local.prox * (x - local.anchor).square()).sum()
-            if solver.weight_decay:
-                value = value + 0.5 * solver.weight_decay * x.square().sum()
+            value = objective.loss(x, samples)
+            for piece in chain.pieces:
+                value = piece.potential(value, x) if isinstance(piece, HasPotential) else value
             value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -48,9 +70,9 @@ def minimise(
         optimiser.step(value_at)  # type: ignore[no-untyped-call]
         if torch.equal(before, x):  # rounding leaves nothing to gain
             break
-        if solver.tolerance is not None:
+        if chain.tolerance is not None:
             value_at()
             assert x.grad is not None
-            if float(x.grad.square().sum()) <= solver.tolerance:
+            if float(x.grad.square().sum()) <= chain.tolerance:
                 break
     return x.detach(), taken, evaluations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Drawn, Objective
+from fedconcord.local.walk import Here
 
 SLICE = 512  # samples of a client in one pass of a full gradient
 
 
-def pick(value: float | Tensor | None, here: slice | Tensor) -> Tensor:
+def pick(value: float | Tensor | None, here: Here) -> Tensor:
     """These rows of a stacked value; a number or a shared vector as it is."""
     return value[here] if isinstance(value, Tensor) and value.ndim >= 2 else value  # type: ignore[return-value]
 
@@ -25,10 +26,52 @@ class Samples(NamedTuple):
     samples: Tensor  # [S, K, B], or [S, 1, B] where all steps use the same
     weight: Tensor | None  # of the same shape; None: 1/B each
 
-    def step(self, here: slice | Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+    def step(self, here: Here, k: int) -> tuple[Tensor, Tensor | None]:
         """Those of step k for these clients."""
         k = k if self.samples.shape[1] > 1 else 0
         return self.samples[here, k], None if self.weight is None else self.weight[here, k]
+
+
+class Batches(NamedTuple):
+    """The gradients of clients side by side (`walk.Source`)."""
+
+    objective: Objective
+    places: np.ndarray  # [S]
+    samples: Samples | None  # None: all of each client, too many for one pass
+    blocks: Tensor | None  # [S, K] the block of every step
+
+    def step(self, k: int, active: np.ndarray, here: Here) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+        """`walk.Source.step`."""
+        block = None if self.blocks is None else self.blocks[here, k]
+        if self.samples is None:
+            return lambda point: self.full(point, active), block
+        samples, weight = self.samples.step(here, k)
+        return lambda point: self.objective.gradients(point, samples, weight), block
+
+    def full(self, x: Tensor, active: np.ndarray) -> Tensor:
+        """`walk.Source.full`."""
+        return full_gradient(self.objective, x, self.places[active])
+
+
+class Alone(NamedTuple):
+    """The gradients of one client by itself, by the objective's reference (`walk.Source`)."""
+
+    objective: Objective
+    samples: list[Tensor]  # of every step
+    blocks: np.ndarray | None  # of every step
+    whole: Tensor  # all samples of the client
+
+    def step(self, k: int, active: np.ndarray, here: Here) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+        """`walk.Source.step`."""
+        block = None if self.blocks is None else torch.as_tensor(self.blocks[k : k + 1], device=self.whole.device)
+        return lambda point: self._gradient(point, self.samples[k]), block
+
+    def full(self, x: Tensor, active: np.ndarray) -> Tensor:
+        """`walk.Source.full`."""
+        return self._gradient(x, self.whole)
+
+    def _gradient(self, point: Tensor, samples: Tensor) -> Tensor:
+        return self.objective.gradient(point[0], samples)[None].clone()  # a problem may keep what it returns
 
 
 def batches(objective: Objective, places: np.ndarray, mine: Sequence[Drawn]) -> Samples:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Local, Oracle, Rule
+from fedconcord.core import Algorithm, Done, Local, Oracle, Rule
+from fedconcord.core.pieces import (
+    Ascent,
+    Clip,
+    Constant,
+    Decay,
+    Dual,
+    Limit,
+    Momentum,
+    Newton,
+    Piece,
+    Place,
+    Pull,
+    Scale,
+    Snapshot,
+    Table,
+)
+from fedconcord.local import sizes
+from fedconcord.local.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
+from fedconcord.local.walk import Chain, Walked
 
 
 class Solver(NamedTuple):
@@ -110,56 +131,165 @@ def _refuse_clip(solver: Solver, algorithm: Algorithm) -> str | None:
     return None
 
 
-def normaliser(
-    steps: Tensor,
-    longest: int,
-    prox: float | Tensor,
-    lr: float,
-    momentum: float,
-    step_decay: float = 1.0,
-    scale: float | Tensor = 1.0,
-    nesterov: bool = False,
-) -> Tensor:
-    """||a_i||_1 of FedNova (IEEE TSP 2021, section IV): the local step run on the scalar gradient 1.
+# -- the steps of a round ------------------------------------------------------------------------------------------
 
-    It is (x_start - x_end) / eta when every gradient is 1 and the anchor is the start; weight decay counts as gradient.
+
+def chain_of(
+    solver: Solver,
+    oracle: Oracle,
+    rule: Rule | None,
+    local: Local,
+    lr: float,
+    steps: np.ndarray,
+    prox: Callable[[Tensor, float], Tensor] | None,
+    records: bool,
+    on_host: bool = True,
+) -> Chain:
+    """The local steps of clients: the method's pieces and the solver's, in their order.
 
     Args:
-        steps: local steps of each client, any shape.
-        longest: a bound on them, known to the host so that nothing waits for the device.
-        prox: the proximal weight, a number or one a client.
-        lr: local step size eta.
-        momentum, step_decay, nesterov: of the local solver.
-        scale: weight of the gradient in the direction.
-
-    Returns: the shape of `steps`; equal to `steps` for plain SGD.
+        oracle, rule: in force, the method's own where it has them.
+        local: of a cohort; of one client, with a leading axis.
+        lr: the round's step size.
+        steps: [S] of every client.
+        prox: the regulariser's, where clients take its steps.
+        records: whether the sizes of a rule's steps are asked for afterwards, for the normaliser.
+        on_host: a number that all clients share may be read from its tensor.
     """
-    if momentum == 0.0 and step_decay == 1.0 and not isinstance(prox, Tensor) and prox == 0.0:
-        return steps * scale
-    moved, buffer, eta = torch.zeros_like(steps), 0.0 * scale, 1.0
-    for k in range(longest):
-        buffer = momentum * buffer + scale
-        direction = scale + momentum * buffer if nesterov else buffer
-        moved = torch.where(steps > k, moved + eta * (direction - lr * prox * moved), moved)
-        eta *= step_decay
-    return moved
+    mine = [piece for piece in pieces_of(local, oracle) if not _is_nothing(piece)]
+    owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
+    theirs = [piece for piece in chosen(solver, oracle, local.x) if piece.traits.place not in owned]
+    pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
+    if on_host:
+        pieces = [_plain(piece) for piece in pieces]
+    stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
+    if solver.clip_direction is not None and solver.clip_form == "released":
+        pieces = _released(pieces, solver.clip_direction)
+    if rule is None:
+        size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
+    else:
+        x = local.x.expand(len(steps), -1)
+        most = int(steps.max(initial=0)) if records else None
+        size = sizes.begin(rule, lr * local.lr_scale, x, stiffness, local.first, most)
+    return Chain(local.x, _joined(pieces), size, prox, solver.tolerance)
 
 
-def momentum_of(solver: Solver, local: Local) -> float:
-    """The momentum in force: the method's own if it names one."""
-    return solver.momentum if local.momentum is None else local.momentum
+def chosen(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
+    """The pieces that a user chose, for models like x [..., d]."""
+    pieces: list[Piece] = []
+    if oracle.kind == "sam":
+        pieces.append(Ascent(oracle.radius))
+    if solver.clip is not None:
+        pieces.append(Clip(solver.clip))
+    if solver.weight_decay:
+        pieces.append(Decay(solver.weight_decay))
+    if solver.momentum:
+        pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
+    if solver.clip_direction is not None:
+        pieces.append(Limit(solver.clip_direction))
+    return pieces
 
 
-def clipped(g: Tensor, limit: float | None) -> Tensor:
-    """g [..., d] with each row's l2 norm at most `limit`."""
-    if limit is None:
-        return g
-    norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-    scaled: Tensor = g * (limit / norm.clamp(min=limit))
-    return scaled
+def costs(chain: Chain) -> int:
+    """Gradients that a step evaluates."""
+    return 1 + sum(piece.traits.costs for piece in chain.pieces)
 
 
-def ascent(x: Tensor, g: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
-    """The SAM point x + radius * g / (||g|| + 1e-7), per row (Foret et al. 2021; FedSAM); `out` may be g."""
-    share = radius / (torch.linalg.vector_norm(g, dim=-1, keepdim=True) + 1e-7)
-    return torch.addcmul(x, g, share, out=out)
+def _is_nothing(piece: Piece) -> bool:
+    """Whether a piece changes nothing, by its numbers."""
+    if isinstance(piece, Pull):
+        return not isinstance(piece.rho, Tensor) and piece.rho == 0.0
+    return isinstance(piece, Scale) and not isinstance(piece.kappa, Tensor) and piece.kappa == 1.0
+
+
+def _plain(piece: Piece) -> Piece:
+    """The piece with plain numbers for those that all clients share: they need not go with each."""
+    fields: Any = piece
+    values = [
+        float(value) if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" else value
+        for value in fields
+    ]
+    plain: Piece = type(fields)._make(values)
+    return plain
+
+
+def _joined(pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The pieces with neighbouring constants as their sum."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Constant) and isinstance(last, Constant):
+            joined[-1] = Constant(last.c + piece.c)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _released(pieces: list[Piece], limit: float) -> list[Piece]:
+    """The pieces in the order of FL-Simulator's and FedDyn's code.
+
+    The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.
+    """
+    early = [p for p in pieces if p.traits.place <= Place.CONSTANT and not isinstance(p, Decay)]
+    decays: list[Piece] = [piece for piece in pieces if isinstance(piece, Decay)]
+    pulls = [piece for piece in pieces if isinstance(piece, Pull)]
+    anchors: list[Piece] = [Constant(-pull.rho * pull.anchor) for pull in pulls]
+    free: list[Piece] = [pull._replace(anchor=torch.zeros_like(pull.anchor)) for pull in pulls]
+    optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
+    late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
+    return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]
+
+
+# -- the fields of `Local` -----------------------------------------------------------------------------------------
+
+
+def pieces_of(local: Local, oracle: Oracle) -> list[Piece]:
+    """What the fields of a local problem ask of a step."""
+    pieces: list[Piece] = []
+    linear = local.linear
+    if local.tilt is not None and oracle.kind == "sam":
+        pieces.append(Ascent(oracle.radius, local.tilt.own, local.tilt.common))
+    if local.snapshot is not None:
+        pieces.append(Snapshot(local.snapshot))
+    if local.dual_rate and linear is not None and local.anchor is not None:
+        pieces.append(Dual(linear, local.dual_rate, local.anchor))
+        linear = None
+    if local.table is not None:
+        mean = torch.zeros_like(local.x) if linear is None else linear / local.scale
+        pieces.append(Table(local.table, mean, local.table_rate / local.scale))
+        linear = None
+    pieces.append(Scale(local.scale))
+    if linear is not None:
+        pieces.append(Constant(linear))
+    if local.buffer is not None:
+        pieces.append(Momentum(local.momentum or 0.0, local.buffer))
+    if local.anchor is not None:
+        pieces.append(Pull(local.prox, local.anchor))
+    if local.metric is not None:
+        pieces.append(Newton(local.metric))
+    return pieces
+
+
+def done_of(local: Local, walked: Walked, count: Tensor, norm: Tensor) -> Done:
+    """What the method is told of the walk."""
+    ended = {type(piece): piece for piece in walked.pieces}
+    table, dual, momentum, sam = (ended.get(kind) for kind in (Table, Dual, Momentum, Ascent))
+    linear = local.linear
+    if isinstance(dual, Dual):
+        linear = dual.dual
+    if isinstance(table, Table) and linear is not None:
+        linear = table.mean * local.scale + (dual.dual if isinstance(dual, Dual) else 0.0)
+    size = walked.size
+    squares = size.squares / count.clamp(min=1) if isinstance(size, Dog | Normed) else None
+    return Done(
+        walked.x,
+        count,
+        norm,
+        linear,
+        table.table if isinstance(table, Table) else None,
+        momentum.buffer if isinstance(momentum, Momentum) else None,
+        sam.dual if isinstance(sam, Ascent) else None,
+        size.now if isinstance(size, Ruled) else None,
+        squares,
+        size.curvature if isinstance(size, Delta) else None,
+    )

@@ -1,4 +1,4 @@
-"""The client's step, the reference: one client, one local step at a time, written to be read.
+"""The client's step of one client by itself, with the objective's reference gradients.
 
     (duty, objective, place, down, row, orders) -> (up, new row)
 
@@ -7,16 +7,17 @@ Every engine computes this: a simulation for all clients side by side, a client 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedconcord.core import Done, Local, Objective, Orders, Tree, model_of, tree_map
-from fedconcord.local import lbfgs, pace
+from fedconcord.local import lbfgs
 from fedconcord.local.duty import Duty, client_of, close_rows, curvature, local_regulariser, open_rows, with_oracle
-from fedconcord.local.solver import ascent, clipped, momentum_of, normaliser
+from fedconcord.local.samples import Alone
+from fedconcord.local.walk import walk
 
 
 class Step(NamedTuple):
@@ -93,7 +94,7 @@ def solve(
     lr: float,
     full_cost: int = 1,
 ) -> tuple[Done, int]:
-    """The local loop of one client, and the mini-batch gradients it evaluated.
+    """The local steps of one client, a cohort of one, and the mini-batch gradients that they evaluated.
 
     Args:
         steps: the samples of each step.
@@ -101,91 +102,27 @@ def solve(
         whole: all samples of the client.
         full_cost: mini-batches in a full gradient.
     """
-    algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
-    regulariser = local_regulariser(objective, algorithm)
-    x, linear, buffer = local.x, local.linear, local.buffer
-    table = None if local.table is None else local.table.clone()
-    tilt = None if local.tilt is None else local.tilt.own
-    momentum = momentum_of(solver, local)
-    rule, base = duty.pace, lr * local.lr_scale
-    paced = None if rule is None else pace.begin(rule, local, x, solver.weight_decay)
-    before: Tensor | None = None  # the last step's direction
-    taken = evaluations = 0
-    if solver.kind == "lbfgs":
-        x, taken, evaluations = lbfgs.minimise(objective, solver, local, whole, len(steps))
-        count = torch.tensor(float(taken), dtype=objective.dtype, device=objective.device)
-        return Done(x, count, count * torch.nan), evaluations * full_cost
+    local, number = tree_map(_with_axis, local), np.array([len(steps)])
+    chain = duty.chain(local, lr, number, local_regulariser(objective, duty.algorithm))
+    if duty.solver.kind == "lbfgs":
+        walked, passes = lbfgs.minimised(objective, chain, [whole], number)
+        evaluations = full_cost * int(passes[0])
+    else:
+        walked = walk(chain, Alone(objective, steps, blocks, whole), number)
+        evaluations = int(duty.costs(chain, np.array([full_cost]), walked)[0])
+    done = duty.done(local, chain, walked)
+    return Done(*(_without_axis(name, leaf) for name, leaf in done._asdict().items())), evaluations
 
-    each = full_cost if oracle.kind == "full" else 1
-    released = solver.clip_direction is not None and solver.clip_form == "released"
 
-    def oracle_gradient(samples: Tensor) -> Tensor:
-        nonlocal evaluations, tilt
-        evaluations += each
-        g = objective.gradient(x, samples)
-        if oracle.kind == "sam":
-            evaluations += each
-            if local.tilt is not None and tilt is not None:
-                g = g - tilt - local.tilt.common
-            above = ascent(x, g, oracle.radius)
-            if local.tilt is not None and tilt is not None:
-                tilt = tilt + (above - x) - local.tilt.common
-            g = objective.gradient(above, samples)
-        if local.snapshot is not None:
-            evaluations += each
-            g = g - objective.gradient(local.snapshot, samples)
-        return clipped(g, solver.clip)
+NUMBERS = ("steps", "normaliser", "pace", "power", "curvature")  # fields of `Done` that are [S, 1]
 
-    def pull() -> Tensor | float:
-        return 0.0 if local.anchor is None else local.prox * (x - local.anchor)
 
-    for k, samples in enumerate(steps):
-        g = oracle_gradient(samples)
-        if table is not None:
-            assert blocks is not None
-            g, table[blocks[k]] = g - table[blocks[k]], g
-        direction = local.scale * g if released else local.scale * g + solver.weight_decay * x
-        if linear is not None:
-            direction = direction + linear
-        if released:
-            constant = direction if local.anchor is None else direction - local.prox * local.anchor
-            direction = clipped(constant, solver.clip_direction) + solver.weight_decay * x
-        buffer = direction if buffer is None else momentum * buffer + direction
-        step = direction + momentum * buffer if solver.nesterov else buffer
-        if released:
-            step = step if local.anchor is None else step + local.prox * x
-        else:
-            step = clipped(step + pull(), solver.clip_direction)
-        if local.metric is not None:
-            step = torch.linalg.solve(local.metric, step)
-        if rule is None or paced is None:
-            eta: float | Tensor = base * solver.step_decay**k
-        else:
-            paced = pace.measured(rule, paced, local, base, step, before, x)
-            eta, before = base * paced.size, step
-        x = x - eta * step
-        if regulariser is not None:
-            assert isinstance(eta, float)  # `solver.refuse`
-            x = regulariser.prox(x, eta)
-        if table is not None and linear is not None:
-            linear = linear + local.table_rate * g
-        if local.dual_rate and linear is not None and local.anchor is not None:
-            linear = linear + local.dual_rate * (x - local.anchor)
-        taken += 1
-        if solver.tolerance is not None:
-            evaluations += full_cost
-            residual = local.scale * objective.gradient(x, whole) + solver.weight_decay * x + pull()
-            residual = residual if linear is None else residual + linear
-            if float(residual.square().sum()) <= solver.tolerance:
-                break
-    count = torch.tensor(float(taken), dtype=objective.dtype, device=objective.device)
-    norm = count * torch.nan
-    if algorithm.needs_normaliser and paced is not None:
-        norm = paced.response[0]
-    elif algorithm.needs_normaliser:
-        norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
-    seen = {name: value[0] for name, value in pace.told(paced, count[None]).items()}
-    return Done(x, count, norm, linear, table, buffer, tilt, **seen), evaluations
+def _with_axis(leaf: Any) -> Any:
+    return leaf[None] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+
+def _without_axis(name: str, leaf: Tensor | None) -> Any:
+    return None if leaf is None else leaf[0, 0] if name in NUMBERS else leaf[0]
 
 
 def _stack(row: Tree) -> Tree:

@@ -20,7 +20,7 @@ from fedconcord.federation.rates import WHAT, rates
 from fedconcord.federation.sampling import samplers
 from fedconcord.federation.work import WORK, Work
 from fedconcord.local.gradients import ORACLES
-from fedconcord.local.pace import RULES
+from fedconcord.local.sizes import RULES
 from fedconcord.problems.clustering import clustering
 from fedconcord.problems.losses import losses
 from fedconcord.problems.regularisers import REGULARISERS

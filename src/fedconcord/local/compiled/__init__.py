@@ -1,20 +1,36 @@
-"""Whole local rounds in one compiled call: `local.stacked.solve` for fully connected networks on a CPU, by numba."""
+"""Whole local rounds in one compiled call: `local.walk` for fully connected networks on a CPU, by numba."""
 
 from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Local, Network, Objective
-from fedconcord.local import pace
+from fedconcord.core import Network, Objective
+from fedconcord.core.pieces import (
+    Ascent,
+    Clip,
+    Constant,
+    Decay,
+    Dual,
+    Momentum,
+    Piece,
+    Pull,
+    Scale,
+    Snapshot,
+    Table,
+)
 from fedconcord.local.compiled.loading import installed, load
 from fedconcord.local.duty import Duty, local_regulariser
-from fedconcord.local.pace import Pace
-from fedconcord.local.solver import momentum_of
+from fedconcord.local.samples import Batches
+from fedconcord.local.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
+from fedconcord.local.walk import Chain, Source, Walked, opened
 
-__all__ = ["check", "installed", "load", "steps", "suits"]
+__all__ = ["check", "in_one_call", "installed", "load", "suits"]
 
 WIDEST = 512  # samples in a step
 
@@ -55,53 +71,28 @@ def check(objective: Objective, duty: Duty) -> None:
         )
 
 
-def steps(
-    network: Network,
-    duty: Duty,
-    local: Local,
-    lr: float,
-    x: Tensor,
-    samples: Tensor,
-    weight: Tensor | None,
-    blocks: Tensor | None,
-    count: np.ndarray,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Pace | None]:
-    """All local steps of clients: x [S, d] in place; linear, table, buffer, tilt and pace as they ended.
+KNOWN = {Ascent, Snapshot, Clip, Table, Scale, Decay, Constant, Dual, Momentum, Pull}
+COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
+    Delta: ("now", "ratio", "moved", "limit", "curvature"),
+    Dog: ("now", "reach", "first", "squares"),
+    Normed: ("now", "opening", "squares"),
+}
 
-    Args:
-        samples: [S, K, B] of every step, or [S, 1, B] where all use the same.
-        weight: of the same shape; None: 1/B each.
-        blocks: [S, K] of every step, for tables.
-        count: [S] steps.
-    """
-    solver, size, momentum = duty.solver, len(x), momentum_of(duty.solver, local)
-    linear, anchor, table, buffer = local.linear, local.anchor, local.table, local.buffer
-    prox = 0.0 if anchor is None else local.prox
-    dual = 0.0 if linear is None or anchor is None else local.dual_rate
-    if buffer is not None:
-        buffer = buffer.expand(size, -1).clone()
-    elif momentum:
-        buffer = torch.zeros_like(x)
-    if table is not None:
-        table = table.clone()
-        linear = torch.zeros_like(x) if linear is None else linear
-    if linear is not None and (dual or table is not None):
-        linear = linear.expand(size, -1).clone()
-    tilt = None if local.tilt is None else local.tilt.own.expand(size, -1).clone()
-    constant = linear
-    if anchor is not None and buffer is None and table is None and not dual:
-        if isinstance(prox, Tensor) or prox != 0.0:
-            constant = -prox * anchor if linear is None else linear - prox * anchor
-        anchor = None
-    kind, rule = x.numpy().dtype.type, duty.pace
-    begun = None if rule is None else pace.begin(rule, local, x, solver.weight_decay)
-    paced = np.empty((0, 0), kind) if begun is None else torch.cat([*begun], 1).numpy()
-    reach, growth = (0.0, 0.0) if rule is None else (0.5 * rule.gamma, rule.growth)
-    if rule is not None and rule.kind == "normed":
-        reach, growth = rule.first, rule.bound
-    etas = lr * local.lr_scale * solver.step_decay ** np.arange(int(count.max()))
+
+def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
+    """`walk` in one compiled call; None for a chain that the compiled steps do not know."""
+    if not isinstance(source, Batches) or source.samples is None or source.objective.network is None:
+        return None
+    if not _knows(chain):
+        return None
+    x = chain.x.expand(len(steps), -1).clone()
+    size = opened(chain.size, len(x))
+    moving = tuple(opened(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
+    network, kind, drawn = source.objective.network, x.numpy().dtype.type, source.samples
     code = load(x.dtype)
     numbers = network.loss != "cross_entropy"
+    columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
+    state = torch.cat(columns, 1).numpy() if columns else np.empty((0, 0), kind)
     code.cohort(
         code.Net(
             np.array(network.widths, np.int64),
@@ -111,39 +102,87 @@ def steps(
             getattr(code, network.loss.upper()),
         ),
         code.Draw(
-            count.astype(np.int64),
-            _array(samples, 3, np.int64),
-            _array(weight, 3, kind),
-            _array(blocks, 2, np.int64),
+            steps.astype(np.int64),
+            _array(drawn.samples, 3, np.int64),
+            _array(drawn.weight, 3, kind),
+            _array(source.blocks, 2, np.int64),
         ),
-        code.Terms(
-            eta=etas.astype(kind),
-            scale=_each(local.scale, size, kind),
-            prox=_each(prox, size, kind),
-            linear=_array(constant, 2, kind),
-            anchor=_array(anchor, 2, kind),
-            snapshot=_array(local.snapshot, 2, kind),
-            buffer=_array(buffer, 2, kind),
-            table=_array(table, 3, kind),
-            table_rate=_each(local.table_rate, size, kind),
-            tilt=_array(tilt, 2, kind),
-            common=_array(None if local.tilt is None else local.tilt.common, 2, kind),
-            dual_rate=kind(dual),
-            momentum=kind(momentum),
-            nesterov=solver.nesterov,
-            weight_decay=kind(solver.weight_decay),
-            clip=kind(solver.clip or 0.0),
-            radius=kind(duty.oracle.radius if duty.oracle.kind == "sam" else 0.0),
-            rule=code.NONE if rule is None else getattr(code, rule.kind.upper()),
-            reach=kind(reach),
-            growth=kind(growth),
-            pace=paced,
-            start=_array(local.x if rule is not None and rule.kind == "dog" else None, 2, kind),
-        ),
+        code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
         x.numpy(),
     )
-    ended = None if begun is None else type(begun)(*(torch.as_tensor(paced[:, k : k + 1]) for k in range(len(begun))))
-    return None if local.linear is None else linear, table, buffer, tilt, ended
+    for column, values in zip(columns, state.T, strict=True):
+        column.copy_(torch.as_tensor(values)[:, None])
+    return Walked(x, moving, size, steps)
+
+
+def _knows(chain: Chain) -> bool:
+    """Whether the compiled steps are those of such a chain."""
+    constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
+    return (
+        chain.is_of(KNOWN)
+        and chain.tolerance is None
+        and chain.prox is None
+        and (dual is None or (table is None and constant is None))
+        and (dual is None or pull is None or dual.anchor is pull.anchor)
+        and (momentum is None or isinstance(chain.size, Fixed))
+    )
+
+
+def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generic]) -> dict[str, Any]:
+    """The pieces of a chain of S clients as fields of `Terms`; what moves is written where it lies."""
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+    table, dual, pull, momentum = (the.get(of) for of in (Table, Dual, Pull, Momentum))
+    sam, scale, clip = the.get(Ascent), the.get(Scale), the.get(Clip)
+    linear = the[Constant].c if Constant in the else None if dual is None else dual.dual
+    anchor = None if pull is None else pull.anchor
+    if dual is not None:
+        anchor = dual.anchor
+    elif pull is not None and table is None and momentum is None:
+        pulled = pull.rho * anchor
+        linear, anchor = -pulled if linear is None else linear - pulled, None
+    return {
+        "scale": _each(1.0 if scale is None else scale.kappa, S, kind),
+        "prox": _each(0.0 if pull is None else pull.rho, S, kind),
+        "linear": _array(linear, 2, kind),
+        "anchor": _array(anchor, 2, kind),
+        "snapshot": _array(the[Snapshot].z if Snapshot in the else None, 2, kind),
+        "buffer": _array(None if momentum is None else momentum.buffer, 2, kind),
+        "table": _array(None if table is None else table.table, 3, kind),
+        "mean": _array(None if table is None else table.mean, 2, kind),
+        "table_rate": _each(0.0 if table is None else table.rate, S, kind),
+        "tilt": _array(None if sam is None else sam.dual, 2, kind),
+        "common": _array(None if sam is None else sam.common, 2, kind),
+        "dual_rate": kind(0.0 if dual is None else dual.rate),
+        "momentum": kind(0.0 if momentum is None else momentum.beta),
+        "nesterov": momentum is not None and momentum.nesterov,
+        "weight_decay": kind(the[Decay].rate if Decay in the else 0.0),
+        "clip": kind(0.0 if clip is None else clip.limit),
+        "radius": kind(0.0 if sam is None else sam.radius),
+    }
+
+
+def _sizes(
+    code: ModuleType, size: StepSize, state: np.ndarray, steps: np.ndarray, kind: type[np.generic]
+) -> dict[str, Any]:
+    """The step sizes as fields of `Terms`; for a rule, eta is the factor on what it finds."""
+    most = int(steps.max(initial=0))
+    fixed = Fixed(size.lr) if isinstance(size, Ruled) else size
+    assert isinstance(fixed, Fixed)
+    rules = {Fixed: code.NONE, Delta: code.DELTA, Dog: code.DOG, Normed: code.NORMED}
+    reach, growth = 0.0, 0.0
+    if isinstance(size, Delta):
+        reach, growth = 0.5 * size.gamma, size.growth
+    elif isinstance(size, Normed):
+        reach, growth = size.length, size.bound
+    return {
+        "eta": (fixed.eta * fixed.decay ** np.arange(most)).astype(kind),
+        "rule": rules[type(size)],
+        "reach": kind(reach),
+        "growth": kind(growth),
+        "pace": state,
+        "start": _array(size.start if isinstance(size, Dog) else None, 2, kind),
+        "etas": _array(size.etas if isinstance(size, Ruled) else None, 2, kind),
+    }
 
 
 def _samples(network: Network, kind: type[np.generic]) -> tuple[np.ndarray, ...]:

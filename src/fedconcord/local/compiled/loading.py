@@ -127,9 +127,9 @@ def _try(code: ModuleType, kind: type[np.generic]) -> None:
         code.Draw(none, np.empty((0, 0, 0), np.int64), three, np.empty((0, 0), np.int64)),
         code.Terms(
             *(np.empty(0, kind), np.empty(0, kind), np.empty(0, kind)),
-            *(two, two, two, two, three),
+            *(two, two, two, two, three, two),
             *(np.empty(0, kind), two, two, number, number, False, number, number, number),
-            *(code.NONE, number, number, two, two),
+            *(code.NONE, number, number, two, two, two),
         ),
         np.empty((0, 2), kind),
     )

@@ -1,4 +1,4 @@
-"""The step that a gradient makes, compiled: of the round's size, or of one that a rule finds (`local.pace`)."""
+"""The step that a gradient makes, compiled: of the round's size, or of one that a rule finds (`local.sizes`)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 from fedconcord.local.compiled.products import UINT, add, compiled, mix, scale
 
 NONE, DELTA, DOG, NORMED = range(4)
-SIZE, RESPONSE = range(2)  # of every rule's pace; then
-RATIO, MOVED, LIMIT, CURVATURE = range(2, 6)
-FAR, FIRST, SQUARES = range(2, 5)
-OPENING, POWER = range(2, 4)
+SIZE = 0  # of every rule's state; then
+RATIO, MOVED, LIMIT, CURVATURE = range(1, 5)
+FAR, FIRST, SQUARES = range(1, 4)
+OPENING, POWER = range(1, 3)
 TINY = np.finfo(np.float32).tiny
 
 
 class Terms(NamedTuple):
-    """`core.Local` and `local.Solver` as arrays: what is absent has no rows, what clients share has one."""
+    """The pieces of a local step as arrays: what is absent has no rows, what clients share has one."""
 
     eta: np.ndarray  # [K] step sizes
     scale: np.ndarray  # [S] kappa
     prox: np.ndarray  # [S] rho
-    linear: np.ndarray  # [S or 1 or 0, d]; [S, d] where steps change it, in place
+    linear: np.ndarray  # [S or 1 or 0, d] a constant; or a dual [S, d] that moves, in place
     anchor: np.ndarray  # [S or 1 or 0, d]; absent where linear holds - rho anchor
     snapshot: np.ndarray  # [S or 1 or 0, d]
     buffer: np.ndarray  # [S or 0, d], changed in place
     table: np.ndarray  # [S or 0, M, d], changed in place
+    mean: np.ndarray  # [S or 0, d] of the table, changed in place
     table_rate: np.ndarray  # [S]
     tilt: np.ndarray  # [S or 0, d] of SAM's ascent, each client's own, changed in place
     common: np.ndarray  # [S or 1 or 0, d] and that of all
@@ -39,8 +40,9 @@ class Terms(NamedTuple):
     rule: int  # of step sizes: NONE, DELTA, DOG or NORMED; eta is then the factor on them
     reach: float  # delta: gamma / 2; normed: the first length
     growth: float  # delta; normed: the bound
-    pace: np.ndarray  # [S or 0, fields of the rule's `pace.Pace`], changed in place
+    pace: np.ndarray  # [S or 0, columns of the rule's state], changed in place
     start: np.ndarray  # [S or 1 or 0, d] x_0, for dog
+    etas: np.ndarray  # [S or 0, K] the size of every step, written where somebody asks for it
 
 
 class Mine(NamedTuple):
@@ -54,6 +56,7 @@ class Mine(NamedTuple):
     anchor: np.ndarray
     buffer: np.ndarray
     table: np.ndarray  # of the step's block
+    mean: np.ndarray
     table_rate: float
     rho: float
 
@@ -62,14 +65,16 @@ class Mine(NamedTuple):
 def direct(terms, mine, g, begin, lo, size):
     """The gradient g [begin : begin + size] becomes the direction of x [lo : lo + size]; tables and duals move."""
     begin, lo, size = UINT(begin), UINT(lo), UINT(size)
-    linear, table = mine.linear, mine.table
+    linear, table, mean = mine.linear, mine.table, mine.mean
     if len(table) > 0:
         for i in range(size):
             now = g[begin + i]
             news = now - table[lo + i]
             table[lo + i] = now
-            g[begin + i] = mine.scale * news + linear[lo + i]
-            linear[lo + i] += mine.table_rate * news
+            g[begin + i] = mine.scale * (news + mean[lo + i])
+            mean[lo + i] += mine.table_rate * news
+        if len(linear) > 0:
+            add(g, begin, size, linear, lo, g.dtype.type(1))
     elif len(linear) > 0:
         for i in range(size):
             g[begin + i] = mine.scale * g[begin + i] + linear[lo + i]
@@ -81,7 +86,7 @@ def direct(terms, mine, g, begin, lo, size):
 
 @compiled
 def move(terms, mine, g, begin, lo, size):
-    """The step x [lo : lo + size] by the gradient g [begin : begin + size], which it overwrites: `local.step.solve`."""
+    """The step x [lo : lo + size] by the gradient g [begin : begin + size], which it overwrites: `local.walk`."""
     direct(terms, mine, g, begin, lo, size)
     begin, lo, size = UINT(begin), UINT(lo), UINT(size)
     x, linear, buffer, anchor = mine.x, mine.linear, mine.buffer, mine.anchor
@@ -194,7 +199,6 @@ def stride(terms, mine, g, last, pace, start, sums, opens):
         for i in range(d):
             far += (x[i] - start[i]) * (x[i] - start[i])
         dog(pace, size, np.sqrt(far))
-    pace[RESPONSE] += pace[SIZE] * (mine.scale - mine.pull * pace[RESPONSE])
     eta = x.dtype.type(mine.eta * pace[SIZE])
     if terms.rule == DELTA:
         for i in range(d):

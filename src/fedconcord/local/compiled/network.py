@@ -1,7 +1,7 @@
 """The local steps of fully connected networks, compiled: all K steps of a client in one call without Python's lock.
 
 A step reads the weights twice and writes them once: the gradient of a few rows of a layer is added to them, or stays in
-the first cache, where `move` makes the step of it. `local.step.solve` is what they have to come to.
+the first cache, where `move` makes the step of it. `local.walk` is what they have to come to.
 """
 
 from __future__ import annotations
@@ -10,7 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.local.compiled.moves import DELTA, DOG, NONE, NORMED, Mine, Terms, directed, gauge, move, norm, stride
+from fedconcord.local.compiled.moves import (
+    DELTA,
+    DOG,
+    NONE,
+    NORMED,
+    SIZE,
+    Mine,
+    Terms,
+    directed,
+    gauge,
+    move,
+    norm,
+    stride,
+)
 from fedconcord.local.compiled.products import UINT, add, clear, compiled, kept, mix, outputs, scale, slopes, updates
 
 __all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED", "Draw", "Net", "Terms", "cohort"]
@@ -264,7 +277,7 @@ def cohort(net, draw, terms, x):
     added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
     for s in range(len(x)):
         linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
-        snapshot, start, table = row(terms.snapshot, s), row(terms.start, s), buffer[:0]
+        snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
         B = 0
         for k in range(draw.steps[s]):
             if k == 0 or draw.samples.shape[1] > 1:
@@ -273,7 +286,7 @@ def cohort(net, draw, terms, x):
                 table = terms.table[s, draw.blocks[s, k]]
             eta = terms.eta[k]
             rho, pull = terms.prox[s], eta * terms.prox[s]
-            mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, terms.table_rate[s], rho)
+            mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
             own.sums[:] = zero
             own.sums[2] = one if k == 0 else zero
             for turn in range(3):
@@ -314,3 +327,5 @@ def cohort(net, draw, terms, x):
                 if mode == STORE:
                     directed(terms, mine, own.gradient, own.last, own.sums, k == 0)
                 stride(terms, mine, own.gradient, own.last, terms.pace[s], start, own.sums, k == 0)
+                if len(terms.etas) > 0:
+                    terms.etas[s, k] = eta * terms.pace[s, SIZE]
