@@ -52,7 +52,7 @@ PACE = (
 )
 STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
 UNEQUAL = "tests/test_unequal.py -k late_reply or lost or answers"
-LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES
+LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES, "tests/test_local_step.py"
 METHOD = (
     *("tests/test_published.py -k {0}", "tests/test_identity.py", "tests/test_check.py -k {0}", ORACLES),
     *("tests/test_fixed_points.py -k {0}", "tests/test_golden.py -k {0}"),
@@ -71,7 +71,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "tests/test_engines.py -k combinations",
         ),
     ),
-    ("local/pace", (PACE, "tests/test_pace.py -k not compiled")),
+    ("local/sizes", (PACE, "tests/test_pace.py -k not compiled")),
     ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
     ("local/stacked", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
