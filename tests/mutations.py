@@ -257,9 +257,15 @@ MUTATIONS: dict[str, Mutation] = {
     "wire: clients are told before the server has put it down": Mutation(
         (
             Edit(
-                "engines/wire.py",
-                "done = wire.run(lambda half: half.round(server, plan, x0))",
-                "done = wire.run(lambda half: [half.round(server, plan, x0), half.settle(plan.round)][0])",
+                "remote/store.py",
+                "        return self.run(decide, plan.seed)\n",
+                "        def told(half):\n"
+                "            made = decide(half)\n"
+                "            if made.message is not None:\n"
+                "                half.ledger.owe(plan.round, made.message, made.plan.ids.tolist())\n"
+                "                half.settle(plan.round)\n"
+                "            return made\n\n"
+                "        return self.run(told, plan.seed)\n",
             ),
         ),
         WIRE,
@@ -268,11 +274,10 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("remote/codec.py", "if zlib.crc32(data[HEAD:], zlib.crc32(data[4:8])) != check:", "if False:"),), WIRE
     ),
     "processes: one without clients counts": Mutation(
-        (Edit("engines/stacked.py", "Attempt(tree_map(torch.zeros_like, found.total))", "Attempt(found.total)"),), RANKS
+        (Edit("engines/stacked.py", "tree_map(torch.zeros_like, computed.total)", "computed.total"),), RANKS
     ),
-    "processes: the prelude is each one's own": Mutation(
-        (Edit("engines/stacked.py", "total, _, spoilt = self._sum(mine, total, (), sound)", "spoilt = np.zeros(0)"),),
-        RANKS,
+    "processes: one without clients speaks before the local steps": Mutation(
+        (Edit("engines/stacked.py", "return Computed(tree_map(torch.zeros_like, total))", "pass"),), RANKS
     ),
     "robust: contributions with their weights": Mutation(
         (Edit("transforms/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
@@ -288,14 +293,14 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "remote/server.py",
-                "for i in plan.ids.tolist():\n            self.ledger",
-                "for i in heard:\n            self.ledger",
+                "zip(plan.ids.tolist(), plan.heard, strict=True):\n            self.ledger",
+                "zip(self._replies, [True] * 99, strict=False):\n            self.ledger",
             ),
         ),
         ROBUST,
     ),
     "processes: the prologue asks each one's clients": Mutation(
-        (Edit("engines/base.py", "total, (sent, evaluations) = team.total(total, (sent, evaluations))", "pass"),), RANKS
+        (Edit("engines/base.py", "total, (sent, evaluations) = self.team", "_ = self.team"),), RANKS
     ),
     "compiled steps: the anchor's pull without eta": Mutation(
         (Edit("local/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),

@@ -19,7 +19,7 @@ import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Client, Done, Population, tree_leaves
-from fedconcord.engines import Engine, Serial, Stacked, Wire
+from fedconcord.engines import Engine, Serial, Stacked, Wire, traffic_of
 from fedconcord.federation.clock import lognormal
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
@@ -297,7 +297,7 @@ def test_a_reply_that_is_not_finite_changes_nothing_for_the_others(name: str) ->
     assert_same(wired, got, 1e-12)
     counts = [(s.bytes_up, s.bytes_down, s.gradient_steps, s.refused) for s in (wired, got)]
     assert counts[0] == counts[1]
-    assert Wire().report(wired.store)["refused"] == sum(got.refused.values())
+    assert traffic_of(wired.store)["refused"] == sum(got.refused.values())
 
 
 @pytest.mark.parametrize("attack", [hostile.alie(0.4), hostile.ipm(0.4)])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Cohort, Outcome, Phases, Sender, Tree, space_of, tree_leaves, tree_map
 from fedconcord.engines import Serial
+from fedconcord.engines.driver import decide
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job
@@ -32,8 +34,10 @@ from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
 from fedconcord.remote.member import Member, Secret
 from fedconcord.remote.secure import Secure
-from fedconcord.remote.server import PLAIN, RemoteServer, Ways
+from fedconcord.remote.server import RemoteServer
+from fedconcord.remote.sums import PLAIN
 from fedconcord.remote.terms import Scale, Terms
+from fedconcord.remote.way import Hooks
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.sums import unsummable
 from fedconcord.transforms.uploads import quantise, with_uploads
@@ -110,8 +114,8 @@ class Party:
         self.refused: list[tuple[int, str]] = []
         self.voids: list[str] = []
         self.meddle: Callable[[int, Frame], Frame | None] = lambda client, frame: frame
-        ways = Ways(lambda i: f"client {i}", "", lambda i: None, lambda i, why: self.refused.append((i, why)))
-        self.ways = ways._replace(void=self.voids.append)
+        hooks = Hooks(lambda i: f"client {i}", "", lambda i: None, lambda i, why: self.refused.append((i, why)))
+        self.hooks = hooks._replace(void=self.voids.append)
         self.sums = PLAIN if terms is None else Secure(terms)
         self.server: Tree = algorithm.init(problem.init(3), population_of(self.job))
 
@@ -141,15 +145,23 @@ class Party:
 
     def round(self, t: int) -> Outcome:
         algorithm, plan = self.job.algorithm, self.job.schedule.plan(t, self.job.algorithm, self.job.problem.roster)
-        half = RemoteServer(
-            *(algorithm, self.space, self.forms, self.ledger, self.exchange, 1, self.traffic, self.ways, RUN),
-            sums=self.sums,
-        )
         if algorithm.phases.prologue is not None and t == 0:
-            self.server = half.prologue(self.server, population_of(self.job)).server
-        done = half.round(self.server, plan, self.job.problem.init(3))
-        self.server, self.traffic = done.server, half.traffic
-        return done
+            half = self.half()
+            self.server, self.traffic = half.prologue(self.server, population_of(self.job)).server, half.traffic
+        half = self.half()
+        decision = decide(half, algorithm, self.space, self.server, plan)
+        if decision.message is not None:
+            self.ledger.owe(t, decision.message, decision.plan.ids[decision.plan.heard].tolist())
+        self.server, self.traffic = decision.outcome.server, half.traffic
+        return decision.outcome
+
+    def half(self) -> RemoteServer:
+        x0 = self.job.problem.init
+        way = SimpleNamespace(method=RUN, tries=1, hooks=self.hooks, sums=self.sums)
+        return RemoteServer(
+            *(self.job.algorithm, self.space, self.forms, self.ledger, way, self.exchange, self.traffic),
+            lambda: x0(3),
+        )
 
     def cohort(self, t: int) -> list[int]:
         ids: list[int] = self.job.schedule.plan(t, self.job.algorithm, self.job.problem.roster).ids.tolist()

@@ -14,7 +14,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
 from fedconcord.data import Dataset
-from fedconcord.engines import Serial, Wire
+from fedconcord.engines import Serial, Wire, traffic_of
 from fedconcord.federation.clock import lognormal
 from fedconcord.federation.dropout import fixed
 from fedconcord.federation.sampling import power_of_choice
@@ -64,7 +64,7 @@ def test_without_faults_it_is_the_serial_engine_to_the_byte(name: str) -> None:
     everyone = np.arange(7)
     assert far(got.store.gather(everyone), want.store.gather(everyone)) < 1e-12
     assert got._replace(server=(), store=()) == want._replace(server=(), store=())  # type: ignore[arg-type]
-    seen = there.engine.report(got.store)
+    seen = traffic_of(got.store)
     assert (seen["payload_down"], seen["payload_up"]) == (want.bytes_down, want.bytes_up)
     assert min(seen["framing_down"], seen["framing_up"]) > 0
     assert not any(seen[name] for name in ("refused", "lost", "resent_down", "resent_up", "clients_lost"))
@@ -125,7 +125,7 @@ def test_with_faults_running_sums_are_exact_and_the_optimum_is_reached(
             held, summed = running_sum(this, state)
             assert far(held, summed) < 1e-13, t
     assert gap(this, state) < 1e-9
-    seen = this.engine.report(state.store)
+    seen = traffic_of(state.store)
     assert min(value for key, value in seen.items()) > 0, seen
 
 
@@ -181,7 +181,7 @@ def test_whatever_a_job_is_made_of_the_wire_computes_the_same(variant: str) -> N
         assert far(got.store.gather(everyone), want.store.gather(everyone)) < 1e-12
         assert (got.bytes_up, got.bytes_down) == (want.bytes_up, want.bytes_down)
         assert got.gradient_steps == want.gradient_steps
-    seen = there.engine.report(got.store)
+    seen = traffic_of(got.store)
     assert (seen["payload_up"], seen["payload_down"]) == (got.bytes_up, got.bytes_down)
 
 
@@ -195,7 +195,7 @@ def test_a_run_over_a_bad_wire_goes_on_from_a_checkpoint_bit_for_bit(name: str, 
         second = advance(this, second)
     assert all(map(torch.equal, tree_leaves(second.server).values(), tree_leaves(whole.server).values()))
     assert second[3:] == whole[3:]
-    assert this.engine.report(second.store) == this.engine.report(whole.store)
+    assert traffic_of(second.store) == traffic_of(whole.store)
 
 
 def test_a_method_that_needs_everyone_stops_when_one_is_silent() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Local, Phases
-from fedconcord.engines import Serial, Stacked
+from fedconcord.engines import Serial, Stacked, run_round
 from fedconcord.federation.sampling import Drawn, Sampler
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
@@ -74,7 +74,8 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
     if problem is None or problem.judged.split != "validation" or not isinstance(schedule, Schedule):
         raise UserError("personalisation is judged on samples that clients set apart; set validation, as in 0.1")
     offsets = problem.judged.offsets
-    engine = Stacked(job.engine.chunk) if isinstance(job.engine, Stacked) else Serial()
+    choices = job.engine.can.choices
+    engine = Stacked(choices["chunk"]) if choices else Serial()
     n, found = problem.roster.n, []
     group = max(1, ENTRIES // problem.dim)
     for first in range(0, n, group):
@@ -90,7 +91,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         )
         plan = own.plan(round, ALONE, problem.roster)
         store = MemoryStore(_Model(x))
-        engine.round(job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
+        run_round(engine, job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
             found.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
     columns = np.array(found, np.float64).T

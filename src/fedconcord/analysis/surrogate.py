@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, Plan, roster_of
-from fedconcord.engines import Stacked
+from fedconcord.engines import Stacked, run_round
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, population_of
 from fedconcord.jobs.job import template
@@ -146,6 +146,6 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
     server = tried.algorithm.init(problem.init(0), population_of(tried))
     store = tried.engine.open(problem, tried.duty, tried.storage, template(tried), None)
     for t in itertools.count():
-        done = tried.engine.round(problem, tried.duty, server, store, plan._replace(round=t))
+        done = run_round(tried.engine, problem, tried.duty, server, store, plan._replace(round=t))
         yield ((server.x - done.server.x) / plan.lr).numpy()
         server = done.server

@@ -47,7 +47,12 @@ from fedconcord.core.objective import (
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
 from fedconcord.core.round import (
+    PRELUDE,
+    TRAIN,
+    Costs,
+    Gathered,
     Outcome,
+    Phase,
     Space,
     behind,
     cohort_of,
@@ -61,6 +66,8 @@ from fedconcord.core.round import (
 from fedconcord.core.trees import Tree, tree_bytes, tree_leaves, tree_map, tree_sum, tree_unflatten
 
 __all__ = [
+    "PRELUDE",
+    "TRAIN",
     "Accumulate",
     "Algorithm",
     "Aside",
@@ -68,11 +75,13 @@ __all__ = [
     "Client",
     "Cohort",
     "Condition",
+    "Costs",
     "Done",
     "Drawn",
     "Draws",
     "Evaluator",
     "Facts",
+    "Gathered",
     "Inequality",
     "Local",
     "LossForm",
@@ -83,6 +92,7 @@ __all__ = [
     "Oracle",
     "Orders",
     "Outcome",
+    "Phase",
     "Phases",
     "Plan",
     "Population",

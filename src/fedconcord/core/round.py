@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import rng
-from fedconcord.core.contract import Algorithm, Cohort, Sender
+from fedconcord.core.contract import Cohort, Sender
 from fedconcord.core.objective import Problem, Regulariser
 from fedconcord.core.plan import Plan
 from fedconcord.core.trees import Tree, tree_leaves, tree_map, tree_sum
+
+PRELUDE, TRAIN = 0, 1  # the phases of a round, before the local steps and with them
 
 
 class Outcome(NamedTuple):
@@ -25,6 +27,36 @@ class Outcome(NamedTuple):
     bytes_up: int  # all messages of the cohort
     gradient_steps: int  # mini-batch gradients evaluated by the cohort; a full gradient counts its mini-batches
     refused: tuple[int, ...] = ()  # ids of those whose reply was not finite and left out, which the costs count
+
+
+class Phase(NamedTuple):
+    """A part of a round: each client of the cohort is sent a message and replies, and the server needs their total."""
+
+    number: int  # `PRELUDE` or `TRAIN`
+    message: Tree  # what each client is sent: the broadcast, or the total of the prelude
+    down: Tree  # what a client then has of the server: the broadcast, with the total of a prelude in it
+    contribute: Callable[[Tree, Sender, Cohort], Tree]  # (reply, sender, cohort) -> what is summed
+    combine: Callable[[Tree, Sender, Cohort], Tree] | None = None  # in place of the sum; see `Algorithm.combine`
+
+
+class Gathered(NamedTuple):
+    """What came of a phase."""
+
+    plan: Plan  # of the clients whose reply is in the total, or comes in a later round
+    total: Tree | None  # None: nobody's reply came
+    refused: tuple[int, ...] = ()  # ids of those whose reply was not finite
+
+
+class Costs(NamedTuple):
+    """What a round cost so far; refused replies cost what they cost."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradient_steps: int = 0
+
+    def plus(self, *more: int) -> Costs:
+        """The sum with these, in this order."""
+        return Costs(*(a + b for a, b in zip(self, (*more, 0, 0), strict=False)))
 
 
 class Space(NamedTuple):
@@ -108,18 +140,18 @@ def finite(sent: Tree, clients: int) -> Tensor:
     return torch.stack(sums).isfinite().all(0) if sums else torch.ones(clients, dtype=torch.bool)
 
 
-def total_of(
-    algorithm: Algorithm, server: Tree, shares: Sequence[Tree], select: np.ndarray, space: Space, plan: Plan
-) -> Tree:
-    """The total of contributions, one of each client at these positions of a plan; late ones, zeros, are not combined.
+def total_of(phase: Phase, replies: Mapping[int, Tree], space: Space, plan: Plan) -> Tree | None:
+    """The total of the replies, by client, of those of a plan whose reply comes; None where nobody's does.
 
     What is combined lies in memory at once: as many contributions as replies come.
     """
-    heard = plan.heard[select]
-    if algorithm.phases.combine is None or not heard.any():
+    heard, cohort = np.flatnonzero(plan.heard), cohort_of(space, plan)
+    shares = [phase.contribute(replies[int(plan.ids[k])], sender_of(space, plan, int(k)), cohort) for k in heard]
+    if not shares:
+        return None
+    if phase.combine is None:
         return tree_sum(shares)
-    rows = tree_map(_rows, *(share for share, comes in zip(shares, heard, strict=True) if comes))
-    total = algorithm.phases.combine(server, rows, senders_of(space, plan, select[heard]), cohort_of(space, plan))
+    total = phase.combine(tree_map(_rows, *shares), senders_of(space, plan, heard), cohort)
     return tree_map(lambda leaf, like: leaf.reshape(like.shape), total, shares[0])
 
 

@@ -214,7 +214,7 @@ def _all(
         if not missing:
             break
         for i, frame in post.frames(kind, wanted, missing, tensors or {}).items():
-            post.taken(i, kind)
+            post.accept(i, kind)
             found[i] = frame
         why |= post.why
     silent = [post.sites[i] for i in fields if i not in found and i not in why]

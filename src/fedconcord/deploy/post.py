@@ -19,7 +19,8 @@ from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.remote.server import NOT_FINITE, Ways
+from fedconcord.remote.server import NOT_FINITE
+from fedconcord.remote.way import Hooks
 from fedconcord.runs.events import Event
 
 IN_A_ROW = 3  # refused answers, until a site is left out
@@ -112,7 +113,7 @@ class Post:
                     else:
                         self._welcome(i, came[name])
                 except FrameError as wrong:
-                    self.refused(i, str(wrong), what)
+                    self.refuse(i, str(wrong), what)
         return found
 
     def await_(self, sites: Sequence[str], joining: Joining) -> None:
@@ -150,9 +151,9 @@ class Post:
         for i, data in self.ask(sent, kind).items():
             frame = codec.read(data)
             if (frame.kind, frame.method, frame.round, frame.client) != (wanted, self.run, number, i):
-                self.refused(i, "an answer to another question", kind)
+                self.refuse(i, "an answer to another question", kind)
             elif not all(bool(t.isfinite().all()) for t in frame.tensors.values() if t.is_floating_point()):
-                self.refused(i, NOT_FINITE, kind)
+                self.refuse(i, NOT_FINITE, kind)
             else:
                 found[i] = frame
         return found
@@ -162,16 +163,16 @@ class Post:
         return list(self.ask(dict(sent), ROUNDS).items())
 
     @property
-    def ways(self) -> Ways:
+    def hooks(self) -> Hooks:
         """How a `RemoteServer` speaks of sites, and to whom."""
         remedy = "go on with the run (resume) when the site is there again, or use"
-        return Ways(lambda i: f"site {self.sites[i]}", remedy, self.taken, self.refused, self.void)
+        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.void)
 
-    def taken(self, site: int, what: str = ROUNDS) -> None:
+    def accept(self, site: int, what: str = ROUNDS) -> None:
         """Its answer was what was asked for."""
         self.records[site].in_a_row.pop(what, None)
 
-    def refused(self, site: int, why: str, what: str = ROUNDS) -> None:
+    def refuse(self, site: int, why: str, what: str = ROUNDS) -> None:
         """Its answer was not; after three in a row it is left out."""
         record, name = self.records[site], self.sites[site]
         known = why if why in record.refused or len(record.refused) < REASONS else "other reasons"

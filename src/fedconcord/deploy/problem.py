@@ -68,9 +68,9 @@ class Deployed:
                     if found.counts.tolist() != self.samples[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
-                    self.post.refused(i, str(wrong), "judge")
+                    self.post.refuse(i, str(wrong), "judge")
                 else:
-                    self.post.taken(i, "judge")
+                    self.post.accept(i, "judge")
                     self.last[i] = found
             if self.last:
                 return pooled(self.shell, list(self.last.values()))

@@ -25,8 +25,7 @@ from fedconcord.federation.weights import minimised
 from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
-from fedconcord.remote.server import PLAIN
-from fedconcord.remote.sums import Sums
+from fedconcord.remote.sums import PLAIN, Sums
 from fedconcord.remote.terms import Terms
 from fedconcord.runs import readme, results
 from fedconcord.runs.clock import Clock

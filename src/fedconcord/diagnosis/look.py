@@ -29,6 +29,7 @@ from fedconcord.diagnosis import gradients, memory
 from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
 from fedconcord.diagnosis.gradients import Agreement
 from fedconcord.diagnosis.memory import Residual, Staleness
+from fedconcord.engines import run_round
 from fedconcord.federation.participation import View
 from fedconcord.federation.sampling import Drawn, Losses, Sampler
 from fedconcord.jobs import Job, State
@@ -281,7 +282,7 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         ),
     )
     duty = job.duty._replace(algorithm=watched)
-    job.engine.round(job.problem, duty, state.server, _Apart(state.store), plan)
+    run_round(job.engine, job.problem, duty, state.server, _Apart(state.store), plan)
     locals_ = [seen[int(i)][0] for i in plan.ids]
     ends = [seen[int(i)][1] for i in plan.ids]
     counted = [float(end.normaliser if watched.needs.normaliser else end.steps) for end in ends]

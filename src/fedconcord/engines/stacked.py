@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import (
+    PRELUDE,
     Cohort,
+    Costs,
+    Gathered,
     Objective,
-    Outcome,
+    Phase,
     Plan,
-    Population,
     Problem,
     Space,
     Tree,
@@ -30,12 +32,11 @@ from fedconcord.core import (
     tree_map,
     workers,
 )
-from fedconcord.engines import base
 from fedconcord.engines import chunk as chunk_rule
+from fedconcord.engines.base import Abilities, Clients, Engine, Simulated
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.federation import weights
 from fedconcord.local import compiled
-from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, settled, with_oracle
+from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, with_oracle
 from fedconcord.local.graphs import Graphs
 from fedconcord.local.samples import full_gradient
 from fedconcord.local.stacked import solve
@@ -60,7 +61,13 @@ class Stacked:
     kernel: chunk_rule.Kernel | Literal["auto"] = "auto"  # what does a client's local steps
     graphs: Graphs | None = None  # recorded steps, on a GPU
 
-    def resolve(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Stacked:
+    @property
+    def can(self) -> Abilities:
+        """A process of several has some of the clients; the choices stand in run.json."""
+        choices = {"kernel": self.kernel, "chunk": self.chunk, "workers": self.workers}
+        return Abilities(self.team.size == 1, choices)
+
+    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Stacked:
         """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
 
         Compiled steps are loaded, or compiled.
@@ -88,162 +95,35 @@ class Stacked:
             )
         return replace(self, chunk=width, workers=number, kernel=by)
 
+    def stored_row(self, template: Tree) -> Tree:
+        """The row itself."""
+        return template
+
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """Rows as the storage keeps them."""
         return storage.open(template, first, problem.roster.n)
 
-    def kept(self, template: Tree) -> Tree:
-        """The row itself."""
-        return template
+    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+        """All of them, in this process or those of the team."""
 
-    def report(self, store: Store) -> dict[str, int]:
-        """Nothing: all clients are at hand."""
-        return {}
+        def cohort(clients: Simulated, server: Tree, plan: Plan) -> StackedCohort:
+            return StackedCohort(self.prepare(problem, duty, plan) if len(plan.ids) else self, clients, server)
 
-    def prologue(self, problem: Problem, duty: Duty, server: Tree, store: Store, population: Population) -> Outcome:
-        """All clients once before round 0."""
-        return base.prologue(problem, duty, server, population, self.team)
-
-    def losses(self, problem: Problem, x: Tensor, store: Store, ids: np.ndarray) -> np.ndarray:
-        """The loss [S] of each of these clients over all its samples at x [d]."""
-        return base.losses(problem, x, ids)
-
-    def round(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
-        """One round, as `core.contract` states it."""
-        if len(plan.ids) == 0:
-            return base.nobody(problem, duty, server, store, plan, self.team)
-        algorithm, space = duty.algorithm, space_of(problem)
-        talks = algorithm.communicates is None or algorithm.communicates(cohort_of(space, plan))
-        now = self.resolve(problem, duty, plan)
-        reached = int((~plan.answers).sum()) + len(plan.aside.lost)
-        down = broadcast = algorithm.broadcast(server)
-        bytes_down = reached * tree_bytes(down) if talks else 0
-        sound, mine = plan, now._mine(store, plan)
-        joining = base.joining(algorithm, store, plan, self.team, talks)
-        asked = Asked()
-        if algorithm.prelude is not None:
-            sound, asked = now._prelude(problem, duty, server, store, plan)
-            mine = now._mine(store, sound)
-            bytes_down += (reached - len(plan.ids) + len(sound.ids)) * tree_bytes(asked.total)
-            down = algorithm.prelude.absorb(down, asked.total)
-        spent: tuple[int, ...] = ()
-        while True:
-            done = now._train(problem, duty, down, mine, talks, asked.gradients)
-            costs = asked.bytes_up + done.bytes_up, asked.gradient_steps + done.gradient_steps, joining
-            total, of_all, spoilt = now._sum(mine, done.total, costs, done.sound)
-            spent = spent or of_all  # what clients did, however often it is computed
-            kept = weights.without(sound, spoilt, algorithm.weights, algorithm.needs_everyone)
-            if kept is sound:
-                break
-            # every contribution depends on who is in, and they are summed: the others do the same once more
-            sound, mine, asked = kept, now._mine(store, kept), Asked()
-        for select, rows in zip(mine.chunks, done.rows, strict=not mine.idle):
-            mine.store.scatter(mine.plan.ids[select], rows)
-        bytes_up, evaluations, joining = spent
-        bytes_down += joining * tree_bytes(server.x)
-        if talks:
-            cohort, heard = cohort_of(space, sound), np.flatnonzero(sound.heard)
-            if algorithm.combine is not None:
-                rows = tree_map(lambda leaf: leaf[np.argsort(mine.positions)[heard]], total)
-                total = algorithm.combine(server, rows, senders_of(space, sound, heard), cohort)
-            server = algorithm.update(server, total, cohort)
-            if algorithm.settle is not None:
-                sent = algorithm.settle.send(broadcast, server)
-                bytes_down += cohort.size * tree_bytes(sent)
-                for select in mine.chunks:
-                    ids = mine.plan.ids[select]
-                    mine.store.scatter(ids, settled(algorithm.settle, sent, mine.store.gather(ids)))
-        return Outcome(server, bytes_down, bytes_up, evaluations, base.refused(plan, sound))
-
-    def _mine(self, store: Store, plan: Plan) -> Mine:
-        """What this process trains of a plan; the engine's choices are made."""
-        assert isinstance(self.chunk, int)
-        everyone = np.argsort(-plan.steps, kind="stable")
-        order = everyone[self.team.owns(plan.ids[everyone])]
-        idle = len(order) == 0
-        if idle:  # the form of the sums is one client's without local steps, in a store that nobody keeps
-            order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
-            store = MemoryStore(store.template)
-        number = -(-len(order) // self.chunk)
-        return Mine(plan, [order[k::number] for k in range(number)], store, idle)  # dealt out: about the same work
-
-    def _prelude(self, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> tuple[Plan, Asked]:
-        """The message before the local steps, and the plan of those whose message is finite."""
-        algorithm, objective, space = duty.algorithm, problem.objective, space_of(problem)
-        prelude, mine, cohort = algorithm.prelude, self._mine(store, plan), cohort_of(space, plan)
-        assert prelude is not None
-        total, bytes_up, evaluations = None, 0, 0
-        gradients: list[Tensor | None] = []  # of the chunks, for methods that use them later too
-        sound = []
-        for select in mine.chunks:
-            ids = mine.plan.ids[select]
-            own, _, _ = open_rows(objective, server.x, mine.store.gather(ids), ids)
-            gradient = full_gradient(own, server.x.expand(len(ids), -1), ids)
-            total = _add(total, _reduce(prelude.contribute(gradient, senders_of(space, mine.plan, select), cohort)))
-            bytes_up += tree_bytes(gradient)
-            evaluations += passes_of(objective, duty, mine.plan, select)
-            gradients.append(gradient if algorithm.needs_full_gradient else None)
-            sound.append(finite(gradient, len(ids)))
-        if mine.idle:
-            total, sound = tree_map(torch.zeros_like, total), []
-        total, _, spoilt = self._sum(mine, total, (), sound)
-        kept = weights.without(plan, spoilt, algorithm.weights, algorithm.needs_everyone)
-        if kept is not plan:
-            plan, again = self._prelude(problem, duty, server, store, kept)
-            total, gradients = again.total, again.gradients
-        return plan, Asked(total, gradients, *((0, 0) if mine.idle else (bytes_up, evaluations)))
-
-    def _train(
-        self, problem: Problem, duty: Duty, down: Tree, mine: Mine, talks: bool, gradients: list[Tensor | None]
-    ) -> Attempt:
-        """The local steps of this process's clients; nothing is stored."""
-        objective, space, plan = problem.objective, space_of(problem), mine.plan
-        cohort = cohort_of(space, plan) if talks else None
-        held = threading.Lock()  # of the store
-        assert isinstance(self.workers, int)
-
-        def work(k: int) -> Trained:
-            select, gradient = mine.chunks[k], gradients[k] if gradients else None
-            ids = plan.ids[select]
-            with held:
-                rows = mine.store.gather(ids)
-            return train(
-                objective, space, duty, ids, down, rows, plan, select, cohort, gradient, self.kernel, self.graphs
-            )
-
-        join = _add if duty.algorithm.combine is None else _beside
-        found = Attempt()
-        threads = self.workers if _threads_may(objective, duty) else 1
-        for done in workers.ordered(work, range(len(mine.chunks)), threads):
-            found.rows.append(done.rows)
-            found.gradient_steps += done.gradient_steps
-            if talks:
-                found.total = done.share if len(found.rows) == 1 else join(found.total, done.share)
-                found.bytes_up += done.bytes_up
-                found.sound.append(done.sound)
-        return Attempt(tree_map(torch.zeros_like, found.total)) if mine.idle else found
-
-    def _sum(
-        self, mine: Mine, total: Tree, counts: tuple[int, ...], sound: list[Tensor]
-    ) -> tuple[Tree, tuple[int, ...], np.ndarray]:
-        """The sums over all processes, and who sent what is not finite, [S] bool."""
-        spoilt = np.zeros(len(mine.plan.ids), bool)
-        if sound:
-            spoilt[mine.positions] = ~torch.cat(sound).cpu().numpy()  # the one value of a round that the host reads
-            spoilt &= mine.plan.heard
-        total, (*counts_of_all, found) = self.team.total(total, (*counts, int(spoilt.sum())))
-        if found and self.team.size > 1:
-            spoilt = np.array(self.team.any(*spoilt.tolist()))
-        return total, tuple(counts_of_all), spoilt
+        return Simulated(problem, duty, store, cohort, self.team)
 
 
-class Mine(NamedTuple):
-    """What a process trains of a round."""
+def with_choices(engine: Engine, chunk: int, workers: int, kernel: chunk_rule.Kernel) -> Engine:
+    """This engine with choices that were made before, where it makes any."""
+    return replace(engine, chunk=chunk, workers=workers, kernel=kernel) if isinstance(engine, Stacked) else engine
 
-    plan: Plan  # without steps where it is idle
+
+class Share(NamedTuple):
+    """What a process computes of a cohort."""
+
+    plan: Plan  # without steps where the process is idle
     chunks: list[np.ndarray]  # positions in the plan, most steps first
     store: Store
-    idle: bool  # the cohort has none of its clients
+    is_idle: bool  # the cohort has none of its clients
 
     @property
     def positions(self) -> np.ndarray:
@@ -251,24 +131,146 @@ class Mine(NamedTuple):
         return np.concatenate(self.chunks)
 
 
-class Asked(NamedTuple):
-    """What came of a prelude."""
-
-    total: Tree = ()
-    gradients: list[Tensor | None] = []  # noqa: RUF012  of the chunks; none where they are to be evaluated
-    bytes_up: int = 0
-    gradient_steps: int = 0
-
-
 @dataclass
-class Attempt:
-    """The local steps of a round, before anybody is refused."""
+class Computed:
+    """What a process computed of a phase, before any reply is refused."""
 
     total: Tree = ()  # of the contributions; all of them, [S, ...], where the method combines them
     rows: list[Tree] = field(default_factory=list)  # by chunk, as they are stored
-    sound: list[Tensor] = field(default_factory=list)  # by chunk, [S] bool: whether its message is finite
+    finite: list[Tensor] = field(default_factory=list)  # by chunk, [S] bool: whether the reply is
     bytes_up: int = 0
     gradient_steps: int = 0
+
+
+class StackedCohort:
+    """The clients of one round, a chunk of them at once, on an engine whose choices are made; see `CohortLink`."""
+
+    def __init__(self, engine: Stacked, clients: Simulated, server: Tree) -> None:
+        self.engine, self.clients, self.server = engine, clients, server
+        self.problem, self.duty, self.store = clients.problem, clients.duty, clients.store
+        self.space, self.costs = space_of(self.problem), Costs()
+        self.gradients: list[Tensor] = []  # by chunk, where a prelude evaluated them and the local steps use them
+        self.trained: tuple[Share, list[Tree]] | None = None  # whose new rows are not stored yet, by chunk
+
+    def gather(self, phase: Phase, plan: Plan) -> Gathered:
+        # every contribution depends on who is in, and they are summed: where a reply is refused, the others' are
+        # computed once more
+        chosen, bytes_down = plan, self.clients.bytes_down(self.server, phase, plan)
+        if len(plan.ids) == 0:
+            self._sum(None, Computed(), bytes_down)
+            return Gathered(plan, None)
+        while True:
+            share = self._share(plan)
+            computed = self._evaluate(phase, share) if phase.number == PRELUDE else self._train(phase, share)
+            total, is_finite = self._sum(share, computed, bytes_down, is_counted=plan is chosen)
+            kept = self.clients.sound(plan, is_finite)
+            if kept is plan:
+                break
+            plan, self.gradients = kept, []
+        heard = np.flatnonzero(plan.heard)
+        if phase.combine is not None and len(heard):
+            rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[heard]], total)
+            total = phase.combine(rows, senders_of(self.space, plan, heard), cohort_of(self.space, plan))
+        refused = tuple(np.setdiff1d(chosen.ids, plan.ids).tolist())
+        return Gathered(plan, total if len(heard) else None, refused)
+
+    def train_silently(self, plan: Plan) -> None:
+        share = self._share(plan) if len(plan.ids) else None
+        computed = Computed() if share is None else self._train(None, share)
+        self._sum(share, computed, self.clients.bytes_down(self.server, None, plan))
+        self.keep(plan)
+
+    def keep(self, plan: Plan) -> None:
+        if self.trained is None:
+            return
+        share, rows = self.trained
+        for select, some in zip(share.chunks, rows, strict=not share.is_idle):
+            share.store.scatter(share.plan.ids[select], some)
+
+    def _share(self, plan: Plan) -> Share:
+        """What this process computes of a plan with clients."""
+        chunk, store = self.engine.chunk, self.store
+        assert isinstance(chunk, int)
+        everyone = np.argsort(-plan.steps, kind="stable")
+        order = everyone[self.engine.team.owns(plan.ids[everyone])]
+        is_idle = len(order) == 0
+        if is_idle:  # the form of the sums is one client's without local steps, in a store that nobody keeps
+            order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
+            store = MemoryStore(store.template)
+        number = -(-len(order) // chunk)
+        return Share(plan, [order[k::number] for k in range(number)], store, is_idle)  # dealt out: about the same work
+
+    def _evaluate(self, phase: Phase, share: Share) -> Computed:
+        """The full gradients of this process's clients, before the local steps."""
+        objective, plan, x = self.problem.objective, share.plan, self.server.x
+        cohort = cohort_of(self.space, plan)
+        total, computed = None, Computed()
+        for select in share.chunks:
+            ids = plan.ids[select]
+            opened, _, _ = open_rows(objective, x, share.store.gather(ids), ids)
+            gradient = full_gradient(opened, x.expand(len(ids), -1), ids)
+            total = _add(total, _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), cohort)))
+            computed.bytes_up += tree_bytes(gradient)
+            computed.gradient_steps += passes_of(objective, self.duty, plan, select)
+            computed.finite.append(finite(gradient, len(ids)))
+            if self.duty.algorithm.needs.full_gradient:
+                self.gradients.append(gradient)
+        if share.is_idle:
+            return Computed(tree_map(torch.zeros_like, total))
+        computed.total = total
+        return computed
+
+    def _train(self, phase: Phase | None, share: Share) -> Computed:
+        """The local steps of this process's clients; their rows are not stored."""
+        problem, duty, plan, gradients = self.problem, self.duty, share.plan, self.gradients
+        down = duty.algorithm.broadcast(self.server) if phase is None else phase.down
+        cohort = None if phase is None else cohort_of(self.space, plan)
+        store_lock = threading.Lock()
+        assert isinstance(self.engine.workers, int)
+
+        def work(k: int) -> Trained:
+            select, gradient = share.chunks[k], gradients[k] if gradients else None
+            ids = plan.ids[select]
+            with store_lock:
+                rows = share.store.gather(ids)
+            kernel, graphs = self.engine.kernel, self.engine.graphs
+            return train(
+                problem.objective, self.space, duty, ids, down, rows, plan, select, cohort, gradient, kernel, graphs
+            )
+
+        join = _add if duty.algorithm.phases.combine is None else _beside
+        computed = Computed()
+        threads = self.engine.workers if _threads_may(problem.objective, duty) else 1
+        for done in workers.ordered(work, range(len(share.chunks)), threads):
+            computed.rows.append(done.rows)
+            computed.gradient_steps += done.gradient_steps
+            if phase is not None:
+                is_first = len(computed.rows) == 1
+                computed.total = done.share if is_first else join(computed.total, done.share)
+                computed.bytes_up += done.bytes_up
+                computed.finite.append(done.sound)
+        if share.is_idle:
+            computed = Computed(tree_map(torch.zeros_like, computed.total))
+        self.trained = share, computed.rows
+        return computed
+
+    def _sum(
+        self, share: Share | None, computed: Computed, bytes_down: int, is_counted: bool = True
+    ) -> tuple[Tree, np.ndarray]:
+        """The total over all processes, and whose reply is finite, [S] bool; what clients did is counted once,
+        however often it is computed."""
+        spoilt = np.zeros(0 if share is None else len(share.plan.ids), bool)
+        if share is not None and computed.finite:
+            # the one value of a round that the host reads
+            spoilt[share.positions] = ~torch.cat(computed.finite).cpu().numpy()
+            spoilt &= share.plan.heard
+        counts = bytes_down, computed.bytes_up, computed.gradient_steps, int(spoilt.sum())
+        total, (*costs, number) = self.engine.team.total(computed.total, counts)
+        if is_counted:
+            self.costs = self.costs.plus(*costs)
+        if number and self.engine.team.size > 1:
+            spoilt = np.array(self.engine.team.any(*spoilt.tolist()))
+        return total, ~spoilt
 
 
 class Trained(NamedTuple):
@@ -308,7 +310,7 @@ def train(
     """
     algorithm, oracle, x = duty.algorithm, duty.oracle, model_of(down)
     own, rows, private = open_rows(objective, x, rows, places)
-    client = clients_of(objective, plan, select, algorithm.needs_p)
+    client = clients_of(objective, plan, select, algorithm.needs.weight)
     orders = [orders_of(plan, int(k), algorithm) for k in select]
     evaluations = 0
     if duty.uses_full_gradient:
@@ -316,8 +318,8 @@ def train(
             gradient = full_gradient(own, x.expand(len(places), -1), places)
             evaluations += passes_of(objective, duty, plan, select)
         client = client._replace(gradient=gradient)
-    if algorithm.hessian_at is not None:
-        points = algorithm.hessian_at(down, rows).expand(len(places), -1)
+    if algorithm.step.hessian_at is not None:
+        points = algorithm.step.hessian_at(down, rows).expand(len(places), -1)
         triples = zip(points, places, orders, strict=True)
         squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
         client = client._replace(hessian=torch.stack(squares))
@@ -327,7 +329,7 @@ def train(
     share, heard = None, int(plan.heard[select].sum())
     if cohort is not None:
         share = algorithm.contribute(up, senders_of(space, plan, select), cohort)
-        share = _reduce(share) if algorithm.combine is None else share
+        share = _reduce(share) if algorithm.phases.combine is None else share
     sound = finite(up, len(select))
     return Trained(share, close_rows(rows, private), sound, tree_bytes(up) // len(select) * heard, evaluations + cost)
 
@@ -340,7 +342,7 @@ def passes_of(objective: Objective, duty: Duty, plan: Plan, select: np.ndarray) 
 
 def _threads_may(objective: Objective, duty: Duty) -> bool:
     """Whether several threads may compute at once: kernels may, torch.nn modules and line searches may not."""
-    return chunk_rule.has_kernel(objective) and duty.algorithm.hessian_at is None and duty.solver.kind != "lbfgs"
+    return chunk_rule.has_kernel(objective) and duty.algorithm.step.hessian_at is None and duty.solver.kind != "lbfgs"
 
 
 def _reduce(shares: Tree) -> Tree:

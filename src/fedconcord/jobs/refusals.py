@@ -8,7 +8,6 @@ import torch
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Population
-from fedconcord.engines import Wire
 from fedconcord.federation import sampling, weights
 from fedconcord.jobs.job import Job
 from fedconcord.local import solver
@@ -47,7 +46,7 @@ def reasons(job: Job) -> Iterator[str]:
     if algorithm.client_model is not None:
         if supervised(job.problem) is None:
             yield "clients' own models are judged on labelled samples in memory, and these data have none"
-        if job.engine.team.size > 1 or isinstance(job.engine, Wire):
+        if not job.engine.can.clients_here:
             yield "clients' own models are judged in one process; use engine stacked or serial"
     if algorithm.phases.combine is not None and job.engine.team.size > 1:
         yield (

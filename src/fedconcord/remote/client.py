@@ -127,7 +127,7 @@ class RemoteClient:
         return self._frame("joined", frame.round)
 
     def _prologue(self, frame: Frame) -> Frame:
-        prologue = self.duty.algorithm.prologue
+        prologue = self.duty.algorithm.phases.prologue
         assert prologue is not None
         x = self._tree("x0", frame, self.forms.x)
         gradients = block_gradients(self.objective, self.duty, 0, self.id, x)
@@ -148,7 +148,7 @@ class RemoteClient:
 
     def _ask(self, frame: Frame) -> Frame | None:
         """The message before the local steps."""
-        gradient, prelude = self._gradient(frame), self.duty.algorithm.prelude
+        gradient, prelude = self._gradient(frame), self.duty.algorithm.phases.prelude
         assert prelude is not None
         if gradient is None:
             return None
@@ -167,12 +167,12 @@ class RemoteClient:
 
     def _train(self, frame: Frame) -> Frame | None:
         """The local steps after a prelude."""
-        assert self.duty.algorithm.prelude is not None
+        assert self.duty.algorithm.phases.prelude is not None
         if self._asked is None or self.forgets(frame.round):
             return self._frame("forgot", frame.round)  # restarted in between: the server asks anew
         _, down, gradient = self._asked
-        down = self.duty.algorithm.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
-        return self._step(frame, down, gradient if self.duty.algorithm.needs_full_gradient else None)
+        down = self.duty.algorithm.phases.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
+        return self._step(frame, down, gradient if self.duty.algorithm.needs.full_gradient else None)
 
     def _orders(self, frame: Frame) -> Frame | None:
         """The local steps."""
@@ -230,7 +230,7 @@ class RemoteClient:
     def _counted(self, kept: Kept, frame: Frame) -> Kept:
         """The pending row becomes the row, after the message of its round's step where there is one: a late reply has
         none before it comes."""
-        settle, row = self.duty.algorithm.settle, kept.pending
+        settle, row = self.duty.algorithm.phases.settle, kept.pending
         if settle is not None and any(name.startswith("settle/") for name in frame.tensors):
             row = settled(settle, self._tree("settle", frame, self.forms.settled), row)
         return Kept(row, row, torch.tensor([NONE, 0, int(kept.mark[0])]))

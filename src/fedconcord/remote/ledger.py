@@ -24,6 +24,11 @@ class Ledger:
     joined: set[int] = field(default_factory=set)  # clients that have x^0
     late: set[int] = field(default_factory=set)  # clients whose late reply is on its way
 
+    def copy(self) -> Ledger:
+        """The same records apart from these, for an attempt that may be begun again."""
+        silent = {i: list(orders) for i, orders in self.silent.items()}
+        return Ledger(dict(self.counted), dict(self.owed), dict(self.settles), silent, set(self.joined), set(self.late))
+
     def owe(self, round: int, sent: Tree, clients: list[int]) -> None:
         """These clients are to get the message of a round."""
         self.settles[round] = sent

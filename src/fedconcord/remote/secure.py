@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Cohort, Plan, Sender, Tree, cohort_of, tree_leaves, tree_unflatten
+from fedconcord.core import PRELUDE, Cohort, Phase, Plan, Sender, Tree, cohort_of, tree_leaves, tree_unflatten
 from fedconcord.core.round import behind
 from fedconcord.federation import weights
 from fedconcord.remote import masks
-from fedconcord.remote.codec import Frame
 from fedconcord.remote.masks import KEY, SEALED, SHARE
 from fedconcord.remote.member import bound, context
-from fedconcord.remote.server import Heard, RemoteServer, Want
-from fedconcord.remote.sums import PRELUDE, Asking, Gathered, Part
+from fedconcord.remote.server import RemoteServer, Reply, Request
+from fedconcord.remote.sums import Requests, Summed
 from fedconcord.remote.terms import FEWEST, Terms
 from fedconcord.transforms.sums import factors, messages
 
@@ -51,49 +50,50 @@ class Secure:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
 
-    def gather(self, half: RemoteServer, asking: Asking, part: Part, lost: Mapping[int, Frame]) -> Gathered:
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
         """As `Sums` says; a sum that cannot be opened is one of nobody."""
-        if not len(asking.plan.ids):
-            return Gathered(asking.plan, {}, None)
-        met = self._meet(half, asking.plan, part.number)
+        if not len(requests.plan.ids):
+            return Summed(requests.plan, {}, None)
+        met = self._meet(half, requests.plan, phase.number)
         if isinstance(met, str):
-            return self._void(half, asking.plan, met)
+            return self._void(half, requests.plan, met)
         before = met.plan
         cohort = cohort_of(half.space, before)
-        form = _form(half, part, cohort)
+        form = _form(half, phase, cohort)
         length = sum(leaf.numel() for leaf in tree_leaves(form).values())
         kind = self.terms.scale.kind(len(met.places))
         like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
         among = before.ids.tolist()
         told = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
-        wants = {}
+        covered = {}
         columns = {"w": before.w, "p": before.p, "steps": behind(before), "inclusion": before.inclusion}
         for k, i in enumerate(among):
             sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
-            frame = asking.wants[i].frame
-            said = {"part": part.number, "among": among, "cohort": told, "sender": sender}
+            request = requests.of_client[i]
+            fields = {"part": phase.number, "among": among, "cohort": told, "sender": sender}
             sealed = torch.stack([met.dealt[j].sealed[met.places[i]] for j in among])
-            frame = frame._replace(
-                fields={**frame.fields, "sum": said}, tensors={**frame.tensors, "sealed/": sealed.cpu()}
+            frame = request.frame._replace(
+                fields={**request.frame.fields, "sum": fields},
+                tensors={**request.frame.tensors, "sealed/": sealed.cpu()},
             )
-            wants[i] = asking.wants[i]._replace(frame=frame, name="covered", like=like)
-        heard = half.hear(before, wants, None, lost)
-        after = half.only(before, heard)
-        total = self._opened(half, met, part.number, {i: heard[i] for i in after.ids.tolist()}, told, wants)
+            covered[i] = request._replace(frame=frame, name="covered", like=like)
+        replies = half.hear(Requests(before, covered, lost=requests.lost))
+        after = half.only(before, replies)
+        total = self._opened(half, met, phase.number, {i: replies[i] for i in after.ids.tolist()}, told, covered)
         if isinstance(total, str):
             return self._void(half, after, total)
-        message = messages(half.algorithm)[0 if part.number == PRELUDE else -1][1]
-        scaled = factors(part.contribute, message, half.space, before, after)
+        message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
+        scaled = factors(phase.contribute, message, half.space, before, after)
         if scaled is None:
             return self._void(half, after, "its weights depend on who was lost")
-        return Gathered(after, heard, _unflat(form, self.terms.scale.numbers(total), scaled, half.space.device))
+        return Summed(after, replies, _unflat(form, self.terms.scale.numbers(total), scaled, half.space.device))
 
     def _meet(self, half: RemoteServer, plan: Plan, part: int) -> _Pact | str:
         """Keys and shares of a cohort, or why there is no sum."""
         t = plan.round
         answers = half.answers(_asked(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
         for i in [i for i, one in answers.items() if not all(map(masks.usable, _halves(_raw(one.tree))))]:
-            half.ways.refused(i, "a key that is none")
+            half.hooks.refuse(i, "a key that is none")
             del answers[i]
         plan = half.only(plan, answers)
         ids = plan.ids.tolist()
@@ -116,9 +116,9 @@ class Secure:
         half: RemoteServer,
         met: _Pact,
         part: int,
-        heard: Mapping[int, Heard],
+        heard: Mapping[int, Reply],
         cohort: Mapping[str, Any],
-        wants: Mapping[int, Want],
+        requests: Mapping[int, Request],
     ) -> np.ndarray | str:
         """The total [L] in integers of what came under masks, or why it cannot be had."""
         among, came = met.plan.ids.tolist(), sorted(heard)
@@ -134,16 +134,16 @@ class Secure:
             given = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
             usable = [(place, share) for place, share in given.items() if any(share)][: met.needed]
             if len(usable) < met.needed:
-                return f"{len(usable)} usable shares of {half.ways.name(i)} came, and {met.needed} are needed"
+                return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {met.needed} are needed"
             secrets[i] = masks.joined(dict(usable))
             if i in heard and masks.commitment(secrets[i]) != _raw(met.dealt[i].commitment):
-                return f"the shares that came do not open the mask of {half.ways.name(i)}"
+                return f"the shares that came do not open the mask of {half.hooks.name(i)}"
             if i not in heard and masks.public_of(secrets[i]) != met.keys[i][KEY:]:
-                return f"the shares that came are not of the key of {half.ways.name(i)}"
+                return f"the shares that came are not of the key of {half.hooks.name(i)}"
         kind = self.terms.scale.kind(len(met.places))
         rows = [heard[i].tree.cpu().numpy().view(kind) for i in came]
         total = np.sum(rows, axis=0, dtype=kind)
-        bond = bound(met.about, among, cohort, wants[among[0]].frame.tensors)
+        bond = bound(met.about, among, cohort, requests[among[0]].frame.tensors)
         for i in among:
             if i in heard:
                 total = total - masks.mask(secrets[i], len(total), kind)
@@ -152,10 +152,10 @@ class Secure:
                 total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
         return np.asarray(total)
 
-    def _void(self, half: RemoteServer, plan: Plan, why: str) -> Gathered:
-        changed = "changed nothing" if half.algorithm.unheard is None else "added noise alone"
-        half.ways.void(f"round {plan.round} {changed}: {why}")
-        return Gathered(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
+    def _void(self, half: RemoteServer, plan: Plan, why: str) -> Summed:
+        changed = "changed nothing" if half.algorithm.phases.unheard is None else "added noise alone"
+        half.hooks.void(f"round {plan.round} {changed}: {why}")
+        return Summed(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
 
 
 def _asked(
@@ -167,16 +167,16 @@ def _asked(
     fields: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     like: Tree,
-) -> dict[int, Want]:
+) -> dict[int, Request]:
     """The same message to all of these clients."""
-    return {i: Want(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
+    return {i: Request(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
 
 
-def _form(half: RemoteServer, part: Part, cohort: Cohort) -> Tree:
+def _form(half: RemoteServer, phase: Phase, cohort: Cohort) -> Tree:
     """The form of a contribution: the method's own function on tensors without values."""
     one = torch.empty((), dtype=half.space.dtype, device="meta")
     sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
-    return part.contribute(half.forms.x if part.number == PRELUDE else half.forms.up, sender, cohort)
+    return phase.contribute(half.forms.x if phase.number == PRELUDE else half.forms.up, sender, cohort)
 
 
 def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: torch.device) -> Tree:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.basis import files, sums
-from fedconcord.engines import Stacked
+from fedconcord.engines import with_choices
 from fedconcord.jobs import Job, Row, State, asked, blank, checkpoint, resolved, steps
 from fedconcord.runs import interrupts, lock, readme, stopping, tables
 from fedconcord.runs.clock import Clock
@@ -151,15 +151,15 @@ def with_choices_of(folder: Path, prepared: PreparedRun, chosen: Job) -> Job:
 
     But as `chosen` where its longer form is for compiled steps and the shorter was not: such a run starts anew.
     """
-    before = read_description(folder)
-    if not isinstance(chosen.engine, Stacked) or "chunk" not in before:
+    before, choices = read_description(folder), chosen.engine.can.choices
+    if not choices or "chunk" not in before:
         return chosen
     kernel = before.get("kernel", "torch")
-    if kernel != chosen.engine.kernel:
+    if kernel != choices["kernel"]:
         shorter = resolved(prepared.job, prepared.state, before["rounds"]).engine
-        if isinstance(shorter, Stacked) and shorter.kernel == kernel:
+        if shorter.can.choices["kernel"] == kernel:
             return chosen
-    engine = replace(chosen.engine, chunk=before["chunk"], workers=before.get("workers", 1), kernel=kernel)
+    engine = with_choices(chosen.engine, chunk=before["chunk"], workers=before.get("workers", 1), kernel=kernel)
     return resolved(replace(chosen, engine=engine), prepared.state)
 
 
@@ -169,8 +169,8 @@ def _taken_up(prepared: PreparedRun, folder: Path, length: RunLength, options: R
     if not (length.resume and path.exists()):
         return prepared.state, None
     state = checkpoint.load(job, path, prepared.state)
-    engine = job.engine
-    if isinstance(engine, Stacked) and read_description(folder).get("kernel", "torch") != engine.kernel:
+    choices = job.engine.can.choices
+    if choices and read_description(folder).get("kernel", "torch") != choices["kernel"]:
         return blank(job), None  # a run of so many rounds is computed by other code: the shorter one was short
     past = tables.read(folder, state.round)
     kept = past.due(length.eval_every, length.rounds)

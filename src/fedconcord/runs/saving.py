@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from fedconcord.basis import files, sums
-from fedconcord.engines import Stacked
+from fedconcord.engines import traffic_of
 from fedconcord.jobs import Job, State, checkpoint
 from fedconcord.runs.clock import Clock
 from fedconcord.runs.folder import CHECKPOINT, versions
 from fedconcord.runs.observers import Observer
 from fedconcord.runs.tables import Tables
 
-CHOICES = ("kernel", "chunk", "workers")  # of the stacked engine
 WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
 
 
@@ -83,7 +82,7 @@ class Saving:
 
     def _description(self, status: str, state: State) -> dict[str, Any]:
         said = {**self.about, "status": status, "rounds_done": state.round}
-        if state.round > 0 and (wire := self.job.engine.report(state.store)):
+        if state.round > 0 and (wire := traffic_of(state.store)):
             said["wire"] = wire
         if state.refused:
             said["refused"] = {"replies": sum(state.refused.values()), "clients": dict(sorted(state.refused.items()))}
@@ -94,7 +93,6 @@ class Saving:
 
 def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> dict[str, Any]:
     """What run.json says throughout, before the first round; `grows_to` in bytes."""
-    engine = job.engine
     return {
         "format": 1,
         **info,
@@ -105,6 +103,6 @@ def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> 
         "state_bytes": grows_to,
         **({"hostile": list(job.hostile)} if job.hostile else {}),
         "threads": torch.get_num_threads(),
-        **({name: getattr(engine, name) for name in CHOICES} if isinstance(engine, Stacked) else {}),
+        **job.engine.can.choices,
         "versions": versions(),
     }

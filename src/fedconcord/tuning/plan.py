@@ -11,7 +11,6 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import files, folders, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
-from fedconcord.engines import Stacked
 from fedconcord.jobs import resolved
 from fedconcord.runs import lock, readme
 from fedconcord.runs.events import Entry
@@ -202,11 +201,10 @@ def _kernel(tuning: Tuning, space: Space) -> str:
     entry = tuning.entry(space, space.start, 0, tuning.seeds[0], tuning.config.rounds)
     with threads(entry.config.engine.threads):
         start = prepare(entry.config, entry.folder)
-        if not isinstance(start.job.engine, Stacked):
+        if "kernel" not in start.job.engine.can.choices:
             return entry.config.engine.kernel
         engine = resolved(start.job, start.state, tuning.config.rounds).engine
-    assert isinstance(engine, Stacked)
-    return engine.kernel
+    return str(engine.can.choices["kernel"])
 
 
 def sentences(tuning: Tuning) -> Iterator[str]:

@@ -25,7 +25,7 @@ from fedconcord.core import (
     tree_leaves,
     tree_map,
 )
-from fedconcord.engines import Serial
+from fedconcord.engines import Serial, run_round
 from fedconcord.jobs import Job, advance, plan_of, start
 from fedconcord.local.duty import local_regulariser, with_oracle
 from fedconcord.local.step import solve
@@ -114,7 +114,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
     heard = None if prelude is None else prelude._replace(contribute=ask)
     watched = replace(algorithm, finish=finish, contribute=contribute, phases=algorithm.phases._replace(prelude=heard))
     duty = job.duty._replace(algorithm=watched)
-    after = Serial().round(problem, duty, state.server, state.store, plan)
+    after = run_round(Serial(), problem, duty, state.server, state.store, plan)
     ((down, row, done, of, up),), (sender,) = kept, senders
     orders = orders_of(plan, int(np.flatnonzero(plan.ids == client)[0]), algorithm)
     return Seen(

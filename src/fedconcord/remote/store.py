@@ -1,0 +1,158 @@
+"""What a server that reaches its clients by messages alone keeps between rounds, and how an attempt at a round begins.
+
+As a store of rows it shows what its way to the clients knows of them; a checkpoint has it whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.basis.errors import UserError
+from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, space_of, tree_map
+from fedconcord.local.duty import settled
+from fedconcord.remote import codec
+from fedconcord.remote import ledger as ledgers
+from fedconcord.remote.client import Kept, kept_like
+from fedconcord.remote.codec import Frame
+from fedconcord.remote.ledger import Ledger
+from fedconcord.remote.link import Traffic
+from fedconcord.remote.server import RemoteServer
+from fedconcord.remote.way import RestartError, Way
+from fedconcord.state import Store
+from fedconcord.transforms.forms import forms
+
+T = TypeVar("T")
+
+
+class RemoteStore:
+    """The server's ledger, its counts and its way to the clients; the store beneath has the rows that are here."""
+
+    def __init__(self, way: Way, algorithm: Algorithm, problem: Problem, template: Tree, beneath: Store) -> None:
+        self.way, self.algorithm, self.problem, self.template, self.beneath = way, algorithm, problem, template, beneath
+        self.space, self.forms = space_of(problem), forms(algorithm, problem.init(0))
+        self.ledger, self.traffic = Ledger(), Traffic()
+
+    def run(self, action: Callable[[RemoteServer], T], seed: int = 0) -> T:
+        """What the server's half does from its ledger on; a restart begins it again."""
+        before, send, x0 = self.traffic, self.way.begin(), partial(self.problem.init, seed)
+        while True:
+            ledger = self.ledger.copy()
+            half = RemoteServer(self.algorithm, self.space, self.forms, ledger, self.way, send, self.traffic, x0)
+            try:
+                result = action(half)
+            except RestartError:
+                self.traffic = _again(before, half.traffic)
+                continue
+            self.ledger, self.traffic = ledger, self.way.counted(half.traffic)
+            return result
+
+    # -- as `engines.base.Clients` -----------------------------------------------------------------------------------
+
+    def prologue(self, server: Tree, population: Population) -> Outcome:
+        return self.run(lambda half: half.prologue(server, population))
+
+    def losses(self, x: Tensor, ids: np.ndarray) -> np.ndarray:
+        """As `Clients` says; who does not answer is chosen last."""
+        by_client = self.run(lambda half: half.losses(x, ids.tolist(), self.way.exchanges))
+        losses = np.array([by_client.get(int(i), -np.inf) for i in ids])
+        return losses if self.way.is_simulated else np.where(np.isfinite(losses), losses, -np.inf)
+
+    def attempt(self, server: Tree, plan: Plan, decide: Callable[[RemoteServer], T]) -> T:
+        return self.run(decide, plan.seed)
+
+    def deliver(self, plan: Plan, message: Tree) -> int:
+        """As `Clients` says: what is owed is put down before any client hears it."""
+        self.ledger.owe(plan.round, message, plan.ids[plan.heard].tolist())
+        return self.run(lambda half: half.settle(plan.round)) if self.way.is_simulated else 0
+
+    # -- as a store --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.beneath)
+
+    def gather(self, ids: np.ndarray) -> Tree:
+        """Rows of these clients after their last reply that counted, stacked [S, ...]."""
+        kept: Kept = self.beneath.gather(ids)
+        settle, rows = self.algorithm.phases.settle, kept.row
+        for k, i in enumerate(ids.tolist()):
+            counted = self.ledger.counted.get(i)
+            if counted is None or counted != tuple(kept.mark[k, :2].tolist()):
+                continue
+            row = tree_map(lambda leaf, k=k: leaf[k], kept.pending)
+            if settle is not None and i in self.ledger.owed:
+                row = settled(settle, self.ledger.settles[self.ledger.owed[i]], row)
+            rows = tree_map(lambda leaf, one, k=k: leaf.index_copy(0, torch.tensor([k]), one[None]), rows, row)
+        return rows
+
+    def scatter(self, ids: np.ndarray, rows: Tree) -> None:
+        """Put rows that count where the clients keep theirs."""
+        self.beneath.scatter(ids, Kept(rows, rows, kept_like(()).mark.expand(len(ids), -1)))
+
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these clients [S] have a row, [S] bool."""
+        return self.beneath.known(ids)
+
+    def ids(self) -> np.ndarray:
+        """Clients that have a row, sorted."""
+        return self.beneath.ids()
+
+    def export(self) -> dict[str, Tensor]:
+        """What is stored, and as bytes the ledger, the counts and what is on its way."""
+        fields, pieces = self.way.write()
+        fields = {"traffic": list(self.traffic), **fields}
+        tensors = {name: _bytes(piece) for name, piece in {"ledger": self.ledger.write(), **pieces}.items()}
+        frame = Frame(self.way.name, self.way.method or "", 0, 0, json.loads(json.dumps(fields)), tensors)
+        return self.beneath.export() | {self.way.name: _bytes(codec.write(frame))}
+
+    def commit(self) -> None:
+        """Told when what was exported last is safe on disk."""
+        self.beneath.commit()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `export`.
+
+        Raises:
+            UserError: the tensors are of a run on another engine, or of another deployment.
+        """
+        name = self.way.name
+        if name not in tensors:
+            raise UserError(self.way.elsewhere)
+        self.beneath.restore({key: leaf for key, leaf in tensors.items() if key != name})
+        frame = codec.read(tensors[name].cpu().numpy().tobytes())
+        traffic = Traffic(*frame.fields["traffic"])
+        self.way.restore(frame, traffic)
+        records = frame.tensors["ledger" if "ledger" in frame.tensors else "0"]  # as the wire called it before
+        self.traffic, self.ledger = traffic, ledgers.read(records.numpy().tobytes(), self.forms, self.space.device)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _again(before: Traffic, after: Traffic) -> Traffic:
+    """Counts of a round that begins again: what it had sent so far is sent twice."""
+    down = after.payload_down + after.framing_down - before.payload_down - before.framing_down
+    up = after.payload_up + after.framing_up - before.payload_up - before.framing_up
+    return after._replace(
+        payload_down=before.payload_down,
+        payload_up=before.payload_up,
+        framing_down=before.framing_down,
+        framing_up=before.framing_up,
+        resent_down=after.resent_down + down,
+        resent_up=after.resent_up + up,
+        clients_lost=before.clients_lost,
+        server_restarts=after.server_restarts + 1,
+    )
+
+
+def remote_store(store: Store) -> RemoteStore:
+    """The store of an engine that sends messages, which opened it so."""
+    assert isinstance(store, RemoteStore)
+    return store
