@@ -231,6 +231,7 @@ def tune_settings(
         extent: budget, ranges, grid and final seeds.
     """
     from fedconcord import tuning  # matplotlib and Optuna: nothing else needs both
+    from fedconcord.tuning.page import write_all
 
     check_tracking(sources, resume, trust)
     spec = tuning.SearchSpec(*extent)
@@ -238,7 +239,7 @@ def tune_settings(
     watch.begin(planned.folder)
     watch.note(tuning.sentences(planned))
     told = Callbacks([*callbacks, *trackers(planned.config.track)])
-    return carry_out(tuning.tuned(planned, jobs, watch.say), jobs, Everyone(watch, told))
+    return carry_out(tuning.tuned(planned, jobs, watch.say, write_all), jobs, Everyone(watch, told))
 
 
 @listed(RunOptions, without=("server", "out"))

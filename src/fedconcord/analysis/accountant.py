@@ -23,6 +23,7 @@ from fedconcord.basis.errors import UserError
 
 DIGITS = 4  # of a calibrated noise multiplier, rounded up
 GRID = 1e-3  # of privacy losses
+KEYED = "noise and coins keyed by the seed, as in every simulation"
 
 
 class Spending(NamedTuple):
@@ -49,6 +50,21 @@ class Spending(NamedTuple):
             middle = (low + high) // 2
             low, high = (middle, high) if self.epsilon(middle) <= limit else (low, middle)
         return low
+
+
+class Budget(NamedTuple):
+    """What a private run spends, and may spend."""
+
+    spending: Spending
+    limit: float | None  # epsilon
+    asked: int  # rounds
+    said: str  # in words, without what is spent
+    generator: str = KEYED  # where noise and coins come from
+
+    @property
+    def rounds(self) -> int:
+        """How many of the rounds that are asked for it can afford."""
+        return self.asked if self.limit is None else self.spending.rounds(self.limit, self.asked)
 
 
 def spending(noise: float, kind: Literal["central", "local"], poisson: float | None, delta: float) -> Spending:

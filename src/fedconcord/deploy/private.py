@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.analysis.accountant import Budget
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.core import Algorithm, Client, Cohort, Done, Tree
@@ -26,7 +27,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings import Budget, budget_of
+from fedconcord.settings import budget_of
 from fedconcord.settings.settings import Config
 
 DRAWN = "drawn.json"

@@ -12,11 +12,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
-from fedconcord.report.format import value, wrap
+from fedconcord.report.format import NONE, value, wrap
 from fedconcord.report.load import Array
 from fedconcord.report.metric import Metric
 from fedconcord.report.summary import Summary
-from fedconcord.report.tables import NONE
 from fedconcord.report.worth import Model, Worth, by_name, lead, sentences, worth
 
 TITLE = "Is federation worth it?"

@@ -14,12 +14,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
-from fedconcord.report.format import value, wrap
+from fedconcord.report.format import metric_cell, value, wrap
 from fedconcord.report.load import Array, Run, columns
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Summary
-from fedconcord.report.tables import metric_cell, spread_words
+from fedconcord.report.tables import spread_words
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
 HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")

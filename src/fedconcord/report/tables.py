@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.format import compact, goal_value
-from fedconcord.report.metric import Metric
-from fedconcord.report.stats import FEW, Interval, interval
+from fedconcord.report.format import NONE, decimals, goal_value, metric_cell, number, with_interval
+from fedconcord.report.stats import FEW, interval
 from fedconcord.report.summary import WINDOW, Reach, Row, Summary
-
-NONE = "–"
 
 
 class Table(NamedTuple):
@@ -27,39 +24,8 @@ class Table(NamedTuple):
     shown: int | None = None  # columns that are asked for first; a page folds those behind them; None: all
 
 
-def decimals(v: float) -> int | None:
-    """How many decimals show three or four digits of a number; None: an exponent reads better."""
-    if not math.isfinite(v) or (v != 0 and (abs(v) < 1e-3 or abs(v) >= 1e5)):
-        return None
-    return 3 if v == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(v)))))
-
-
 def tenths(v: float) -> int:
     return 1 if abs(v) < 100 else 0
-
-
-def number(v: float, digits: int | None) -> str:
-    return compact(v, ".1e" if digits is None else f".{digits}f")
-
-
-def with_interval(i: Interval, digits: Callable[[float], int | None], log: bool = False) -> str:
-    """'mean ± half' of a t interval, as 'mean [low, high]' on a log scale; of few values 'mean [least, most]'; the mean
-    alone for one value, or for equal ones."""
-    if i.n == 0 or not math.isfinite(i.mean):
-        return NONE
-    if i.n == 1:
-        return number(i.mean, digits(i.mean))
-    if log or i.n < FEW:
-        mean, *ends = (number(v, digits(v)) for v in (i.mean, *i.ends))
-        return mean if {*ends} == {mean} else f"{mean} [{', '.join(ends)}]"
-    d = digits(i.mean)
-    return f"{number(i.mean, d)} ± {number(i.half, d)}"
-
-
-def metric_cell(metric: Metric, i: Interval) -> str:
-    if metric.percent:
-        return with_interval(i.mapped(lambda v: 100 * v), lambda v: 2)
-    return with_interval(i, decimals, metric.log)
 
 
 def spread_words(counts: Iterable[int]) -> str:

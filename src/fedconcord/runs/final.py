@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord.analysis import fairness
+from fedconcord.analysis.accountant import Budget
 from fedconcord.analysis.personalisation import Finetune, personalised
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.core import tensors
@@ -18,7 +19,6 @@ from fedconcord.problems.judging import client_figures, own_figures, supervised
 from fedconcord.problems.per_client import Scores
 from fedconcord.runs.observers import Observer
 from fedconcord.runs.stopping import Patience, Stopping
-from fedconcord.settings import Budget
 
 
 class RunOptions(NamedTuple):

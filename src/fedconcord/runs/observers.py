@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.analysis import accountant, fairness
+from fedconcord.analysis.accountant import Budget
 from fedconcord.jobs import Job, State, Step, model_of
 from fedconcord.runs import tables
-from fedconcord.settings import Budget
 from fedconcord.transforms.adaptive import clip_of
 
 

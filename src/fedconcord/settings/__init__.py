@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedconcord.settings.objects import named, objects_of, unchanged, words
     from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
     from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
-    from fedconcord.settings.privacy import Budget, budget_of, unprotected
+    from fedconcord.settings.privacy import budget_of, unprotected
     from fedconcord.settings.privacy import note as privacy_note
     from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
     from fedconcord.settings.schema import default_text, keys, searched, values_text
@@ -51,7 +51,6 @@ __all__ = [
     "PARTS",
     "RIVALS",
     "TASKS",
-    "Budget",
     "Config",
     "LocalSettings",
     "Source",
@@ -118,7 +117,7 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
             "fedconcord.settings.objects": "named objects_of unchanged words",
             "fedconcord.settings.own": "dataset_of folder_name kind_of notes",
             "fedconcord.settings.parts": "PARTS TASKS canonical part work_of",
-            "fedconcord.settings.privacy": "Budget budget_of unprotected privacy_note=note",
+            "fedconcord.settings.privacy": "budget_of unprotected privacy_note=note",
             "fedconcord.settings.resolve": "as_toml check_distinct resolve_compare resolve_run",
             "fedconcord.settings.schema": "default_text keys searched values_text",
             "fedconcord.settings.sections": "LocalSettings",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fedconcord.analysis import accountant
-from fedconcord.analysis.accountant import Spending
+from fedconcord.analysis.accountant import KEYED, Budget
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Problem
@@ -17,23 +15,6 @@ from fedconcord.settings.sections import PrivacySettings
 from fedconcord.settings.settings import Config
 from fedconcord.transforms.adaptive import Adaptive, with_adaptive_privacy
 from fedconcord.transforms.privacy import with_privacy
-
-KEYED = "noise and coins keyed by the seed, as in every simulation"
-
-
-class Budget(NamedTuple):
-    """What a private run spends, and may spend."""
-
-    spending: Spending
-    limit: float | None  # epsilon
-    asked: int  # rounds
-    said: str  # in words, without what is spent
-    generator: str = KEYED  # where noise and coins come from
-
-    @property
-    def rounds(self) -> int:
-        """How many of the rounds that are asked for it can afford."""
-        return self.asked if self.limit is None else self.spending.rounds(self.limit, self.asked)
 
 
 def calibrated(config: Config) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ from fedconcord.runs.events import Finished
 from fedconcord.runs.study import Stages
 from fedconcord.tuning.draws import JOURNAL, write_journal
 from fedconcord.tuning.edges import Edge, edges
-from fedconcord.tuning.page import write_all
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.remarks import remarks
 from fedconcord.tuning.results import MethodSearch, refuse_none, winner
@@ -40,8 +39,14 @@ class Tuned(NamedTuple):
     report: Path  # of the search and the final comparison
 
 
-def tuned(tuning: Tuning, jobs: int, say: Say) -> Stages[Tuned]:
-    """A search as a study: trials, final comparison, files; `say` gets a line a method and rung.
+def tuned(
+    tuning: Tuning, jobs: int, say: Say, write: Callable[[Tuning, Sequence[MethodSearch]], Path]
+) -> Stages[Tuned]:
+    """A search as a study: trials, final comparison, files.
+
+    Args:
+        say: gets a line a method and rung.
+        write: writes the report of the search and of the final comparison, and returns its path.
 
     Raises:
         UserError: no trial ended well, or no run of the final comparison.
@@ -51,7 +56,7 @@ def tuned(tuning: Tuning, jobs: int, say: Say) -> Stages[Tuned]:
         refuse_none(searches)
         runs = yield from final(tuning, searches, jobs)
         write_journal(tuning.folder / JOURNAL, searches, tuning.objective.metric.higher)
-        page = write_all(tuning, searches)
+        page = write(tuning, searches)
     methods = [_method(tuning, one) for one in searches]
     return Tuned(tuning.folder, tuning.objective.metric.column, methods, runs, page)
 

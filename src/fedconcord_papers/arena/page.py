@@ -13,14 +13,14 @@ from fedconcord.basis import files, grammar, process
 from fedconcord.report import elements
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.figures.style import styled
-from fedconcord.report.format import lead_words, size
+from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.report.metric import Metric
 from fedconcord.report.ranks import Ranks
 from fedconcord.report.several import rank_words
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
-from fedconcord.report.tables import NONE, metric_cell, reach_cell, to_markdown, with_interval
 from fedconcord.report.tables import Table as Cells
+from fedconcord.report.tables import reach_cell, to_markdown
 from fedconcord_papers.arena.figures import profile
 from fedconcord_papers.arena.outcome import Outcome, Result
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec
