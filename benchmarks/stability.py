@@ -19,6 +19,8 @@ from statistics import fmean
 from typing import Any
 
 from fedconcord import tuning
+from fedconcord.runs.events import Watch
+from fedconcord.runs.study import carry_out
 from fedconcord.settings import from_file, from_nested
 
 JOB = Path(__file__).parents[1] / "examples" / "demo.toml"
@@ -29,12 +31,14 @@ RULES = {"final value": None, "rounds alone": 0.9}  # the second is the arena's,
 LAST = 5  # evaluations whose mean is a final value, as in reports
 
 
-def search(rule: str, kernel: str, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
+def search(
+    rule: str, kernel: str, seeds: Sequence[int], folder: Path, rounds: int = 60, budget: int = 16, fresh: int = 5
+) -> dict[str, Any]:
     """One search, and what its winner comes to on fresh seeds."""
-    job = {"methods": ["afedpd"], "baselines": [], "seeds": list(seeds), "out": str(folder)}
-    asked = tuning.Asked(budget=16, final_seeds=FRESH, target=RULES[rule])
-    plan = tuning.plan_tuning(asked, from_file(JOB), from_nested(job | {"engine": {"kernel": kernel}}, "stability"))
-    outcome = tuning.tuned(plan, 1, tuning.Lines(lambda line: None))
+    job = {"methods": ["afedpd"], "baselines": [], "seeds": list(seeds), "rounds": rounds, "out": str(folder)}
+    spec = tuning.SearchSpec(budget=budget, final_seeds=FRESH[:fresh], target=RULES[rule])
+    plan = tuning.plan_tuning(spec, from_file(JOB), from_nested(job | {"engine": {"kernel": kernel}}, "stability"))
+    outcome = carry_out(tuning.tuned(plan, 1, lambda line: None), 1, Watch())
     [method] = outcome.methods
     return {
         "rule": rule, "kernel": kernel, "seeds": list(seeds), "values": dict(method.values),

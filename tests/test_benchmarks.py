@@ -193,3 +193,17 @@ def test_a_figure_is_drawn_of_what_is_printed(tmp_path: Path, script: str, rows:
     assert len(table) == rows
     assert all(0 <= float(cell.split()[0]) <= 100 for row in table for cell in row[1:])
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rule", ["final value", "rounds alone"])
+def test_a_search_of_the_page_on_tuning(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two trials and a few rounds."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import stability  # type: ignore[import-not-found]
+
+    line = stability.search(rule, "torch", (0, 1), tmp_path / "s", rounds=4, budget=2, fresh=1)
+    assert set(line["values"]) == {"local.lr", "rho"}
+    assert len(line["accuracy"]) == 1
+    assert 0 < line["accuracy"][0] <= 100
+    asked = json.loads((tmp_path / "s" / "tune.json").read_text())["asked"]
+    assert asked["target"] == {"final value": None, "rounds alone": 0.9}[rule]
