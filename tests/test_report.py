@@ -562,10 +562,10 @@ def _break(name: str, text: str | None) -> Callable[[Path], None]:
 
 HEADER = "round,test_accuracy,bytes_up,bytes_down,gradient_steps\n"
 BROKEN: list[tuple[Callable[[Path], None], str, str]] = [
-    (_break("run.json", "{"), "run.json", "cannot be read as JSON"),
+    (_break("run.json", "{"), "run.json", "cannot read"),
     (_break("run.json", '{"format": 7}'), "run.json", "its format is 7"),
     (_break("run.json", '{"format": 1, "method": "a"}'), "run.json", "label"),
-    (_break("run.json", "[]"), "run.json", "format is 'list'"),
+    (_break("run.json", "[]"), "run.json", "it holds a list in place of a table"),
     (_break("metrics.csv", None), "metrics.csv", "missing although the run is complete"),
     (_break("metrics.csv", ""), "metrics.csv", "is empty"),
     (_break("metrics.csv", "round,loss\n0,1\n"), "metrics.csv", "no column 'bytes_up'"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.basis import imports
@@ -37,7 +37,7 @@ from fedconcord.tracking import check, trackers
 if TYPE_CHECKING:
     from fedconcord.advice import Advice
     from fedconcord.diagnosis.page import Diagnosed
-    from fedconcord.tuning import Tuned
+    from fedconcord.tuning import SearchSpec, Tuned
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 
@@ -72,22 +72,45 @@ def run(
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
     sources = sources_of(run, config, {"method": method, **options}, settings)
-    return run_settings(sources, resume, trust, Watch(), callbacks)
+    return run_request(requested(sources, resume, trust, callbacks=callbacks))
 
 
-def run_settings(
+class Request(NamedTuple):
+    """What a study is asked for with, by a function or by a command."""
+
+    sources: Sequence[Source]  # of settings
+    resume: Path | None  # the folder to go on with
+    watch: Watch
+    callbacks: Sequence[Callback]
+
+    def watches(self, track: Sequence[str]) -> Watch:
+        """The watch, and the callbacks and trackers as another."""
+        return Everyone(self.watch, Callbacks([*self.callbacks, *trackers(track)]))
+
+
+def requested(
     sources: Sequence[Source],
     resume: str | Path | None,
     trust: bool,
-    watch: Watch,
+    watch: Watch | None = None,
     callbacks: Sequence[Callback] = (),
-    clock: Clock | None = None,
-) -> Finished:
-    """`run` for settings from wherever, which `watch` is told of; `clock` has what it took until now."""
-    check_tracking(sources, resume, trust)
-    entry = plan.plan_resumed_run(Path(resume), *sources) if resume else plan.plan_run(*sources)
-    told = Callbacks([*callbacks, *trackers(entry.config.track)])
-    return plan.run(entry, Everyone(watch, told), clock)
+) -> Request:
+    """A request that may be carried out.
+
+    Raises:
+        UserError: there is no folder to trust, or a tracker cannot work.
+    """
+    if trust:
+        folders.trust(resume)
+    check(sources)
+    return Request(sources, Path(resume) if resume else None, watch or Watch(), callbacks)
+
+
+def run_request(request: Request, clock: Clock | None = None) -> Finished:
+    """`run`; `clock` has what it took until now."""
+    folder, sources = request.resume, request.sources
+    entry = plan.plan_run(*sources) if folder is None else plan.plan_resumed_run(folder, *sources)
+    return plan.run(entry, request.watches(entry.config.track), clock)
 
 
 @listed(CompareOptions)
@@ -122,49 +145,31 @@ def compare(
         UserError: a setting is wrong, data are missing, or the folder is taken.
     """
     sources = sources_of(compare, config, {"methods": methods, **options}, settings)
-    return compare_settings(sources, resume, trust, jobs, Watch(), callbacks)
+    return compare_request(requested(sources, resume, trust, callbacks=callbacks), jobs)
 
 
-def compare_settings(
-    sources: Sequence[Source],
-    resume: str | Path | None,
-    trust: bool,
-    jobs: int | None,
-    watch: Watch,
-    callbacks: Sequence[Callback] = (),
-) -> Compared:
-    """`compare` for settings from wherever, which `watch` is told of."""
-    check_tracking(sources, resume, trust)
-    if resume:
-        planned = plan.plan_resumed_comparison(Path(resume), jobs, *sources, say=lambda line: watch.note([line]))
+def compare_request(request: Request, jobs: int | None) -> Compared:
+    """`compare`."""
+    watch = request.watch
+    if request.resume is None:
+        planned = plan.plan_comparison(jobs, *request.sources)
     else:
-        planned = plan.plan_comparison(jobs, *sources)
+        say = lambda line: watch.note([line])  # noqa: E731
+        planned = plan.plan_resumed_comparison(request.resume, jobs, *request.sources, say=say)
     folder, entries, jobs = planned
     watch.begin(folder)
     watch.note(plan.notes(entries))
     watch.note([plan.ahead(entries, folder, jobs)])
     if distributed.rank() == 0:  # which wrote it
         watch.note(filter(None, map(why_evaluated, [folder])))
-    told = Callbacks([*callbacks, *trackers(entries[0].config.track)])
     with plan.alone(planned):
         try:
-            runs = carry_out(plan.comparison(planned), jobs, Everyone(watch, told))
+            runs = carry_out(plan.comparison(planned), jobs, request.watches(entries[0].config.track))
         except InterruptedStudyError as interrupted:
             return Compared(folder, interrupted.runs, None)
         has_results = any(result.status in ("complete", "diverged") for result in runs)
         writes = has_results and distributed.rank() == 0  # of several processes the first one
         return Compared(folder, runs, write_report([folder], folder) if writes else None)
-
-
-def check_tracking(sources: Sequence[Source], resume: str | Path | None, trust: bool) -> None:
-    """Refuse trackers that cannot work before anything is planned, and trust the folder if the user does.
-
-    Raises:
-        UserError: there is no folder to trust, or a tracker cannot work.
-    """
-    if trust:
-        folders.trust(resume)
-    check(sources)
 
 
 @listed(CompareOptions)
@@ -210,36 +215,28 @@ def tune(
         UserError: a setting is wrong, data are missing, the folder is taken, or no trial ended well.
         KeyboardInterrupt: by Ctrl-C; `resume` goes on.
     """
+    from fedconcord.tuning.plan import SearchSpec
+
     sources = sources_of(tune, config, {"methods": methods, **options}, settings)
     ranges = [search] if isinstance(search, str) else list(search)
-    extent = (budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
-    return tune_settings(sources, extent, resume, trust, jobs, Lines(progress or (lambda line: None)), callbacks)
+    spec = SearchSpec(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
+    watch = Lines(progress or (lambda line: None))
+    return tune_request(requested(sources, resume, trust, watch, callbacks), spec, jobs)
 
 
-def tune_settings(
-    sources: Sequence[Source],
-    extent: tuple[int | None, Sequence[str], str | None, Any],
-    resume: str | Path | None,
-    trust: bool,
-    jobs: int,
-    watch: Watch,
-    callbacks: Sequence[Callback] = (),
-) -> Tuned:
-    """`tune` for settings from wherever, which `watch` is told of.
-
-    Args:
-        extent: budget, ranges, grid and final seeds.
-    """
+def tune_request(request: Request, spec: SearchSpec, jobs: int) -> Tuned:
+    """`tune`."""
     from fedconcord import tuning  # matplotlib and Optuna: nothing else needs both
     from fedconcord.tuning.page import write_all
 
-    check_tracking(sources, resume, trust)
-    spec = tuning.SearchSpec(*extent)
-    planned = tuning.plan_resumed_tuning(Path(resume), spec, *sources) if resume else tuning.plan_tuning(spec, *sources)
-    watch.begin(planned.folder)
-    watch.note(tuning.sentences(planned))
-    told = Callbacks([*callbacks, *trackers(planned.config.track)])
-    return carry_out(tuning.tuned(planned, jobs, watch.say, write_all), jobs, Everyone(watch, told))
+    if request.resume is None:
+        planned = tuning.plan_tuning(spec, *request.sources)
+    else:
+        planned = tuning.plan_resumed_tuning(request.resume, spec, *request.sources)
+    request.watch.begin(planned.folder)
+    request.watch.note(tuning.sentences(planned))
+    watch = request.watches(planned.config.track)
+    return carry_out(tuning.tuned(planned, jobs, watch.say, write_all), jobs, watch)
 
 
 @listed(RunOptions, without=("server", "out"))

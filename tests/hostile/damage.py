@@ -24,6 +24,7 @@ import numpy as np
 
 import fedconcord
 from fedconcord import tuning
+from fedconcord.basis import readers
 from fedconcord.basis.errors import UserError
 from fedconcord.report import load
 from fedconcord.runs import plan, records
@@ -117,7 +118,7 @@ def _loaded(folder: Path) -> object:
         series = {name: values.tobytes() for name, values in run.metrics.items()}
         arrays = [None if a is None else a.tobytes() for a in (run.round, run.bytes, run.gradient_steps, run.counts)]
         files = {name: run.folder / name for name in ("clients.csv", "fairness.csv")}
-        clients = {name: load.columns(path) for name, path in files.items() if path.exists()}
+        clients = {name: readers.columns(path) for name, path in files.items() if path.exists()}
         found.append((run.name, repr(run.head), series, arrays, run.seconds.tobytes(), run.classes, clients))
     return found
 

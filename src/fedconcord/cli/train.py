@@ -26,7 +26,7 @@ def run(given: Given, resume: Resume = None, trust: Trust = False) -> None:
     seconds = clock.of_process()
     seconds.lap("start")
     with Show("run", has_bar_per_run=True) as show:
-        result = api.run_settings(sources, resume, trust, show, clock=seconds)
+        result = api.run_request(api.requested(sources, resume, trust, show), seconds)
         refuse_interrupted([result])
     for sentence in records.sentences(result.folder):
         say(sentence)
@@ -47,7 +47,7 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust =
         from fedconcord.runs import records
 
     with Show("compare", has_bar_per_run=True) as show:
-        compared = api.compare_settings(sources, resume, trust, at_once, show)
+        compared = api.compare_request(api.requested(sources, resume, trust, show), at_once)
         refuse_interrupted(compared.runs)
     failed = [result for result in compared.runs if result.status == "failed"]
     if len(failed) == len(compared.runs):

@@ -44,10 +44,11 @@ def tune(
     with importing():
         from fedconcord import api
         from fedconcord.settings import prepare
+        from fedconcord.tuning import SearchSpec
 
-    extent = (trials, search or (), grid, prepare("seeds", final_seeds))
+    spec = SearchSpec(trials, search or (), grid, prepare("seeds", final_seeds))
     with Show("tune", has_bar_per_run=False) as show:
-        done = api.tune_settings(sources, extent, resume, trust, at_once, show)
+        done = api.tune_request(api.requested(sources, resume, trust, show), spec, at_once)
     say_summary(done.folder / "final")
     for method in done.methods:
         for remark in method.remarks:

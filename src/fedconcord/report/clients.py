@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedconcord.basis.files import as_csv
+from fedconcord.basis.readers import columns
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel
 from fedconcord.report.format import metric_cell, value, wrap
-from fedconcord.report.load import Array, Run, columns
+from fedconcord.report.load import Array, Run
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Summary

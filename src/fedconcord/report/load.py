@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections import Counter, defaultdict
@@ -16,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.files import plain
 from fedconcord.basis.nested import flatten
+from fedconcord.basis.readers import read_csv, read_json
 
 Array = NDArray[np.float64]
 FORMAT = 1
@@ -105,13 +102,11 @@ _HEAD = TypeAdapter(Head)
 
 
 def _head(path: Path) -> Head:
-    try:
-        raw = json.loads(sums.text(path))
-    except (ValueError, OSError) as e:
-        raise UserError(f"{path}: cannot be read as JSON ({e}); run that method again or remove its folder") from None
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        given = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
-        raise UserError(f"{path}: its format is {given!r}, this version of fedconcord reads format {FORMAT}")
+    raw = read_json(path, "run that method again or remove its folder")
+    if raw.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: its format is {raw.get('format')!r}, this version of fedconcord reads format {FORMAT}"
+        )
     known = {f.name for f in fields(Head)}  # keys that a later version adds are left alone
     try:
         return _HEAD.validate_python({k: v for k, v in raw.items() if k in known})
@@ -122,36 +117,9 @@ def _head(path: Path) -> Head:
         raise UserError(f"{path}: {where}: {first['msg'].lower()}{more}") from None
 
 
-def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    try:
-        rows = [r for r in csv.reader(io.StringIO(sums.text(path), newline="")) if r]
-    except (OSError, ValueError, csv.Error) as e:
-        raise UserError(f"{path}: cannot be read as CSV ({e})") from None
-    if not rows:
-        raise UserError(f"{path}: is empty, a header line was expected")
-    header, body = rows[0], rows[1:]
-    twice = [c for c, n in Counter(header).items() if n > 1]
-    if twice:
-        raise UserError(f"{path}: column {twice[0]!r} occurs twice in the header")
-    for i, row in enumerate(body, start=2):
-        if len(row) != len(header):
-            raise UserError(f"{path}: row {i} has {len(row)} cells where the header has {len(header)}")
-    return [*map(plain, header)], [[*map(plain, row)] for row in body]
-
-
-def columns(path: Path) -> dict[str, list[str]]:
-    """Column -> the cells of a CSV, as text.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    header, body = _rows(path)
-    return {name: [row[j] for row in body] for j, name in enumerate(header)}
-
-
 def _table(path: Path) -> dict[str, Array]:
     """Column -> [rows] float64 of a CSV of numbers; an empty cell is NaN."""
-    header, body = _rows(path)
+    header, body = read_csv(path)
     table = np.full((len(body), len(header)), np.nan)
     for i, row in enumerate(body):
         for j, cell in enumerate(row):

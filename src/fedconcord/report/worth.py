@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.analysis.spread import spread
+from fedconcord.basis.readers import columns
 from fedconcord.report.format import listing, value
-from fedconcord.report.load import Array, Run, columns
+from fedconcord.report.load import Array, Run
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import LEVEL, Interval, interval
 from fedconcord.report.summary import Summary

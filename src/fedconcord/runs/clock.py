@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.readers import read_json
 
 NAME = "seconds.json"
 PARTS = ("start", "load", "compile", "train", "evaluate", "write")
@@ -47,11 +47,11 @@ class Clock:
             UserError: it is damaged.
         """
         try:
-            saved = json.loads(sums.text(folder / NAME))
+            saved = read_json(folder / NAME, "restore or remove it")
             self.before = {part: float(saved[part]) for part in PARTS}
         except FileNotFoundError:
             self.before = dict.fromkeys(PARTS, 0.0)
-        except (OSError, ValueError, KeyError, TypeError) as broken:
+        except (KeyError, TypeError) as broken:
             raise UserError(f"cannot read {folder / NAME} ({broken}); restore or remove it") from None
 
     def write(self, folder: Path) -> None:

@@ -16,7 +16,6 @@ tensorboard/       what trackers write (`tracking`); mlflow.json and wandb.json 
 
 from __future__ import annotations
 
-import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,9 @@ import numpy as np
 import torch
 
 import fedconcord
-from fedconcord.basis import imports, sums
+from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.readers import read_json
 from fedconcord.state import path_of
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -54,14 +54,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds no run.
     """
-    path = folder / "run.json"
     try:
-        found: dict[str, Any] = json.loads(sums.text(path))
+        return read_json(folder / "run.json")
     except FileNotFoundError:
         raise UserError(f"{folder} holds no run (no run.json); give a folder that a run or comparison wrote") from None
-    except (OSError, ValueError) as broken:
-        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
-    return found
 
 
 def trust(folder: str | Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import files, folders, process, sums
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.readers import read_json
 from fedconcord.jobs import Row
 from fedconcord.runs import lock, readme
 from fedconcord.runs.clock import Clock
@@ -147,9 +147,9 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds no comparison, or the file is damaged.
     """
-    path = folder / "compare.json"
+    path, way = folder / "compare.json", "restore it or start the comparison again"
     try:
-        saved: dict[str, Any] = json.loads(sums.text(path))
+        saved = read_json(path, way)
         return {**saved, "config": dict(saved["config"]), "jobs": int(saved["jobs"])}
     except FileNotFoundError:
         if (folder / "run.json").exists():
@@ -157,8 +157,8 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} holds no comparison (no compare.json); give the folder that fedconcord compare wrote"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as broken:
-        raise UserError(f"cannot read {path} ({broken}); restore it or start the comparison again") from None
+    except (KeyError, TypeError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); {way}") from None
 
 
 def _grown(before: Config, config: Config, folder: Path) -> tuple[Config, str]:

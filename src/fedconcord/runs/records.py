@@ -15,6 +15,7 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.nested import flatten
+from fedconcord.basis.readers import read_json
 from fedconcord.runs.events import Entry, Finished
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.prepare import size
@@ -65,8 +66,7 @@ def not_done(entry: Entry, status: str, error: str | None = None) -> Finished:
 def why_evaluated(folder: Path) -> str | None:
     """Why counted work decided how a run or a comparison is evaluated; None where it did not."""
     name = "compare.json" if (folder / "compare.json").exists() else "run.json"
-    stored = json.loads(sums.text(folder / name))
-    reason: str | None = stored.get("evaluation", {}).get("why")
+    reason: str | None = read_json(folder / name).get("evaluation", {}).get("why")
     return reason
 
 
@@ -183,10 +183,7 @@ def settle(path: Path, request: Mapping[str, Any], way: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         sums.write(path, files.as_json(request))
         return
-    try:
-        stored = dict(json.loads(sums.text(path)))
-    except (OSError, ValueError, TypeError) as broken:
-        raise UserError(f"{path} cannot be read: {broken}; {way}") from None
+    stored = read_json(path, way)
     if (key := changed(request, stored)) is not None:
         value = grammar.shown(flatten(stored).get(key))
         raise UserError(f"{path.parent} was done with other settings ({key} was {value}); {way}")

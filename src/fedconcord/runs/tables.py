@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from array import array
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 from fedconcord.analysis.accountant import Spending
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.readers import AGAIN, read_csv
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, Step
 from fedconcord.transforms.adaptive import clip_of
@@ -57,11 +56,12 @@ def rows_of(path: Path, round: float = math.inf) -> list[dict[str, Any]]:
     Raises:
         UserError: it cannot be read.
     """
+    header, rows = read_csv(path)
     try:
-        lines = io.StringIO(sums.text(path), newline="")
-        return [dict(row) for row in csv.DictReader(lines) if int(row["round"]) <= round]
-    except (OSError, ValueError, KeyError) as broken:
-        raise UserError(f"cannot read {path} ({broken}); restore it or start the run again") from broken
+        k = header.index("round")
+        return [dict(zip(header, row, strict=True)) for row in rows if int(row[k]) <= round]
+    except ValueError as broken:
+        raise UserError(f"cannot read {path} ({broken}); {AGAIN}") from None
 
 
 class Tables:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
-from fedconcord.settings import Config, local_for, read_method
+from fedconcord.settings import Config
 from fedconcord.tuning.results import MethodSearch
+from fedconcord.tuning.space import parameters
 
 NEAR = 0.1  # of a range's length, in its own scale, is its edge
 FACTOR = 3.0  # by which an end in logarithms moves; a linear one by half of the range
@@ -70,12 +70,8 @@ def _further(place: Search, side: str) -> tuple[float, float]:
 
 def _takes(config: Config, method: str, key: str, value: float) -> bool:
     """Whether a method's parameter may have a value."""
-    call, _ = read_method(method)
     try:
-        if key.startswith("local."):
-            local_for(config.local, call.name, {key: value})
-        elif not key.startswith("server."):
-            next(option for option in factories.options(call.factory) if option.name == key).validate(value, method)
+        parameters(config, method)[key].check(value, method)
     except UserError:
         return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from fedconcord import settings as settings_module
 from fedconcord.basis import files, folders, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
+from fedconcord.basis.readers import read_json
 from fedconcord.jobs import resolved
 from fedconcord.runs import lock, readme
 from fedconcord.runs.events import Entry
@@ -99,14 +99,14 @@ def plan_resumed_tuning(folder: Path, spec: SearchSpec, *sources: Source) -> Tun
     Raises:
         UserError: the folder holds no search, or anything is to change.
     """
-    path = folder / NAME
+    path, way = folder / NAME, "restore it or start the search again"
     try:
-        saved: dict[str, Any] = json.loads(sums.text(path))
+        saved = read_json(path, way)
         nested, stored = saved["settings"], SearchSpec(**saved["asked"])
     except FileNotFoundError:
         raise UserError(f"{folder} holds no search (no {NAME}); give the folder that fedconcord tune wrote") from None
-    except (OSError, ValueError, KeyError, TypeError) as broken:
-        raise UserError(f"cannot read {path} ({broken}); restore it or start the search again") from None
+    except (KeyError, TypeError) as broken:
+        raise UserError(f"cannot read {path} ({broken}); {way}") from None
     for key, value in spec._asdict().items():
         if value and value != getattr(stored, key):
             raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")

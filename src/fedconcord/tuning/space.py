@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedconcord.algorithms import plugins
 from fedconcord.basis import factories, grammar
@@ -64,39 +64,57 @@ def text_of(config: Config, method: str, values: Values) -> str:
     return canonical_text(config, *read_method(str(written)))
 
 
+class Parameter(NamedTuple):
+    """A parameter of a method, of its local settings or of the server optimiser that it runs with."""
+
+    value: object  # where the method stands
+    stated: Search | None  # the range that it states
+    is_free: bool  # the user has given it no value
+    check: Callable[[Any, str], object]  # refuses a value, with the words for where it stands
+
+
+def parameters(config: Config, method: str) -> dict[str, Parameter]:
+    """All parameters of a method by key; `config` is a comparison's."""
+    call, overrides = read_method(method)
+    local = with_lr(local_for(config.local, call.name, overrides), call)
+
+    def check_local(key: str) -> Callable[[Any, str], object]:
+        return lambda value, where: local_for(config.local, call.name, {key: value})
+
+    by_key = {
+        key: Parameter(value, searched().get(key), key not in overrides, check_local(key))
+        for name, value in local
+        for key in [f"local.{name}"]
+    }
+    server = _server(config, method)
+    owners = [("", call.factory, call.given)]
+    owners += [] if server is None else [("server.", OPTIMIZERS[server.name], server.kwargs)]
+    for prefix, factory, values in owners:
+        for option in factories.options(factory):
+            is_free, stated = option.name not in values, search_of(option.annotation)
+            by_key[prefix + option.name] = Parameter(option.default, stated, is_free, option.validate)
+    return by_key
+
+
 def space_of(config: Config, method: str, more: Mapping[str, Search]) -> Space:
     """The free parameters of a method that state a range, and those that `more` names; with the local step size.
 
     A range grows to where the job stands.
     """
-    call, overrides = read_method(method)
+    known = parameters(config, method)
+    local = [key for key in dict.fromkeys([*searched(), *more]) if key.startswith("local.")]
     start: dict[str, float] = {}
     places: dict[str, Search] = {}
-
-    def offer(key: str, value: object, stated: Search | None) -> None:
-        place = more.get(key, stated)
-        if place is None or isinstance(value, bool) or not isinstance(value, int | float):
-            return
+    for key in (*local, *(key for key in known if not key.startswith("local."))):
+        value, place = known[key].value, more.get(key, known[key].stated)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if place is None or not known[key].is_free or not is_number:
+            continue
+        assert isinstance(value, int | float)
         if place.scale == "log" and value <= 0:
-            return  # a method that stands at 0 has a part of it switched off
+            continue  # a method that stands at 0 has a part of it switched off
         start[key] = float(value)
         places[key] = place._replace(low=min(place.low, value), high=max(place.high, value))
-
-    local = with_lr(local_for(config.local, call.name, overrides), call)
-    for key, stated in searched().items():
-        if key not in overrides:
-            offer(key, getattr(local, key.removeprefix("local.")), stated)
-    for key in more:
-        if key.startswith("local.") and key not in overrides and key not in searched():
-            offer(key, getattr(local, key.removeprefix("local.")), None)
-    for option in factories.options(call.factory):
-        if option.name not in call.given:
-            offer(option.name, option.default, search_of(option.annotation))
-    server = _server(config, method)
-    if server is not None:
-        for option in factories.options(OPTIMIZERS[server.name]):
-            if option.name not in server.kwargs:
-                offer(f"server.{option.name}", option.default, search_of(option.annotation))
     return Space(method, start, places)
 
 
@@ -142,16 +160,13 @@ def _allowed(config: Config, key: str, value: float) -> None:
     if key.startswith("local."):
         local_for(config.local, read_method(methods[0])[0].name, {key: value})
         return
-    known: list[str] = list(searched())
+    known = list(searched())
     for method in methods:
-        call, server = read_method(method)[0], _server(config, method)
-        options = {option.name: option for option in factories.options(call.factory)}
-        if server is not None:
-            options |= {f"server.{option.name}": option for option in factories.options(OPTIMIZERS[server.name])}
-        if key in options:
-            options[key].validate(value, f"--search for method {call.name}")
+        there = {name: one for name, one in parameters(config, method).items() if not name.startswith("local.")}
+        if key in there:
+            there[key].check(value, f"--search for method {read_method(method)[0].name}")
             return
-        known += options
+        known += there
     raise UserError(
         f"--search names {key!r}, which no method of the comparison has{closest(key, known)}; "
         f"known: {', '.join(dict.fromkeys(known))}"
@@ -181,27 +196,22 @@ def read_grid(written: str) -> Mapping[str, Sequence[float]]:
 
 def grid_space(config: Config, method: str, grid: Mapping[str, Sequence[float]]) -> Space:
     """A method with the points of a grid: where the job stands, then all others in the grid's order."""
-    call, overrides = read_method(method)
-    local = with_lr(local_for(config.local, call.name, overrides), call)
-    known = {option.name: option for option in factories.options(call.factory) if option.name not in call.given}
+    name, known = read_method(method)[0].name, parameters(config, method)
     start: dict[str, float] = {}
     values: dict[str, Sequence[float]] = {}
-    for key, listed in grid.items():
-        owner, _, name = key.rpartition(".")
-        if owner == "local":
-            if key in overrides:
-                continue
-            if key == "local.lr" and not isinstance(local.lr, float):
-                if local.lr is None:
-                    continue  # the method finds its own step sizes
-                raise UserError(f"--grid lists local.lr, and its start is the rule {local.lr}; give local.lr a number")
-            for value in listed:
-                local_for(config.local, call.name, {key: value})
-            start[key], values[key] = float(getattr(local, name)), listed
-        elif owner in ("", call.name) and name in known:
-            for value in listed:
-                known[name].validate(value, f"--grid for method {call.name}")
-            start[name], values[name] = float(known[name].default), listed
+    for written, listed in grid.items():
+        owner, _, bare = written.rpartition(".")
+        key = written if owner == "local" else bare
+        if owner not in ("local", "", name) or key not in known or not known[key].is_free:
+            continue
+        value = known[key].value
+        if value is None:
+            continue  # the method finds its own step sizes
+        if not isinstance(value, int | float):
+            raise UserError(f"--grid lists {key}, and its start is the rule {value}; give {key} a number")
+        for one in listed:
+            known[key].check(one, f"--grid for method {name}")
+        start[key], values[key] = float(value), listed
     points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
     places = {key: _around([*listed, start[key]]) for key, listed in values.items()}
     return Space(method, start, places, (start, *(point for point in points if point != start)))
