@@ -286,7 +286,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("transforms/robust.py", "(1 - momentum) * aggregate)", "0 * aggregate)"),), ROBUST
     ),
     "refused: the others keep their weights": Mutation(
-        (Edit("federation/weights.py", "cohort(kind, cut.p[comes], times[comes], expected[comes])", "cut.w[comes]"),),
+        (Edit("core/weights.py", "cohort(kind, cut.p[comes], times[comes], expected[comes])", "cut.w[comes]"),),
         ROBUST,
     ),
     "refused: on the wire its row counts": Mutation(

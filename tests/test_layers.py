@@ -29,9 +29,9 @@ SIBLINGS = {"fedconcord_papers": Wing(7800, 6200), "fedconcord_flower": Wing(190
 # They import the library, and never the reverse.
 WINGS = {  # from the ground up: a wing imports from those above it here, a room from those before it in its wing
     "support": Wing(1300, 1000, (("basis",),)),
-    "method": Wing(8900, 7000, (("core",), ("local",), ("transforms",), ("algorithms",))),
+    "method": Wing(9000, 7000, (("core",), ("local",), ("transforms",), ("algorithms",))),
     "federation": Wing(
-        10100,
+        10000,
         8700,
         (("data",), ("models",), ("problems",), ("analysis/fairness", "analysis/spread"), ("federation",)),
     ),
@@ -66,9 +66,6 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
     "interface": Wing(2600, 2200, (("trained",), ("tracking",), ("api",), ("cli",))),
     "testing": Wing(1350, 1300, (("testing",),)),
     "root": Wing(220, 200, (("__init__", "__main__"),)),
-}
-AGAINST = {  # imports that still go the other way: file and what it imports; none may be added
-    ("transforms/sums", "federation/weights"),
 }
 
 
@@ -148,7 +145,7 @@ def secrets(source: Path) -> list[str]:
 
 
 def test_imports_go_one_way() -> None:
-    assert climbs(SOURCE) == AGAINST
+    assert climbs(SOURCE) == set()
     assert secrets(SOURCE) == []
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import rng, roster_of, tree_bytes, tree_leaves
+from fedconcord.core import rng, roster_of, tree_bytes, tree_leaves, weights
+from fedconcord.core.weights import once
 from fedconcord.engines import Stacked, base
-from fedconcord.federation import weights
 from fedconcord.federation.sampling import bernoulli, by_size, uniform
 from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.weights import once
 from fedconcord.jobs import Job, advance, blank, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.problems.quadratic import Quadratic

@@ -14,9 +14,8 @@ import numpy as np
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.yardstick import YARDSTICK
-from fedconcord.core import rng, tree_bytes
+from fedconcord.core import rng, tree_bytes, weights
 from fedconcord.data import Dataset
-from fedconcord.federation import weights
 from fedconcord.federation.describe import describe
 from fedconcord.jobs import Job, blank, plan_of
 from fedconcord.problems.streamed import Streamed

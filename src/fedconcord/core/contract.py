@@ -37,7 +37,7 @@ from fedconcord.core.objective import Regulariser
 from fedconcord.core.trees import Tree
 
 Weights = Literal["uniform", "size", "unbiased"]
-"""How the server weighs the cohort; see `federation.weights`."""
+"""How the server weighs the cohort; see `core.weights`."""
 
 
 class Population(NamedTuple):
@@ -234,7 +234,7 @@ class Algorithm:
         init_client: x^0 [d] -> a client's state before its first round.
         models: server -> the models that it offers, by name; the first one is the method's result.
         client_model: row -> the client's own model [d], for methods whose result is one model per client.
-        weights: how the server weighs the cohort; see `federation.weights`.
+        weights: how the server weighs the cohort; see `core.weights`.
         phases: what is exchanged beside one message of each client in each round.
             prologue: all clients are asked once before round 0.
             prelude: a message of each client before its local steps.

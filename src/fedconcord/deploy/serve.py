@@ -12,6 +12,7 @@ from typing import Any
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
 from fedconcord.core.unkeyed import SYSTEM, Chance
+from fedconcord.core.weights import minimised
 from fedconcord.deploy import handshake, private
 from fedconcord.deploy.differences import DifferError
 from fedconcord.deploy.engine import Sites
@@ -21,7 +22,6 @@ from fedconcord.deploy.handshake import Agreed
 from fedconcord.deploy.late import Newcomers
 from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
-from fedconcord.federation.weights import minimised
 from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card

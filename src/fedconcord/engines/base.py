@@ -24,9 +24,9 @@ from fedconcord.core import (
     TwoBlockRow,
     tree_bytes,
     tree_map,
+    weights,
 )
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.federation import weights
 from fedconcord.local.duty import Duty, block_gradients, settled
 from fedconcord.state import First, Storage, Store
 

@@ -17,8 +17,8 @@ from fedconcord.basis.imports import Open, maker
 from fedconcord.basis.parameters import Count, Fraction, about
 from fedconcord.core import rng
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.federation.weights import once
-from fedconcord.federation.weights import share as weight
+from fedconcord.core.weights import once
+from fedconcord.core.weights import share as weight
 
 
 class Drawn(NamedTuple):

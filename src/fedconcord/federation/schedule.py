@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Cohort, Plan, Roster, rng
-from fedconcord.federation import weights
+from fedconcord.core import Algorithm, Cohort, Plan, Roster, rng, weights
 from fedconcord.federation.availability import Availability
 from fedconcord.federation.clock import Cost, Devices
 from fedconcord.federation.draws import Keyed

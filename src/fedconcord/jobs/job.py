@@ -22,9 +22,9 @@ from fedconcord.core import (
     Tree,
     TwoBlockRow,
     tree_bytes,
+    weights,
 )
 from fedconcord.engines import Engine, Stacked
-from fedconcord.federation import weights
 from fedconcord.federation.clock import Cost
 from fedconcord.federation.participation import View
 from fedconcord.local.duty import Duty

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Population
-from fedconcord.federation import sampling, weights
+from fedconcord.core import Population, weights
+from fedconcord.federation import sampling
 from fedconcord.jobs.job import Job
 from fedconcord.local import solver
 from fedconcord.problems.judging import supervised

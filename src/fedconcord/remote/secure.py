@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import PRELUDE, Cohort, Phase, Plan, Sender, Tree, cohort_of, tree_leaves, tree_unflatten
+from fedconcord.core import PRELUDE, Cohort, Phase, Plan, Sender, Tree, cohort_of, tree_leaves, tree_unflatten, weights
 from fedconcord.core.round import behind
-from fedconcord.federation import weights
 from fedconcord.remote import masks
 from fedconcord.remote.masks import KEY, SEALED, SHARE
 from fedconcord.remote.member import bound, context

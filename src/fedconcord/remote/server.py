@@ -30,8 +30,8 @@ from fedconcord.core import (
     finite,
     orders_of,
     tree_sum,
+    weights,
 )
-from fedconcord.federation import weights
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.ledger import Ledger

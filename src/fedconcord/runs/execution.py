@@ -11,8 +11,7 @@ from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import errors, files
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Problem
-from fedconcord.federation import weights
+from fedconcord.core import Problem, weights
 from fedconcord.jobs import Row
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.card import card

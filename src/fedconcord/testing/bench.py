@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, rng
+from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, rng, weights
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial
-from fedconcord.federation import weights
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import Work, uniform
 from fedconcord.jobs import Job, State, advance, start

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Drawn, Orders, Plan, Roster
+from fedconcord.core import Algorithm, Drawn, Orders, Plan, Roster, weights
 from fedconcord.engines import Engine
-from fedconcord.federation import weights
 from fedconcord.federation.participation import View
 from fedconcord.jobs import Job, State, advance, start
 

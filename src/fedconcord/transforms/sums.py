@@ -14,8 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Cohort, Plan, Sender, Space, Tree, cohort_of, sender_of, tree_leaves, tree_map
-from fedconcord.federation import weights
+from fedconcord.core import (
+    Algorithm,
+    Cohort,
+    Plan,
+    Sender,
+    Space,
+    Tree,
+    cohort_of,
+    sender_of,
+    tree_leaves,
+    tree_map,
+    weights,
+)
 from fedconcord.transforms.forms import forms
 
 Contribute = Callable[[Tree, Sender, Cohort], Tree]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedconcord.core import Population, Tree
-from fedconcord.federation import weights
+from fedconcord.core import Population, Tree, weights
 from fedconcord.jobs import advance, start
 from fedconcord.local import solver
 from fedconcord.local.solver import Solver

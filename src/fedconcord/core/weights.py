@@ -8,7 +8,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from fedconcord.core import Plan, Weights
+from fedconcord.core.contract import Weights
+from fedconcord.core.plan import Plan
 
 Value = TypeVar("Value")
 
