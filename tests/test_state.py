@@ -30,9 +30,10 @@ from fedconcord.federation.work import fixed, uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
 from fedconcord.runs.prepare import placed
-from fedconcord.state import DiskStore, MemoryStore, Storage, Store, pages, path_of
-from fedconcord.state.fields import Fields
-from fedconcord.state.file import created, stride_of
+from fedconcord.state import DiskStore, MemoryStore, Storage, Store, path_of
+from fedconcord.state import file as files
+from fedconcord.state.file import create, stride_of
+from fedconcord.state.memory import Fields
 from table import make
 from training import execute
 
@@ -291,7 +292,7 @@ def cached(path: Path) -> float:
 def test_a_file_that_outgrows_the_memory_is_not_cached(floats: int, tmp_path: Path, monkeypatch) -> None:
     """Rows that were written and read are on the disk alone; of a file that fits they are left to the system."""
     template, draw = torch.zeros(floats), np.random.default_rng(0)
-    monkeypatch.setattr(pages, "WRITTEN", 4 * floats * 30)
+    monkeypatch.setattr(files, "WRITTEN", 4 * floats * 30)
     with (tmp_path / "probe").open("wb") as probe:
         probe.write(bytes(3 * 4096))
         probe.flush()
@@ -531,13 +532,13 @@ def drawn() -> list[int]:
 
 def test_where_rows_lie() -> None:
     """Runs of earlier versions go on: a head of 4096 bytes, and rows of a page or longer in whole pages."""
-    assert pages.PAGE == 4096
+    assert files.PAGE == 4096
     assert [stride_of(row) for row in (8, 4095, 4096, 4097, 9000)] == [8, 4095, 4096, 8192, 12288]
 
 
 def test_files_do_not_share_a_name() -> None:
     """A checkpoint knows its file by it."""
-    names = {created(None, 8, False, 0).name for _ in range(70)}
+    names = {create(None, 8, False, 0).name for _ in range(70)}
     assert len(names) == 70
 
 
@@ -556,7 +557,7 @@ def test_a_row_that_lacks_a_field_or_has_another_is_refused() -> None:
 
     leaf, rows = torch.zeros(3), torch.zeros(2, 3)
     fields = Fields(Two(leaf, leaf))
-    assert fields.closed(Two(rows, rows), 2).keys() == {"a", "b"}
+    assert fields.to_stored(Two(rows, rows), 2).keys() == {"a", "b"}
     for other in (One(rows), Three(rows, rows, rows)):
         with pytest.raises(UserError, match="has the fields"):
-            fields.closed(other, 2)
+            fields.to_stored(other, 2)

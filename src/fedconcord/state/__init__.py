@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fedconcord.core import Tree
 from fedconcord.state.disk import DiskStore
-from fedconcord.state.fields import Fields, First
 from fedconcord.state.file import path_of
-from fedconcord.state.memory import MemoryStore
+from fedconcord.state.memory import Fields, First, MemoryStore
 
 __all__ = ["DiskStore", "Fields", "First", "MemoryStore", "Storage", "Store", "path_of"]
 

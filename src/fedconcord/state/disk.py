@@ -13,8 +13,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Tree, tree_unflatten
 from fedconcord.state import file
-from fedconcord.state.fields import Fields, First, PerClient
-from fedconcord.state.pages import outgrows
+from fedconcord.state.memory import Fields, First, PerClient
 
 BATCH = 2**26  # bytes of rows that are taken over from another file at once
 
@@ -25,7 +24,7 @@ class DiskStore:
     The file is read and written a row at a time (`preadv`, `pwritev`) rather than mapped: that is as fast here
     (docs/scale.md), rows never count as this process's resident memory, and a full disk is an error that a run survives
     where a store through a mapping is killed by SIGBUS. One that would outgrow the memory is kept out of the system's
-    cache (`state.pages`). POSIX only.
+    cache (`file.Passing`). POSIX only.
 
     Why a run that is killed at any moment resumes to the same bits (shadow paging, Lorie, ACM TODS 1977): rows lie in
     slots, and the table client -> slot is part of the checkpoint. A slot that the last checkpoint refers to is never
@@ -60,7 +59,7 @@ class DiskStore:
         self.template, self.path = template, path
         self._fields = Fields(template, half, first)
         self._row = self._fields.row_bytes
-        self._passing = outgrows(clients * file.stride_of(self._row))
+        self._passing = file.outgrows(clients * file.stride_of(self._row))
         self._file: file.RowFile | None = None
         self._commits = 0
         self._slot, self._sum, self._fresh = PerClient(-1), PerClient(0), PerClient(0)
@@ -87,7 +86,7 @@ class DiskStore:
         parts = [_bytes(leaf) for leaf in leaves.values()]
         assert self._file is not None
         _read(self._file, parts, np.flatnonzero(~absent), ids, slots, self._sum[ids])
-        return self._fields.with_fresh(self._fields.opened(leaves), ids, absent)
+        return self._fields.with_fresh(self._fields.from_stored(leaves), ids, absent)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         """Write the rows of these clients (distinct ids), fields [S, ...].
@@ -96,15 +95,13 @@ class DiskStore:
             UserError: a field has another shape or number type than the template's, or the disk is full.
         """
         if self._fields.initial:
-            leaves = self._fields.closed(rows, len(ids))
+            leaves = self._fields.to_stored(rows, len(ids))
             self._write(ids, [_bytes(leaf.cpu()) for leaf in leaves.values()])
 
     def known(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these clients [S] have a row, [S] bool."""
         return np.asarray(self._slot[ids] >= 0)
 
     def ids(self) -> np.ndarray:
-        """Clients that have a row, sorted."""
         return self._slot.ids()
 
     def export(self) -> dict[str, Tensor]:
@@ -142,21 +139,21 @@ class DiskStore:
         ids, slots, sums, marks = (tensors[name].numpy() for name in ("ids", "slots", "sums", "files"))
         if len(ids) and self.path is None:
             raise UserError("the checkpoint's rows were in a temporary file, which is gone; start the run again")
-        taken = list[tuple[file.RowFile, np.ndarray]]()
+        others = list[tuple[file.RowFile, np.ndarray]]()
         for mark in np.unique(marks).tolist():
-            of = np.flatnonzero(marks == mark)
+            rows = np.flatnonzero(marks == mark)
             assert self.path is not None
-            one = file.found(self.path, self._row, self._passing, mark, int(slots[of].max()) + 1)
-            if one.path != self.path:
-                taken.append((one, of))
+            other = file.open_existing(self.path, self._row, self._passing, mark, int(slots[rows].max()) + 1)
+            if other.path != self.path:
+                others.append((other, rows))
                 continue
-            self._file, self._commits, self._end = one, one.commits, int(slots[of].max()) + 1
-            self._slot[ids[of]], self._sum[ids[of]] = slots[of], sums[of]
-            self._free = np.setdiff1d(np.arange(self._end), slots[of])
+            self._file, self._commits, self._end = other, other.commits, int(slots[rows].max()) + 1
+            self._slot[ids[rows]], self._sum[ids[rows]] = slots[rows], sums[rows]
+            self._free = np.setdiff1d(np.arange(self._end), slots[rows])
         begins = self._file is None
         try:
-            for one, of in taken:
-                self._take_over(one, ids[of], slots[of], sums[of])
+            for other, rows in others:
+                self._take_over(other, ids[rows], slots[rows], sums[rows])
         except UserError:
             if begins and self._file is not None and self.path is not None:
                 self.path.unlink()  # it may have filled the disk
@@ -172,13 +169,13 @@ class DiskStore:
     def _empty(self, count: int) -> dict[str, Tensor]:
         """Room for so many rows as they are kept."""
         return {
-            name: torch.empty(count, *leaf.shape, dtype=self._fields.kept[name])
+            name: torch.empty(count, *leaf.shape, dtype=self._fields.stored_types[name])
             for name, leaf in self._fields.initial.items()
         }
 
     def _write(self, ids: np.ndarray, parts: Sequence[np.ndarray]) -> None:
         if self._file is None:
-            self._file = file.created(self.path, self._row, self._passing, self._commits)
+            self._file = file.create(self.path, self._row, self._passing, self._commits)
         slots, moves = self._slot[ids], self._fresh[ids] == 0
         left = slots[moves & (slots >= 0)]
         slots[moves] = self._take(int(moves.sum()))
@@ -189,10 +186,10 @@ class DiskStore:
     def _take(self, count: int) -> np.ndarray:
         """Slots that nothing refers to."""
         old = min(count, len(self._free))
-        taken, self._free = self._free[:old], self._free[old:]
+        others, self._free = self._free[:old], self._free[old:]
         new = np.arange(self._end, self._end + count - old)
         self._end += len(new)
-        return np.concatenate([taken, new])
+        return np.concatenate([others, new])
 
 
 def _read(
@@ -225,8 +222,8 @@ def _bytes(leaf: Tensor) -> np.ndarray:
 
 def _sums(parts: Sequence[np.ndarray], which: np.ndarray) -> np.ndarray:
     """CRC-32 of the rows `which` of parts [S, bytes]."""
-    found = np.zeros(len(which), np.int64)
+    crc = np.zeros(len(which), np.int64)
     for row, k in enumerate(which.tolist()):
         for part in parts:
-            found[row] = zlib.crc32(part[k], int(found[row]))
-    return found
+            crc[row] = zlib.crc32(part[k], int(crc[row]))
+    return crc

@@ -1,4 +1,4 @@
-"""One file of rows: slots of one size behind a head that says which file it is."""
+"""One file of rows: slots of one size behind a head that says which file it is; and what it leaves in memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import re
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.state.pages import PAGE, Passing
 
+PAGE = 4096  # bytes
+SHARE = 4  # the part of the memory that a file may fill when it is full grown and still be left to the system
+WRITTEN = 2**28  # bytes after which rows that were handed to the disk are taken to be there
 HEAD = 24  # bytes of the first page that are used: the file's name, the number of commits, their CRC-32
 COMMITS = 2**32  # a mark is name * COMMITS + commits
 NAMED = re.compile(r"rows(?:-\d+-of-(\d+))?\.bin")
@@ -28,11 +31,11 @@ def path_of(folder: Path, rank: int = 0, size: int = 1) -> Path:
 
 def others(path: Path) -> list[Path]:
     """The files beside it that another number of processes wrote; none beside a file with a name of its own."""
-    own = NAMED.fullmatch(path.name)
-    if own is None:
+    name_here = NAMED.fullmatch(path.name)
+    if name_here is None:
         return []
     beside = ((other, NAMED.fullmatch(other.name)) for other in sorted(path.parent.glob("rows*.bin")))
-    return [other for other, name in beside if name is not None and name[1] != own[1]]
+    return [other for other, name in beside if name is not None and name[1] != name_here[1]]
 
 
 class RowFile:
@@ -118,7 +121,7 @@ def stride_of(row: int) -> int:
     return -(-row // PAGE) * PAGE if row >= PAGE else row
 
 
-def created(path: Path | None, row: int, passing: bool, commits: int) -> RowFile:
+def create(path: Path | None, row: int, passing: bool, commits: int) -> RowFile:
     """A new, empty file, whatever lay there.
 
     Raises:
@@ -131,14 +134,14 @@ def created(path: Path | None, row: int, passing: bool, commits: int) -> RowFile
         else:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         name = int.from_bytes(os.urandom(4), "little") % (2**31 - 1) + 1  # names a file, decides no result
-        made = RowFile(descriptor, path, row, passing, name)
-        made.commit(commits)
+        file = RowFile(descriptor, path, row, passing, name)
+        file.commit(commits)
     except OSError as error:
         raise cannot_keep(path, error) from error
-    return made
+    return file
 
 
-def found(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
+def open_existing(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
     """The file that a checkpoint refers to by its mark, at this path or one beside it of another number of processes.
 
     Args:
@@ -147,20 +150,20 @@ def found(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile
     Raises:
         UserError: it is missing, shorter, or newer.
     """
-    beside, why = others(path), dict[Path, str]()
+    beside, reason_of = others(path), dict[Path, str]()
     for candidate in [path, *beside] if path.exists() or not beside else beside:
         try:
-            return _opened(candidate, row, passing, mark, slots)
+            return _open(candidate, row, passing, mark, slots)
         except OSError as error:
-            why[candidate] = reason(error)
-    said = "; ".join(f"{candidate}: {text}" for candidate, text in why.items())
+            reason_of[candidate] = reason(error)
+    reasons = "; ".join(f"{candidate}: {text}" for candidate, text in reason_of.items())
     raise UserError(
-        f"cannot read the clients' rows ({said}); put back the file that belongs to the checkpoint, or start the run "
-        "again"
+        f"cannot read the clients' rows ({reasons}); put back the file that belongs to the checkpoint, or start the "
+        "run again"
     )
 
 
-def _opened(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
+def _open(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile:
     descriptor = os.open(path, os.O_RDWR)
     try:
         # nothing pads the last slot where rows are short, nor the head before the first row
@@ -189,3 +192,61 @@ def cannot_keep(path: Path | None, error: OSError) -> UserError:
 
 def _offset(slot: int, stride: int) -> int:
     return PAGE + int(slot) * stride
+
+
+# -- the cache of pages ----------------------------------------------------------------------------------------------
+
+
+def outgrows(size: int) -> bool:
+    """Whether a file of so many bytes is too large for the system's cache: its rows are not there when they are read.
+
+    Where there is no way to tell the system (macOS, Windows) none is.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    return size * SHARE > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class Passing:
+    """The pages of a file that is too large to be cached, row by row of `stride` bytes behind a head of one page.
+
+    Left alone the system would let the file take all memory that is free, and begin to write when a tenth of it waits:
+    a page that is taken anew then costs up to ten times what one costs that comes round again (docs/scale.md). So rows
+    are handed to the disk when they are written, and their pages given back when they have arrived or were read. No
+    byte depends on any of this.
+    """
+
+    def __init__(self, stride: int) -> None:
+        self._stride = stride
+        self._waiting, self._bytes = deque[np.ndarray](), 0
+
+    def wanted(self, file: int, slots: np.ndarray) -> None:
+        """These slots are about to be read: the disk may fetch them side by side."""
+        self._tell(file, slots, os.POSIX_FADV_WILLNEED)
+
+    def read(self, file: int, slots: np.ndarray) -> None:
+        """These slots were read."""
+        self._tell(file, slots, os.POSIX_FADV_DONTNEED)
+
+    def written(self, file: int, slots: np.ndarray) -> None:
+        """These slots were written: told to drop pages Linux begins to write them, and told again it drops them."""
+        self._tell(file, slots, os.POSIX_FADV_DONTNEED)
+        self._waiting.append(slots)
+        self._bytes += len(slots) * self._stride
+        while self._bytes > WRITTEN:
+            there = self._waiting.popleft()
+            self._bytes -= len(there) * self._stride
+            self._tell(file, there, os.POSIX_FADV_DONTNEED)
+
+    def _tell(self, file: int, slots: np.ndarray, what: int) -> None:
+        for begin, end in self._pages(slots):
+            os.posix_fadvise(file, begin, end - begin, what)
+
+    def _pages(self, slots: np.ndarray) -> Iterator[tuple[int, int]]:
+        """The bytes of these slots in whole pages, neighbours together."""
+        if not len(slots):
+            return
+        ordered = np.sort(slots)
+        for run in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
+            begin, end = PAGE + int(run[0]) * self._stride, PAGE + (int(run[-1]) + 1) * self._stride
+            yield begin // PAGE * PAGE, -(-end // PAGE) * PAGE
