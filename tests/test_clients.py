@@ -24,7 +24,7 @@ from fedconcord.analysis.fairness import spread
 from fedconcord.analysis.personalisation import Finetune, personalised
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
-from fedconcord.data.holdout import hold_out
+from fedconcord.data.inputs import hold_out
 from fedconcord.engines import Serial
 from fedconcord.jobs import Job, Row
 from fedconcord.models import MODELS

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_rightly_is_refused_here_and_at_a_site(
     name: str, content: bytes, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    for read in (read_own, federated.hold):
+    for read in (read_own, federated.open_file):
         with pytest.raises(UserError) as refused:
             read(tmp_path / name, ASK._replace(client=None))
         assert said in str(refused.value)
@@ -116,7 +116,7 @@ def test_ids_of_a_large_table_leave_no_site(tmp_path: Path) -> None:
     rows = [f"CH{i:06d},{i % 7},{i % 2}" for i in range(30_000)]
     (tmp_path / "t.csv").write_text("\n".join(["patient,u,ill", *rows]) + "\n")
     with pytest.raises(UserError, match=r"column 'patient' has 10000 different texts or more in 30000 rows"):
-        federated.hold(tmp_path / "t.csv", ASK._replace(client=None))
+        federated.open_file(tmp_path / "t.csv", ASK._replace(client=None))
 
 
 def test_what_is_in_order_gives_no_alarm(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_flower_check_shows_the_sites_side_by_side(tmp_path: Path, capsys: pytes
     gaps = [["" if i % 5 == 0 else row[0], *row[1:3], "x" if i == 3 else row[3], row[4]] for i, row in enumerate(ROWS)]
     (tmp_path / "basel.csv").write_text(text(gaps[:20]))
     (tmp_path / "chur.csv").write_text(text([row[1:] for row in parts["chur"]], HEAD[1:]))
-    seen = overview({name: federated.hold(tmp_path / f"{name}.csv", ASK) for name in ("basel", "chur")})
+    seen = overview({name: federated.open_file(tmp_path / f"{name}.csv", ASK) for name in ("basel", "chur")})
     table = {row[0]: row[1:] for row in seen.rows}
     positive = sum(row[4] == "yes" for row in ROWS[:20])
     assert table["label ill"] == (f"no {20 - positive}, yes {positive}", "no 20")

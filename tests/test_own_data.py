@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedconcord.basis.errors import UserError
 from fedconcord.data.inputs import Input
-from fedconcord.data.own import made, read_own
+from fedconcord.data.own import checked, read_own
 from fedconcord.data.preprocess import Number, apply, mean_of, read_features, scale_of, squares, sums
 
 ASK = Input(label=("y",), client="site")
@@ -426,7 +426,7 @@ def test_other_broken_files_are_one_sentence(
 )  # fmt: skip
 def test_what_a_factory_of_ones_own_returns_is_checked(found: Any, said: str) -> None:
     with pytest.raises(UserError) as error:
-        made(found, Input(), "m:f")
+        checked(found, Input(), "m:f")
     assert said in str(error.value)
 
 

@@ -152,10 +152,13 @@ def test_a_column_that_never_varies_says_nothing_of_other_values(constant: float
 @pytest.mark.parametrize("constant", [0.1, 1e9 / 3, -7.3e-5])
 def test_a_target_that_never_varies_is_its_mean(constant: float) -> None:
     """As of a column: the rounding of a mean is no deviation that anything may be scaled by."""
-    y, mean, scale = labels.standardised(np.full((300, 1), constant), np.zeros(300, int), np.zeros(300, bool), 1)
+    target = labels.Targets("number", np.full((300, 1), constant), ["y"], None)
+    divided = labels.divide(target, ["y"], np.zeros(300, int), np.zeros(300, bool), 1)
+    assert divided.unit is not None
+    mean, scale = divided.unit
     assert scale == [1.0]
     assert mean == pytest.approx([constant], rel=1e-12)
-    assert np.abs(y).max() <= 1e-12 * abs(constant)
+    assert np.abs(divided.train).max() <= 1e-12 * abs(constant)
 
 
 def test_a_text_that_no_training_row_had_shifts_no_answer(files: Path) -> None:

@@ -74,7 +74,7 @@ def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
         UserError: the job's settings are wrong; a site's file cannot be read.
     """
     given = input_settings(source_of(settings))
-    return overview({one.name: federated.hold(one.data, given) for one in members if one.data is not None})
+    return overview({one.name: federated.open_file(one.data, given) for one in members if one.data is not None})
 
 
 def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
@@ -153,7 +153,7 @@ def _rows(settings: str, member: Member) -> int:
         UserError: the file cannot be read.
     """
     assert member.data is not None, "a site that comes later has a file"
-    return federated.hold(member.data, input_settings(source_of(settings))).rows
+    return federated.open_file(member.data, input_settings(source_of(settings))).rows
 
 
 def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:

@@ -19,13 +19,13 @@ SCALED = {"kind": "scale", "divide": 255.0, "mean": [0.0], "std": [1.0]}
 KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"
 
 
-def read_npz(path: Path, given: Input) -> Dataset:
+def read_npz(path: Path, settings: Input) -> Dataset:
     """The federation of an NPZ file with the arrays of `from_arrays`; y and client may have other names.
 
     Raises:
         UserError: the file is missing, broken, holds pickled objects or not the arrays that are needed.
     """
-    return from_arrays(path.stem, load(path, given.memory), given, path.name)
+    return from_arrays(path.stem, load(path, settings.memory), settings, path.name)
 
 
 def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
@@ -43,16 +43,16 @@ def load(path: Path, memory: float | None = None) -> dict[str, np.ndarray]:
     except UserError:
         raise
     except Exception as error:  # whatever zipfile, zlib and numpy make of damaged bytes
-        said = " ".join(str(error).split()) or type(error).__name__
-        if "allow_pickle" in said:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "allow_pickle" in reason:
             raise UserError(
                 f"{path.name} holds pickled objects, which could run anything and are never read; save arrays of "
                 "numbers or texts"
             ) from None
-        raise UserError(f"cannot read {path.name}: {said[:200]}; write it with numpy.savez") from None
+        raise UserError(f"cannot read {path.name}: {reason[:200]}; write it with numpy.savez") from None
 
 
-def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) -> Dataset:
+def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: str) -> Dataset:
     """A federation from x, y and perhaps client, test_x and test_y.
 
     Bytes (uint8) are to be divided by 255; other whole numbers stay symbols, for a model that embeds; the rest is kept.
@@ -60,8 +60,8 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
     Raises:
         UserError: an array is missing or of the wrong shape or kind.
     """
-    label, client = (given.label or ("y",))[0], given.client or "client"
-    needed = ["x", label, *([client] if given.client else []), *(["test_y"] if "test_x" in arrays else [])]
+    label, client = (settings.label or ("y",))[0], settings.client or "client"
+    needed = ["x", label, *([client] if settings.client else []), *(["test_y"] if "test_x" in arrays else [])]
     for key in needed:
         if key not in arrays:
             near = closest(key, arrays)
@@ -71,7 +71,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
     x, y = np.asarray(arrays["x"]), np.asarray(arrays[label])
     if len(x.shape) < 2 or len(x) < 2 or len(y.shape) not in (1, 2) or len(y) != len(x):
         raise UserError(f"{where}: x has shape {x.shape} and {label} {y.shape}; needed are {KEYS}")
-    target = _targets(y, given, label, where)
+    target = _targets(y, settings, label, where)
     owner, clients = np.zeros(len(x), np.int64), [""]
     if client in arrays:
         who = np.asarray(arrays[client])
@@ -89,21 +89,16 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
                 f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
             )
     else:
-        tested = split(owner, len(clients), given.test_share)
-    values, unit = target.y, None
-    test_y = values[tested] if other is None else _targets(other[1], given, "test_y", where, target).y
-    if target.kind == "number":
-        values, mean, scale = labels.standardised(values, owner, tested, len(clients))
-        unit = (mean, scale)
-        test_y = (test_y - np.array(mean)) / np.array(scale)
-    exact = np.int64 if target.kind == "class" else np.float32
+        tested = split(owner, len(clients), settings.test_share)
+    other_y = None if other is None else _targets(other[1], settings, "test_y", where, target).y
+    y_of = labels.divide(target, [label], owner, tested, len(clients), other_y)
     named = client in arrays
     return Dataset(
         name,
         x[~tested],
-        values[~tested].astype(exact),
+        y_of.train,
         x[tested] if other is None else inputs_of(other[0], where),
-        test_y.astype(exact),
+        y_of.test,
         len(target.names),
         natural=natural_of(owner[~tested], len(clients), clients) if named else None,
         target=target.kind,
@@ -111,15 +106,10 @@ def from_arrays(name: str, arrays: Mapping[str, Any], given: Input, where: str) 
         output_names=target.names,
         preprocessing={
             **(SCALED if np.asarray(arrays["x"]).dtype == np.uint8 else {"kind": "none"}),
-            "target": {
-                "kind": target.kind,
-                "columns": [label],
-                "names": target.names,
-                **({} if unit is None else {"mean": unit[0], "scale": unit[1]}),
-            },
-            "said": [target.said] if target.said else [],
+            "target": y_of.record,
+            "said": [target.note] if target.note else [],
         },
-        unit=unit,
+        unit=y_of.unit,
     )
 
 
@@ -144,11 +134,13 @@ def columns_of(y: np.ndarray, key: str, where: str) -> list[labels.Values]:
     ]
 
 
-def _targets(y: np.ndarray, given: Input, key: str, where: str, like: labels.Targets | None = None) -> labels.Targets:
-    found = columns_of(y, key, where)
+def _targets(
+    y: np.ndarray, settings: Input, key: str, where: str, like: labels.Targets | None = None
+) -> labels.Targets:
+    columns = columns_of(y, key, where)
     if like is None:
-        return labels.targets(found, given.target, where)
-    return labels.targets(found, like.kind, where, known=like.names)
+        return labels.targets(columns, settings.target, where)
+    return labels.targets(columns, like.kind, where, known=like.names)
 
 
 def inputs_of(x: np.ndarray, where: str) -> np.ndarray:

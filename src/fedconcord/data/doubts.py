@@ -26,25 +26,25 @@ def doubts(source: Source, columns: Sequence[str], client: str | None) -> list[s
     Args:
         client: the column of clients, which equal rows may differ in.
     """
-    held, who, rows = {name: list[np.ndarray]() for name in columns}, list[np.ndarray](), 0
+    values_of, who, rows = {name: list[np.ndarray]() for name in columns}, list[np.ndarray](), 0
     for batch in source.batches([*columns, *([client] if client else [])]):
         take = min(LOOKED - rows, len(batch[columns[0]]))
         for name in columns:
             values = batch[name].slice(0, take)
-            found = numbers(values)
-            held[name].append(np.asarray(texts(values).to_pylist(), object) if found is None else found)
+            as_numbers = numbers(values)
+            values_of[name].append(np.asarray(texts(values).to_pylist(), object) if as_numbers is None else as_numbers)
         if client is not None:
             who.append(np.asarray(texts(batch[client].slice(0, take)).to_pylist(), object))
         rows += take
         if rows >= LOOKED:
             break
-    known = {name: np.concatenate(parts) for name, parts in held.items() if len({p.dtype for p in parts}) == 1}
+    known = {name: np.concatenate(parts) for name, parts in values_of.items() if len({p.dtype for p in parts}) == 1}
     digits = {name: values for name, values in known.items() if values.dtype != object}
-    said = [sentence for name, values in digits.items() if (sentence := _code(name, values)) is not None]
+    sentences = [sentence for name, values in digits.items() if (sentence := _code(name, values)) is not None]
     telling = sum(len(np.unique(values[~np.isnan(values)])) > VALUES for values in digits.values())
     if telling >= TELLING and len(known) == len(columns):
-        said += _twice([*known.values()], np.concatenate(who) if who else None)
-    return said
+        sentences += _twice([*known.values()], np.concatenate(who) if who else None)
+    return sentences
 
 
 def _code(name: str, values: np.ndarray) -> str | None:

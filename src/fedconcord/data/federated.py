@@ -1,4 +1,4 @@
-"""A file of one client alone: what the client says of it, and its samples once all clients have said theirs.
+"""A file of one client alone: how the client describes it, and its samples once all clients have described theirs.
 
 These are the passes that `tables.read_table` makes over a file of all clients, with messages between them: what the
 columns hold, sums, squares (`preprocess`), then inputs. No message has a row in it. Of a label column whose values are
@@ -27,7 +27,7 @@ MOST = 10_000  # classes
 ColumnKind = Literal["number", "text", "empty"]
 
 
-class Held(NamedTuple):
+class SiteFile(NamedTuple):
     """A client's file."""
 
     path: Path
@@ -40,8 +40,8 @@ class Held(NamedTuple):
     x: np.ndarray | None  # [n, *shape], arrays
 
 
-class Told(NamedTuple):
-    """What a client is told of all clients' data, so that its samples are made as theirs."""
+class Agreement(NamedTuple):
+    """What the server tells a client of all clients' data, so that its samples are preprocessed as theirs."""
 
     columns: Sequence[Column]  # of a table
     target: Target
@@ -58,8 +58,8 @@ class Samples(NamedTuple):
     test_y: np.ndarray
 
 
-class Message(NamedTuple):
-    """Sums over a client's training samples: the first message, or with means the second."""
+class SiteSums(NamedTuple):
+    """The sums of a client's training samples that it sends; once there are means, of squared deviations from them."""
 
     columns: Sums  # [1, C] of the columns of numbers
     target: Sums  # [1, outputs] of targets that are numbers
@@ -67,13 +67,13 @@ class Message(NamedTuple):
 
 
 class Means(NamedTuple):
-    """What the server made of the first messages."""
+    """The means that the server computes from the first messages."""
 
     columns: np.ndarray  # [C]
     target: np.ndarray  # [outputs]
 
 
-def hold(path: Path, given: Input) -> Held:
+def open_file(path: Path, settings: Input) -> SiteFile:
     """A client's file; a column of clients is left aside, for all of its rows are this client's.
 
     Raises:
@@ -83,7 +83,7 @@ def hold(path: Path, given: Input) -> Held:
     if path.is_dir():
         raise UserError(f"{path} is a folder, and a site's data are one file: a table or an .npz")
     if path.suffix.lower() == ".npz":
-        arrays, key = load(path, given.memory), (given.label or ("y",))[0]
+        arrays, key = load(path, settings.memory), (settings.label or ("y",))[0]
         for name in ("x", key):
             if name not in arrays:
                 raise UserError(f"{where} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
@@ -95,134 +95,143 @@ def hold(path: Path, given: Input) -> Held:
             raise UserError(f"{where}: x holds NaN or infinite numbers; drop or fill such samples")
         kind: Literal["numbers", "bytes", "symbols"] = "bytes" if x.dtype == np.uint8 else "numbers"
         kind = "symbols" if x.dtype == np.int64 else kind
-        return Held(path, len(x), {}, columns_of(y, key, where), x.shape[1:], kind, None, x)
-    source = open_table(path, given.missing)
-    if not given.label:
+        return SiteFile(path, len(x), {}, columns_of(y, key, where), x.shape[1:], kind, None, x)
+    source = open_table(path, settings.missing)
+    if not settings.label:
         raise UserError(f"{where}: the job does not say which column is learnt; give input.label")
-    features = features_of(source, _of_this_file(source, given))
-    found = scan(source, features, list(given.label))
-    if found.rows < 2:
-        raise UserError(f"{where} has {found.rows or 'a header and no'} row{'s' * (found.rows != 1)}; at least two")
-    words = [name for name in features if name in found.text and name not in given.categories]
+    features = features_of(source, _of_this_file(source, settings))
+    scanned = scan(source, features, list(settings.label))
+    if scanned.rows < 2:
+        raise UserError(f"{where} has {scanned.rows or 'a header and no'} row{'s' * (scanned.rows != 1)}; at least two")
+    words = [name for name in features if name in scanned.text and name not in settings.categories]
     refuse_mixed(source, words)
     kinds: dict[str, ColumnKind] = {
-        name: "empty" if name not in found.known else "text" if name in found.text else "number" for name in features
+        name: "empty" if name not in scanned.known else "text" if name in scanned.text else "number"
+        for name in features
     }
-    return Held(path, found.rows, kinds, [found.keys[name] for name in given.label], (), "numbers", source, None)
+    return SiteFile(
+        path, scanned.rows, kinds, [scanned.keys[name] for name in settings.label], (), "numbers", source, None
+    )
 
 
-def _of_this_file(source: Source, given: Input) -> Input:
+def _of_this_file(source: Source, settings: Input) -> Input:
     """The job's settings for one file, which may lack the column of clients and columns that other sites have. A name
     that is close to a column of which they say nothing is refused later: one of the two is a misprint."""
-    rest = {*source.names} - {*given.label, *given.ignore, *given.categories, given.client}
+    rest = {*source.names} - {*settings.label, *settings.ignore, *settings.categories, settings.client}
 
     def there(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name in source.names or closest(name, rest))
 
-    client = given.client if given.client in source.names else None
-    return given._replace(client=client, ignore=there(given.ignore), categories=there(given.categories))
+    client = settings.client if settings.client in source.names else None
+    return settings._replace(client=client, ignore=there(settings.ignore), categories=there(settings.categories))
 
 
-def described(held: Held, given: Input) -> dict[str, Any]:
-    """What a client says of its file first: plain values.
+def description(site: SiteFile, settings: Input) -> dict[str, Any]:
+    """The description of its file that a client sends first: plain values.
 
     Raises:
         UserError: a label column has too many different texts.
     """
     return {
-        "rows": held.rows,
-        "columns": dict(held.columns),
-        "shape": list(held.shape),
-        "inputs": held.inputs,
-        "labels": [_label(one, given.target, held.path.name) for one in held.labels],
+        "rows": site.rows,
+        "columns": dict(site.columns),
+        "shape": list(site.shape),
+        "inputs": site.inputs,
+        "labels": [_label(one, settings.target, site.path.name) for one in site.labels],
     }
 
 
 def _label(of: labels.Values, target: Target | None, where: str) -> dict[str, Any]:
-    found, several = numbers(of.values), len(of.values)
-    classes = target != "number" and (found is None or target is not None or several <= FEW)
+    values, several = numbers(of.values), len(of.values)
+    classes = target != "number" and (values is None or target is not None or several <= FEW)
     if classes and several > MOST:
         raise UserError(f"{where}: label column {of.name!r} has {several} different values, more than {MOST} classes")
     listed = [str(value) for value in of.values.to_pylist()] if classes else None
-    return {"name": of.name, "numbers": found is not None, "values": listed}
+    return {"name": of.name, "numbers": values is not None, "values": listed}
 
 
-def agreed_target(said: Sequence[Sequence[Mapping[str, Any]]], given: Input) -> labels.Targets:
-    """What is learnt, from what all clients said of their labels; it has the values once each, not their rows.
+def agreed_target(labels_of: Sequence[Sequence[Mapping[str, Any]]], settings: Input) -> labels.Targets:
+    """What is learnt, from the labels that all clients described; it has the values once each, not their rows.
 
     Raises:
         UserError: the values do not fit the kind, or there is one class only.
     """
-    names = [str(one["name"]) for one in said[0]]
-    if any(one["values"] is None for client in said for one in client):
-        told = None if given.target else f"{', '.join(names)}: many different numbers, taken as numbers"
-        return labels.Targets("number", np.empty((0, len(names))), names, told)
+    names = [str(one["name"]) for one in labels_of[0]]
+    if any(one["values"] is None for client in labels_of for one in client):
+        agreement = None if settings.target else f"{', '.join(names)}: many different numbers, taken as numbers"
+        return labels.Targets("number", np.empty((0, len(names))), names, agreement)
     columns = []
     for k, name in enumerate(names):
-        values = sorted({str(value) for client in said for value in client[k]["values"]})
+        values = sorted({str(value) for client in labels_of for value in client[k]["values"]})
         columns.append(labels.Values(name, np.arange(len(values)), pa.array(values, pa.string())))
     most = max(len(one.values) for one in columns)
     columns = [one._replace(code=np.resize(np.arange(len(one.values)), most)) for one in columns]
-    return labels.targets(columns, given.target, "the sites' labels")
+    return labels.targets(columns, settings.target, "the sites' labels")
 
 
-def message(
-    held: Held, client: int, given: Input, told: Told, digits: Sequence[str], words: Sequence[str], means: Means | None
-) -> Message:
+def site_sums(
+    site: SiteFile,
+    client: int,
+    settings: Input,
+    agreement: Agreement,
+    digits: Sequence[str],
+    words: Sequence[str],
+    means: Means | None,
+) -> SiteSums:
     """A client's first message, or the second once there are means.
 
     Args:
-        told: without its columns, which come of these messages.
+        agreement: without its columns, which come of these messages.
         digits: the columns of numbers.
         words: the columns of texts.
     """
-    tested, owner = tested_of(held, client, given), np.zeros(held.rows, np.int64)
+    tested, owner = tested_of(site, client, settings), np.zeros(site.rows, np.int64)
     columns, seen = Sums(np.zeros((1, 0)), np.zeros((1, 0))), dict[str, set[str]]()
-    if held.source is not None:
-        source = with_columns(held.source, [*digits, *words])
+    if site.source is not None:
+        source = with_columns(site.source, [*digits, *words])
         if means is None:
             columns, seen = first_sums(source, digits, words, owner, tested, 1)
         else:
             columns = second_sums(source, digits, owner, tested, 1, means.columns)
     target = Sums(np.zeros((1, 0)), np.zeros((1, 0)))
-    if told.target == "number":
-        y, who = _y(held, told._replace(unit=None))[~tested], owner[~tested]
+    if agreement.target == "number":
+        y, who = _y(site, agreement._replace(unit=None))[~tested], owner[~tested]
         target = sums(y, who, 1) if means is None else squares(y, who, 1, means.target)
-    return Message(columns, target, {name: sorted(found)[: CATEGORIES + 2] for name, found in seen.items()})
+    return SiteSums(columns, target, {name: sorted(words)[: CATEGORIES + 2] for name, words in seen.items()})
 
 
-def tested_of(held: Held, client: int, given: Input) -> np.ndarray:
+def tested_of(site: SiteFile, client: int, settings: Input) -> np.ndarray:
     """Which samples [n] are tested on, keyed by the client's number."""
-    tested = np.zeros(held.rows, bool)
-    tested[held_out(client, held.rows, given.test_share)] = True
+    tested = np.zeros(site.rows, bool)
+    tested[held_out(client, site.rows, settings.test_share)] = True
     return tested
 
 
-def samples(held: Held, client: int, given: Input, told: Told) -> Samples:
+def samples(site: SiteFile, client: int, settings: Input, agreement: Agreement) -> Samples:
     """The client's samples; of a column that the file lacks, as of one without values.
 
     Raises:
         UserError: a value or a label is not what it must be, or they do not fit in memory.
     """
-    tested = tested_of(held, client, given)
-    y = _y(held, told).astype(np.int64 if told.target == "class" else np.float32)
-    if held.x is not None:
-        return Samples(held.x[~tested], y[~tested], held.x[tested], y[tested])
-    assert held.source is not None
-    source = with_columns(held.source, [one.name for one in told.columns])
-    size = width(told.columns)
-    refuse_too_large(held.rows * (8 * size + 100), f"{held.path.name}, {held.rows} rows,", given.memory)
+    tested = tested_of(site, client, settings)
+    y = _y(site, agreement).astype(np.int64 if agreement.target == "class" else np.float32)
+    if site.x is not None:
+        return Samples(site.x[~tested], y[~tested], site.x[tested], y[tested])
+    assert site.source is not None
+    source = with_columns(site.source, [one.name for one in agreement.columns])
+    size = width(agreement.columns)
+    refuse_too_large(site.rows * (8 * size + 100), f"{site.path.name}, {site.rows} rows,", settings.memory)
     count = int(tested.sum())
-    train_x, test_x = (np.empty((n, size), np.float32) for n in (held.rows - count, count))
-    fill(source, told.columns, tested, train_x, test_x)
+    train_x, test_x = (np.empty((n, size), np.float32) for n in (site.rows - count, count))
+    fill(source, agreement.columns, tested, train_x, test_x)
     return Samples(train_x, y[~tested], test_x, y[tested])
 
 
-def _y(held: Held, told: Told) -> np.ndarray:
+def _y(site: SiteFile, agreement: Agreement) -> np.ndarray:
     """Targets of all rows, numbers scaled where there is a unit."""
-    known = told.names if told.target == "class" else None
-    y = labels.targets(list(held.labels), told.target, held.path.name, known=known).y
-    if told.unit is None:
+    known = agreement.names if agreement.target == "class" else None
+    y = labels.targets(list(site.labels), agreement.target, site.path.name, known=known).y
+    if agreement.unit is None:
         return y
-    mean, scale = (np.array(part) for part in told.unit)
+    mean, scale = (np.array(part) for part in agreement.unit)
     return np.asarray((y - mean) / scale)

@@ -37,15 +37,15 @@ class Listed(NamedTuple):
     clients: list[str] | None  # of each, where it is known
 
 
-def read_folder(path: Path, given: Input) -> Dataset:
+def read_folder(path: Path, settings: Input) -> Dataset:
     """The federation of a folder of images; test images are below test/ where there are train/ and test/.
 
     Raises:
         UserError: as `federation`, or there are no images where they should be.
     """
-    both = not given.test and (path / "train").is_dir() and (path / "test").is_dir()
-    test = path / "test" if both else Path(given.test).expanduser() if given.test else None
-    return federation(path.name, listed(path / "train" if both else path), listed(test) if test else None, given)
+    both = not settings.test and (path / "train").is_dir() and (path / "test").is_dir()
+    test = path / "test" if both else Path(settings.test).expanduser() if settings.test else None
+    return federation(path.name, listed(path / "train" if both else path), listed(test) if test else None, settings)
 
 
 def listed(path: Path) -> Listed:
@@ -59,11 +59,11 @@ def listed(path: Path) -> Listed:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     depths = {len(file.relative_to(path).parts) for file in files}
     if len(depths) != 1 or not depths <= {2, 3}:
-        found = (
+        places = (
             f"images at {len(depths)} depths" if len(depths) > 1 else f"{len(files)} images, in no folder of a class"
         )
         raise UserError(
-            f"{path} has {found}; put them at class/image or client/class/image ({', '.join(ENDINGS[:3])}, ...)"
+            f"{path} has {places}; put them at class/image or client/class/image ({', '.join(ENDINGS[:3])}, ...)"
         )
     parts = [file.relative_to(path).parts for file in files]
     clients = [part[0] for part in parts] if depths == {3} else None
@@ -75,26 +75,26 @@ def has_images(path: Path) -> bool:
     return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
 
 
-def read_image_table(source: Source, given: Input) -> Dataset:
+def read_image_table(source: Source, settings: Input) -> Dataset:
     """The federation of a saved data set with a column of images; its label is `label` if none is named."""
-    given = given._replace(label=given.label or ("label",))
+    settings = settings._replace(label=settings.label or ("label",))
     (name, *more) = sorted(source.images)
     if more:
         raise UserError(f"{source.path.name} has the image columns {name}, {', '.join(more)}; keep one")
-    test = None if given.test is None else _rows(open_table(Path(given.test)), name, given)
-    return federation(source.path.name, _rows(source, name, given), test, given)
+    test = None if settings.test is None else _rows(open_table(Path(settings.test)), name, settings)
+    return federation(source.path.name, _rows(source, name, settings), test, settings)
 
 
-def _rows(source: Source, name: str, given: Input) -> Listed:
+def _rows(source: Source, name: str, settings: Input) -> Listed:
     column(source, name, "images")
-    columns = {"--label-column": given.label[0], **({"--client-column": given.client} if given.client else {})}
-    found = []
-    for option, key in columns.items():
+    options = {"--label-column": settings.label[0], **({"--client-column": settings.client} if settings.client else {})}
+    columns = []
+    for option, key in options.items():
         chunks = [batch[key].dictionary_encode() for batch in source.batches([column(source, key, option)])]
         code, names = labels.ordered(labels.collect(key, chunks, source.path.name))
         named = source.classes.get(key)
         listed = [named[int(each)] for each in names] if named else names
-        found.append([listed[k] for k in code])
+        columns.append([listed[k] for k in code])
 
     class Rows:
         def __iter__(self) -> Iterator[Image]:
@@ -106,10 +106,10 @@ def _rows(source: Source, name: str, given: Input) -> Listed:
                         raise UserError(f"{source.path.name}: row {row} has no image in {name!r}; drop it")
                     yield f"row {row} of {source.path.name}", value["bytes"] or Path(value["path"])
 
-    return Listed(Rows(), len(found[0]), found[0], found[1] if len(found) > 1 else None)
+    return Listed(Rows(), len(columns[0]), columns[0], columns[1] if len(columns) > 1 else None)
 
 
-def federation(name: str, train: Listed, test: Listed | None, given: Input) -> Dataset:
+def federation(name: str, train: Listed, test: Listed | None, settings: Input) -> Dataset:
     """Images as bytes [channels, height, width], grey where all are, of `input.image_size` squared if set.
 
     Raises:
@@ -121,14 +121,14 @@ def federation(name: str, train: Listed, test: Listed | None, given: Input) -> D
     new = sorted(set(test.classes) - set(names)) if test else []
     if new:
         raise UserError(f"{name}: the class {new[0]!r} is not in the training data; map these images or drop them")
-    how = _look([train, test] if test else [train], given.image_size)
+    how = _look([train, test] if test else [train], settings.image_size)
     count = train.total + (test.total if test else 0)
     need = 2 * count * how.channels * how.width * how.height
-    refuse_too_large(need, f"{name}, {count} images of {how.width} x {how.height},", given.memory)
+    refuse_too_large(need, f"{name}, {count} images of {how.width} x {how.height},", settings.memory)
     x, y = pixels(train.images, train.total, how), _code(train.classes, names)
     clients = sorted(set(train.clients)) if train.clients else [""]
     owner = _code(train.clients, clients) if train.clients else np.zeros(len(y), np.int64)
-    tested = np.zeros(len(y), bool) if test else split(owner, len(clients), given.test_share)
+    tested = np.zeros(len(y), bool) if test else split(owner, len(clients), settings.test_share)
     return Dataset(
         name,
         x[~tested],

@@ -88,6 +88,26 @@ def held_out(client: int, samples: int, share: float) -> np.ndarray:
     return generator(0, Purpose.SPLIT, client=client).permutation(samples)[:take]
 
 
+def hold_out(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(training samples, validation samples) of each client, both in the order of `parts`.
+
+    A client of n >= 2 samples sets apart round(share n) of them, at least 1 and at most n - 1, drawn by the key (seed,
+    VALIDATION, client); a client with a single sample trains on it and sets none apart.
+
+    Args:
+        parts: N arrays of sample indices.
+        share: in (0, 1).
+    """
+    training, apart_of = [], []
+    for i, part in enumerate(parts):
+        count = min(max(1, round(share * len(part))), len(part) - 1)
+        apart = np.zeros(len(part), bool)
+        apart[generator(seed, Purpose.VALIDATION, client=i).permutation(len(part))[:count]] = True
+        training.append(part[~apart])
+        apart_of.append(part[apart])
+    return training, apart_of
+
+
 def natural_of(owner: np.ndarray, clients: int, who: Sequence[str]) -> list[np.ndarray]:
     """Samples of each client, sorted.
 

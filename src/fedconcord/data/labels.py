@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,16 @@ class Targets(NamedTuple):
     kind: Target
     y: np.ndarray  # [n] int64 or [n, outputs] float64
     names: list[str]  # of the outputs
-    said: str | None  # a sentence on the guess
+    note: str | None  # a sentence on the guess
+
+
+class Divided(NamedTuple):
+    """The targets of a federation's samples, as a `Dataset` has them."""
+
+    train: np.ndarray  # [n] int64 or [n, outputs] float32
+    test: np.ndarray  # [m, ...] as `train`
+    unit: tuple[list[float], list[float]] | None  # mean and scale of numbers
+    record: dict[str, Any]  # what preprocessing says of them
 
 
 def collect(name: str, chunks: Sequence[pa.Array], where: str) -> Values:
@@ -68,32 +77,32 @@ def targets(
     Raises:
         UserError: the values do not fit the kind, or there is one class only.
     """
-    kind, said = wanted, None
+    kind, note = wanted, None
     if kind is None:
         kind, why = _guess(columns, named)
         listed = ", ".join(c.name for c in columns)
-        said = f"{listed}: {why}, taken as {MEANT[kind]}; --target-kind says otherwise"
+        note = f"{listed}: {why}, taken as {MEANT[kind]}; --target-kind says otherwise"
     if kind == "number":
         return Targets(
-            kind, np.stack([_numbers(c, where)[c.code] for c in columns], 1), [c.name for c in columns], said
+            kind, np.stack([_numbers(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note
         )
     if kind == "labels":
-        return Targets(kind, np.stack([_yes(c, where)[c.code] for c in columns], 1), [c.name for c in columns], said)
+        return Targets(kind, np.stack([_yes(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note)
     if len(columns) > 1:
         raise UserError(f"{where}: classes come from one label column, given {len(columns)}; use target kind labels")
-    return _classes(columns[0], said, where, named, known)
+    return _classes(columns[0], note, where, named, known)
 
 
 MEANT = {"class": "classes", "number": "numbers", "labels": "labels that may hold together"}
 
 
 def _guess(columns: Sequence[Values], named: Sequence[str] | None) -> tuple[Target, str]:
-    found = [numbers(c.values) for c in columns]
+    values_of = [numbers(c.values) for c in columns]
     if len(columns) > 1:
         if all(_as_bits(c) is not None for c in columns):
             return "labels", f"{len(columns)} columns of 0 and 1"
         return "number", f"{len(columns)} columns"
-    values = found[0]
+    values = values_of[0]
     if values is None or named or pa.types.is_boolean(columns[0].values.type):
         return "class", f"{len(columns[0].values)} different values"
     if len(values) <= FEW and np.all(values == np.round(values)):
@@ -140,28 +149,44 @@ def ordered(c: Values) -> tuple[np.ndarray, list[str]]:
 
 
 def _classes(
-    c: Values, said: str | None, where: str, named: Sequence[str] | None, known: Sequence[str] | None
+    c: Values, note: str | None, where: str, named: Sequence[str] | None, known: Sequence[str] | None
 ) -> Targets:
-    code, found = ordered(c)
-    if named and set(found) <= set(map(str, range(len(named)))):
-        code, found = np.array([int(name) for name in found])[code], list(named)
+    code, texts = ordered(c)
+    if named and set(texts) <= set(map(str, range(len(named)))):
+        code, texts = np.array([int(name) for name in texts])[code], list(named)
     if known is None:
         if len(c.values) < 2:
             raise UserError(
-                f"{where}: label column {c.name!r} has one class only, {found[0]!r}; there is nothing to tell apart"
+                f"{where}: label column {c.name!r} has one class only, {texts[0]!r}; there is nothing to tell apart"
             )
-        return Targets("class", code, found, said)
-    new = [name for name in found if name not in known]
+        return Targets("class", code, texts, note)
+    new = [name for name in texts if name not in known]
     if new:
         raise UserError(f"{where}: the class {new[0]!r} is not in the training data; map these rows or drop them")
-    return Targets("class", np.array([known.index(name) for name in found])[code], list(known), said)
+    return Targets("class", np.array([known.index(name) for name in texts])[code], list(known), note)
 
 
-def standardised(
-    y: np.ndarray, owner: np.ndarray, tested: np.ndarray, clients: int
-) -> tuple[np.ndarray, list[float], list[float]]:
-    """Numbers [n, outputs] scaled by training mean and deviation, from sums of the clients as for inputs."""
-    train, who = y[~tested], owner[~tested]
-    mean = mean_of(sums(train, who, clients))
-    scale = scale_of(squares(train, who, clients, mean), mean)
-    return (y - mean) / scale, mean.tolist(), scale.tolist()
+def divide(
+    target: Targets,
+    columns: Sequence[str],
+    owner: np.ndarray,
+    tested: np.ndarray,
+    clients: int,
+    other: np.ndarray | None = None,
+) -> Divided:
+    """The targets of the training samples and of those that are tested on [n], or of other test samples.
+
+    Numbers are scaled by the training samples' mean and deviation, from sums of the clients as for inputs.
+    """
+    y, unit = target.y, None
+    if target.kind == "number":
+        train, who = y[~tested], owner[~tested]
+        mean = mean_of(sums(train, who, clients))
+        scale = scale_of(squares(train, who, clients, mean), mean)
+        y, other = (y - mean) / scale, None if other is None else (other - mean) / scale
+        unit = (mean.tolist(), scale.tolist())
+    exact = np.int64 if target.kind == "class" else np.float32
+    record = {"kind": target.kind, "columns": list(columns), "names": target.names}
+    if unit is not None:
+        record |= {"mean": unit[0], "scale": unit[1]}
+    return Divided(y[~tested].astype(exact), (y[tested] if other is None else other).astype(exact), unit, record)

@@ -16,29 +16,29 @@ FORMS = (
 )
 
 
-def arrays_of(given: Any) -> Dataset | Mapping[str, np.ndarray]:
+def arrays_of(data: Any) -> Dataset | Mapping[str, np.ndarray]:
     """The data as a Dataset, if they are one, else as arrays x, y and perhaps client, test_x and test_y.
 
     Args:
-        given: `FORMS`; what is not an array is made one, tensors by copying them to the host.
+        data: `FORMS`; what is not an array is made one, tensors by copying them to the host.
 
     Raises:
         UserError: it is none of these, or its samples differ in shape.
     """
-    if isinstance(given, Dataset):
-        return given
-    if isinstance(given, Mapping) and _is_array(given.get("x")):
-        return {name: _array(values, name) for name, values in given.items()}
-    if _is_pair(given) and not _is_array(given[0]):
-        train, test = (_part(one) for one in given)
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, Mapping) and _is_array(data.get("x")):
+        return {name: _array(values, name) for name, values in data.items()}
+    if _is_pair(data) and not _is_array(data[0]):
+        train, test = (_part(one) for one in data)
         return {**train, "test_x": test["x"], "test_y": test["y"]}
-    return _part(given)
+    return _part(data)
 
 
-def _part(given: Any) -> dict[str, np.ndarray]:
+def _part(data: Any) -> dict[str, np.ndarray]:
     """x, y and perhaps client."""
-    if isinstance(given, Mapping):
-        parts = {str(name): _part(one) for name, one in given.items()}
+    if isinstance(data, Mapping):
+        parts = {str(name): _part(one) for name, one in data.items()}
         if not parts:
             raise UserError("data has no clients; give a mapping of clients to (X, y)")
         shapes = {name: part["x"].shape[1:] for name, part in parts.items()}
@@ -51,28 +51,26 @@ def _part(given: Any) -> dict[str, np.ndarray]:
                 )
         who = np.repeat(np.array(list(parts)), [len(part["x"]) for part in parts.values()])
         return {key: np.concatenate([part[key] for part in parts.values()]) for key in ("x", "y")} | {"client": who}
-    if _is_pair(given) and _is_array(given[0]):
-        return {"x": _array(given[0], "X"), "y": _array(given[1], "y")}
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str | tuple | list):
-        tensors = getattr(given, "tensors", None)  # of a TensorDataset, at once
+    if _is_pair(data) and _is_array(data[0]):
+        return {"x": _array(data[0], "X"), "y": _array(data[1], "y")}
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | tuple | list):
+        tensors = getattr(data, "tensors", None)  # of a TensorDataset, at once
         if tensors is None:
-            samples = [given[i] for i in range(len(given))]
+            samples = [data[i] for i in range(len(data))]
             if any(not isinstance(sample, tuple | list) or len(sample) != 2 for sample in samples):
-                raise UserError(f"data: a sample of {type(given).__name__} is no pair (x, y); give {FORMS}")
+                raise UserError(f"data: a sample of {type(data).__name__} is no pair (x, y); give {FORMS}")
             tensors = [_stacked([sample[k] for sample in samples], name) for k, name in ((0, "x"), (1, "y"))]
         return {"x": _array(tensors[0], "x"), "y": _array(tensors[1], "y")}
-    raise UserError(f"data is {type(given).__name__}, which is no data set; give {FORMS}")
+    raise UserError(f"data is {type(data).__name__}, which is no data set; give {FORMS}")
 
 
-def _is_pair(given: Any) -> bool:
-    return isinstance(given, tuple | list) and len(given) == 2
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2
 
 
-def _is_array(given: Any) -> bool:
+def _is_array(data: Any) -> bool:
     """Also lists of numbers, but not a list of two arrays."""
-    return hasattr(given, "__array__") or (
-        isinstance(given, list) and bool(given) and not hasattr(given[0], "__array__")
-    )
+    return hasattr(data, "__array__") or (isinstance(data, list) and bool(data) and not hasattr(data[0], "__array__"))
 
 
 def _stacked(values: list[Any], name: str) -> np.ndarray:

@@ -19,25 +19,25 @@ from fedconcord.data.sources import open_table
 from fedconcord.data.tables import read_table
 
 
-def read_own(path: Path, given: Input) -> Dataset:
+def read_own(path: Path, settings: Input) -> Dataset:
     """The federation at a path.
 
     Raises:
         UserError: there is nothing, or not what its ending says, or it cannot be a federation.
     """
     if path.suffix.lower() == ".npz":
-        return read_npz(path, given)
+        return read_npz(path, settings)
     if not path.is_dir():
-        return read_table(path, given)
+        return read_table(path, settings)
     if (path / "dataset_dict.json").is_file():
-        return read_own(*_parts(path, given))
+        return read_own(*_parts(path, settings))
     if (path / "state.json").is_file():
         source = open_table(path)
-        return read_image_table(source, given) if source.images else read_table(path, given)
-    return read_folder(path, given) if has_images(path) else read_table(path, given)
+        return read_image_table(source, settings) if source.images else read_table(path, settings)
+    return read_folder(path, settings) if has_images(path) else read_table(path, settings)
 
 
-def _parts(path: Path, given: Input) -> tuple[Path, Input]:
+def _parts(path: Path, settings: Input) -> tuple[Path, Input]:
     """The train and test parts of a saved DatasetDict."""
     try:
         parts = list(json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
@@ -45,30 +45,30 @@ def _parts(path: Path, given: Input) -> tuple[Path, Input]:
         raise UserError(f"cannot read {path / 'dataset_dict.json'} ({type(error).__name__}: {error})") from None
     if "train" not in parts:
         raise UserError(f"the saved data set {path} has the parts {', '.join(parts)} and no train; name one of them")
-    test = str(path / "test") if "test" in parts and given.test is None else given.test
-    return path / "train", given._replace(test=test)
+    test = str(path / "test") if "test" in parts and settings.test is None else settings.test
+    return path / "train", settings._replace(test=test)
 
 
-def made(found: Any, given: Input, where: str) -> Dataset:
+def checked(value: Any, settings: Input, where: str) -> Dataset:
     """What a function of the user's returned, checked: a Dataset, or a mapping of arrays.
 
     Raises:
         UserError: it is neither, or its arrays do not fit together.
     """
-    if isinstance(found, Mapping):
-        return from_arrays(name_of(where), found, given, where)
-    if not isinstance(found, Dataset):
+    if isinstance(value, Mapping):
+        return from_arrays(name_of(where), value, settings, where)
+    if not isinstance(value, Dataset):
         raise UserError(
-            f"data {where} returned {type(found).__name__}; return a fedconcord.Dataset or a dict of arrays"
+            f"data {where} returned {type(value).__name__}; return a fedconcord.Dataset or a dict of arrays"
         )
-    for part, x, y in (("train", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
-        shape = (len(x),) if found.target == "class" else (len(x), found.classes)
+    for part, x, y in (("train", value.train_x, value.train_y), ("test", value.test_x, value.test_y)):
+        shape = (len(x),) if value.target == "class" else (len(x), value.classes)
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or not len(x) or y.shape != shape:
             given_shape = getattr(y, "shape", type(y).__name__)
             raise UserError(
                 f"data {where}: {part}_y is {given_shape}; for {len(x)} samples it must be an array {shape}"
             )
-    for i, samples in enumerate(found.natural or []):
-        if not len(samples) or samples.min() < 0 or samples.max() >= len(found.train_x):
+    for i, samples in enumerate(value.natural or []):
+        if not len(samples) or samples.min() < 0 or samples.max() >= len(value.train_x):
             raise UserError(f"data {where}: client {i} has no sample, or one that is not there")
-    return found
+    return value

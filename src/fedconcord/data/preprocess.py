@@ -121,13 +121,13 @@ def width(columns: Sequence[Column]) -> int:
 
 def names(columns: Sequence[Column]) -> list[str]:
     """Of the inputs, in order."""
-    found = []
+    names_of = []
     for c in columns:
         if isinstance(c, Number):
-            found += [c.name, *([f"{c.name} missing"] if c.indicator else [])]
+            names_of += [c.name, *([f"{c.name} missing"] if c.indicator else [])]
         else:
-            found += [f"{c.name}={value}" for value in c.values] + [f"{c.name} other"]
-    return found
+            names_of += [f"{c.name}={value}" for value in c.values] + [f"{c.name} other"]
+    return names_of
 
 
 def apply(columns: Sequence[Column], batch: Batch, out: np.ndarray, where: str, rows: np.ndarray) -> None:
@@ -141,7 +141,7 @@ def apply(columns: Sequence[Column], batch: Batch, out: np.ndarray, where: str, 
         if isinstance(c, Number):
             values = known_numbers(batch[c.name], where, c.name, rows)
             missing = np.isnan(values)
-            with np.errstate(over="ignore", invalid="ignore"):  # said below; a NaN may be a signalling one
+            with np.errstate(over="ignore", invalid="ignore"):  # refused below; a NaN may be a signalling one
                 scaled = np.where(missing, 0.0, (values - c.mean) / c.scale)
             if (large := np.abs(scaled) > np.finfo(out.dtype).max).any():
                 place = rows[int(np.flatnonzero(large)[0])] + 1
@@ -152,9 +152,9 @@ def apply(columns: Sequence[Column], batch: Batch, out: np.ndarray, where: str, 
             k += 1 + c.indicator
         else:
             place = places(c, batch[c.name])
-            told = np.flatnonzero((place < len(c.values)) | c.other)
+            marked = np.flatnonzero((place < len(c.values)) | c.other)
             out[:, k : k + len(c.values) + 1] = 0
-            out[told, k + place[told]] = 1
+            out[marked, k + place[marked]] = 1
             k += len(c.values) + 1
 
 
@@ -166,16 +166,16 @@ def places(c: Category, values: pa.Array) -> np.ndarray:
 
 def known_numbers(values: pa.Array, where: str, name: str, rows: np.ndarray) -> np.ndarray:
     """Numbers [B], or a sentence about the first that is none."""
-    found = numbers_of(values, where, name)
-    if found is None:
+    numbers_known = numbers_of(values, where, name)
+    if numbers_known is None:
         place, text = first_text(values)
         raise UserError(f"{where}: row {rows[place] + 1}, column {name!r}: {text!r} is not a number")
-    if np.isinf(found).any():
-        place = int(np.flatnonzero(np.isinf(found))[0])
+    if np.isinf(numbers_known).any():
+        place = int(np.flatnonzero(np.isinf(numbers_known))[0])
         raise UserError(
             f"{where}: row {rows[place] + 1}, column {name!r} is infinite; write a number, or nothing where unknown"
         )
-    return found
+    return numbers_known
 
 
 def numbers_of(values: pa.Array, where: str, name: str) -> np.ndarray | None:
@@ -255,17 +255,17 @@ def _plain(kind: pa.DataType) -> bool:
 
 def _unseen(columns: Sequence[Column], batch: Batch, count: int) -> list[str]:
     """As `Part.unseen`."""
-    said: list[list[str]] = [[] for _ in range(count)]
+    unknown: list[list[str]] = [[] for _ in range(count)]
     for c in columns:
         if isinstance(c, Category):
             values = texts(batch[c.name])
             new = np.flatnonzero(places(c, values) == len(c.values))
             for k, text in zip(new.tolist(), values.take(pa.array(new)).to_pylist(), strict=True):
                 if text is not None:
-                    said[k].append(f"{c.name}={text}")
+                    unknown[k].append(f"{c.name}={text}")
                 elif not c.other:
-                    said[k].append(f"{c.name} missing")
-    return [", ".join(one) for one in said]
+                    unknown[k].append(f"{c.name} missing")
+    return [", ".join(one) for one in unknown]
 
 
 def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:

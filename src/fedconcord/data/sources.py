@@ -149,13 +149,13 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        said = " ".join(str(error).split())
-        if isinstance(error, UnicodeDecodeError) or "UTF8" in said or "UTF-8" in said:
+        message = " ".join(str(error).split())
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in message or "UTF-8" in message:
             why = "it is not UTF-8; save it as UTF-8"
-        elif "Expected" in said and "columns" in said:
-            why = f"{said.removeprefix('CSV parse error: ')[:160]}; every row needs as many cells as the header"
+        elif "Expected" in message and "columns" in message:
+            why = f"{message.removeprefix('CSV parse error: ')[:160]}; every row needs as many cells as the header"
         else:
-            why = f"{said[:200]}; it may be damaged or of another kind than its ending says"
+            why = f"{message[:200]}; it may be damaged or of another kind than its ending says"
         raise UserError(f"cannot read {path.name}: {why}") from None
 
 

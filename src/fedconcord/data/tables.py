@@ -51,77 +51,72 @@ class Survey(NamedTuple):
     clients: list[str]  # names; one without a name where there is no column of clients
 
 
-def read_table(path: Path, given: Input) -> Dataset:
+def read_table(path: Path, settings: Input) -> Dataset:
     """The federation of a table (see `inputs.Input`).
 
     Raises:
         UserError: a column is missing, a value or a label is not what it must be, or the data do not fit in memory.
     """
-    source = open_table(path, given.missing)
-    if not given.label:
+    source = open_table(path, settings.missing)
+    if not settings.label:
         raise UserError(
             f"{path.name} has the columns {', '.join(source.names[:40])}; say which is learnt: --label-column NAME"
         )
-    features = features_of(source, given)
-    survey = look(source, features, given)
+    features = features_of(source, settings)
+    survey = look(source, features, settings)
     n = len(survey.clients)
-    other = None if given.test is None else _other(Path(given.test), source, features, survey, given)
-    tested = np.zeros(survey.rows, bool) if other else split(survey.owner, n, given.test_share)
-    columns = read_statistics(Path(given.statistics).expanduser()) if given.statistics else None
+    other = None if settings.test is None else _other(Path(settings.test), source, features, survey, settings)
+    tested = np.zeros(survey.rows, bool) if other else split(survey.owner, n, settings.test_share)
+    columns = read_statistics(Path(settings.statistics).expanduser()) if settings.statistics else None
     if columns is None:
-        refuse_mixed(source, [name for name in features if name in survey.text and name not in given.categories])
-        columns = fit(source, features, survey, tested, given)
+        refuse_mixed(source, [name for name in features if name in survey.text and name not in settings.categories])
+        columns = fit(source, features, survey, tested, settings)
     else:
         for c in columns:
             column(source, c.name, "input.statistics")
     rows = survey.rows + (other[1].rows if other else 0)
     refuse_too_large(
-        rows * (8 * width(columns) + 100), f"{path.name}, {rows} rows of {width(columns)} inputs,", given.memory
+        rows * (8 * width(columns) + 100), f"{path.name}, {rows} rows of {width(columns)} inputs,", settings.memory
     )
 
-    y, unit = survey.target.y, None
-    test_y = other[1].target.y if other else y[tested]
-    if survey.target.kind == "number":
-        y, mean, scale = labels.standardised(y, survey.owner, tested, n)
-        unit = (mean, scale)
-        test_y = (test_y - np.array(mean)) / np.array(scale) if other else y[tested]
-    train_x = np.empty((int((~tested).sum()), width(columns)), np.float32)
-    test_x = np.empty((len(test_y), width(columns)), np.float32)
+    other_y = other[1].target.y if other else None
+    y_of = labels.divide(survey.target, settings.label, survey.owner, tested, n, other_y)
+    train_x = np.empty((len(y_of.train), width(columns)), np.float32)
+    test_x = np.empty((len(y_of.test), width(columns)), np.float32)
     fill(source, columns, tested, train_x, test_x)
     if other:
         fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
-    doubtful = doubts(source, features, given.client)
-    exact = np.int64 if survey.target.kind == "class" else np.float32
-    named = given.client is not None
+    doubtful = doubts(source, features, settings.client)
+    named = settings.client is not None
     return Dataset(
         path.stem,
         train_x,
-        y[~tested].astype(exact),
+        y_of.train,
         test_x,
-        test_y.astype(exact),
+        y_of.test,
         len(survey.target.names),
         natural=natural_of(survey.owner[~tested], n, survey.clients) if named else None,
         target=survey.target.kind,
         client_names=survey.clients if named else None,
         output_names=survey.target.names,
-        preprocessing=_description(columns, survey, given, unit, doubtful),
-        unit=unit,
+        preprocessing=_description(columns, survey, settings, y_of.record, doubtful),
+        unit=y_of.unit,
     )
 
 
-def features_of(source: Source, given: Input) -> list[str]:
+def features_of(source: Source, settings: Input) -> list[str]:
     """The columns to learn from.
 
     Raises:
         UserError: the settings name a column that is not there, or leave none.
     """
-    keys = {"--label-column": given.label, "--client-column": (given.client,) if given.client else ()}
-    for option, listed in {**keys, "input.ignore": given.ignore, "input.categories": given.categories}.items():
+    keys = {"--label-column": settings.label, "--client-column": (settings.client,) if settings.client else ()}
+    for option, listed in {**keys, "input.ignore": settings.ignore, "input.categories": settings.categories}.items():
         for name in listed:
             column(source, name, option)
-    taken = {*given.label, *given.ignore, *([given.client] if given.client else [])}
-    if given.client in given.label:
-        raise UserError(f"column {given.client!r} is both label and client; give two columns")
+    taken = {*settings.label, *settings.ignore, *([settings.client] if settings.client else [])}
+    if settings.client in settings.label:
+        raise UserError(f"column {settings.client!r} is both label and client; give two columns")
     features = [name for name in source.names if name not in taken]
     if not features:
         raise UserError(f"{source.path.name} has no column left to learn from beside {', '.join(sorted(taken))}")
@@ -131,19 +126,19 @@ def features_of(source: Source, given: Input) -> list[str]:
 # -- passes over the file ----------------------------------------------------------------------------------------
 
 
-def look(source: Source, features: Sequence[str], given: Input, known: Sequence[str] | None = None) -> Survey:
+def look(source: Source, features: Sequence[str], settings: Input, known: Sequence[str] | None = None) -> Survey:
     """The first pass: rows, labels, clients, and which columns are numbers."""
     where = source.path.name
-    found = scan(source, features, [*given.label, *([given.client] if given.client else [])])
-    if found.rows < 2 - (known is not None):
+    scanned = scan(source, features, [*settings.label, *([settings.client] if settings.client else [])])
+    if scanned.rows < 2 - (known is not None):
         raise UserError(
-            f"{where} has {found.rows or 'a header and no'} row{'s' * (found.rows != 1)}; at least two are needed"
+            f"{where} has {scanned.rows or 'a header and no'} row{'s' * (scanned.rows != 1)}; at least two are needed"
         )
-    named = source.classes.get(given.label[0])
-    target = labels.targets([found.keys[name] for name in given.label], given.target, where, named, known)
-    if given.client is None:
-        return Survey(found.rows, found.text, target, np.zeros(found.rows, np.int64), [""])
-    return Survey(found.rows, found.text, target, *labels.ordered(found.keys[given.client]))
+    named = source.classes.get(settings.label[0])
+    target = labels.targets([scanned.keys[name] for name in settings.label], settings.target, where, named, known)
+    if settings.client is None:
+        return Survey(scanned.rows, scanned.text, target, np.zeros(scanned.rows, np.int64), [""])
+    return Survey(scanned.rows, scanned.text, target, *labels.ordered(scanned.keys[settings.client]))
 
 
 class Scan(NamedTuple):
@@ -164,7 +159,7 @@ def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
     where, rows = source.path.name, 0
     text: dict[str, tuple[int, str]] = {}
     known: set[str] = set()
-    kept: dict[str, list[Any]] = {name: [] for name in keys}
+    chunks: dict[str, list[Any]] = {name: [] for name in keys}
     for batch in source.batches([*features, *keys]):
         for name in features:
             if name not in known and batch[name].null_count < len(batch[name]):
@@ -173,16 +168,16 @@ def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
                 place, value = first_text(batch[name])
                 text[name] = (rows + place + 1, value)
         for name in keys:
-            kept[name].append(batch[name].dictionary_encode())
+            chunks[name].append(batch[name].dictionary_encode())
         rows += len(batch[keys[0]])
-    return Scan(rows, text, known, {name: labels.collect(name, kept[name], where) for name in keys} if rows else {})
+    return Scan(rows, text, known, {name: labels.collect(name, chunks[name], where) for name in keys} if rows else {})
 
 
 @np.errstate(over="ignore", invalid="ignore")  # `columns_of` refuses what overflows
-def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndarray, given: Input) -> list[Column]:
+def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndarray, settings: Input) -> list[Column]:
     """The transform, from two messages of every client about its training samples."""
     where, owner, n = source.path.name, survey.owner, len(survey.clients)
-    words = [name for name in features if name in survey.text or name in given.categories]
+    words = [name for name in features if name in survey.text or name in settings.categories]
     digits = [name for name in features if name not in words]
     first, seen = first_sums(source, digits, words, owner, tested, n)
     for name in words:
@@ -217,7 +212,7 @@ def first_sums(
         first = _add(first, sums(values, owner[rows], clients))
         for name in words:
             seen[name] |= {text or NO_TEXT for text in texts(batch[name]).unique().to_pylist()}
-        if any(len(known_texts(found)) > CATEGORIES for found in seen.values()):
+        if any(len(known_texts(values)) > CATEGORIES for values in seen.values()):
             break
     return first, seen
 
@@ -304,48 +299,45 @@ def fill(
         count = len(batch[columns[0].name])
         x = np.empty((count, width(columns)), np.float32)
         apply(columns, batch, x, source.path.name, begin + np.arange(count))
-        held = tested[begin : begin + count]
-        more = int(held.sum())
-        test_x[test : test + more] = x[held]
-        train_x[train : train + count - more] = x[~held]
+        test_rows = tested[begin : begin + count]
+        more = int(test_rows.sum())
+        test_x[test : test + more] = x[test_rows]
+        train_x[train : train + count - more] = x[~test_rows]
         begin, train, test = begin + count, train + count - more, test + more
 
 
 # -- test data of their own, and what is written down ------------------------------------------------------------
 
 
-def _other(path: Path, source: Source, features: Sequence[str], survey: Survey, given: Input) -> tuple[Source, Survey]:
+def _other(
+    path: Path, source: Source, features: Sequence[str], survey: Survey, settings: Input
+) -> tuple[Source, Survey]:
     """The table of test samples, its labels coded as the training table's."""
-    other = open_table(path, given.missing)
-    for name in (*features, *given.label):
+    other = open_table(path, settings.missing)
+    for name in (*features, *settings.label):
         column(other, name, f"--test-data; {source.path.name} has it")
-    return other, look(other, features, given._replace(client=None, target=survey.target.kind), survey.target.names)
+    return other, look(other, features, settings._replace(client=None, target=survey.target.kind), survey.target.names)
 
 
 def _description(
     columns: Sequence[Column],
     survey: Survey,
-    given: Input,
-    unit: tuple[list[float], list[float]] | None,
+    settings: Input,
+    target: Mapping[str, Any],
     doubtful: Sequence[str],
 ) -> dict[str, Any]:
-    told, said = bool(given.statistics), [*([survey.target.said] if survey.target.said else []), *doubtful]
-    if given.client is not None:
+    are_given, notes = bool(settings.statistics), [*([survey.target.note] if survey.target.note else []), *doubtful]
+    if settings.client is not None:
         alone = int((np.bincount(survey.owner) == 1).sum())
-        if alone and given.test is None:
-            said.append(f"{alone} of {len(survey.clients)} clients have one row, which is trained on and not tested")
+        if alone and settings.test is None:
+            notes.append(f"{alone} of {len(survey.clients)} clients have one row, which is trained on and not tested")
     return {
         "kind": "table",
-        "statistics": "given" if told else "sums over the clients' training rows",
-        "sent_by_each_client": [] if told else SENT,
+        "statistics": "given" if are_given else "sums over the clients' training rows",
+        "sent_by_each_client": [] if are_given else SENT,
         "columns": [c.model_dump() for c in columns],
         "inputs": names(columns),
-        **({"missing": list(given.missing)} if given.missing else {}),
-        "target": {
-            "kind": survey.target.kind,
-            "columns": list(given.label),
-            "names": survey.target.names,
-            **({} if unit is None else {"mean": unit[0], "scale": unit[1]}),
-        },
-        "said": said,
+        **({"missing": list(settings.missing)} if settings.missing else {}),
+        "target": target,
+        "said": notes,
     }

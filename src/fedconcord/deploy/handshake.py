@@ -184,7 +184,7 @@ def _of_files(
         }
     labels = [str(one["name"]) for one in data[0]["labels"]]
     unit = {} if told["unit"] is None else {"mean": told["unit"][0], "scale": told["unit"][1]}
-    said = [*([target.said] if target.said else []), *columns_lacking(sites, data)]
+    said = [*([target.note] if target.note else []), *columns_lacking(sites, data)]
     about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": said}
     form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, told["unit"], about)
     sent = ["its number of samples", "the values of its label columns, where they are classes"]

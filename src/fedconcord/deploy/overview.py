@@ -42,7 +42,7 @@ class Overview(NamedTuple):
     doubts: tuple[str, ...]
 
 
-def overview(files: Mapping[str, federated.Held]) -> Overview:
+def overview(files: Mapping[str, federated.SiteFile]) -> Overview:
     """What the sites' tables hold, by site; nothing of arrays."""
     sites = {name: _site(held) for name, held in files.items() if held.source is not None}
     if not sites:
@@ -57,7 +57,7 @@ def overview(files: Mapping[str, federated.Held]) -> Overview:
     return Overview(tuple(sites), tuple(rows), (*said, *_classes(sites), *_columns(sites, columns), *_same(sites)))
 
 
-def _site(held: federated.Held) -> Site:
+def _site(held: federated.SiteFile) -> Site:
     assert held.source is not None
     names = sorted(held.columns)
     words = {name: Counter[str]() for name in names if held.columns[name] == "text"}

@@ -34,7 +34,7 @@ from fedconcord.basis.errors import UserError, sentence
 from fedconcord.core import Objective, space_of
 from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.data import Dataset, federated
-from fedconcord.data.federated import Held, Means, Samples, Told
+from fedconcord.data.federated import Agreement, Means, Samples, SiteFile
 from fedconcord.data.preprocess import read_columns
 from fedconcord.deploy import private
 from fedconcord.deploy.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
@@ -93,7 +93,7 @@ class Site:
         if data != NAMED and not data.exists():
             raise UserError(f"site {name}: there is no file {data}; give the path of the site's table or .npz")
         self._opened: _Opened | None = None
-        self._held: Held | None = None
+        self._held: SiteFile | None = None
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; one that is damaged, out of date or of another job is refused in it.
@@ -144,7 +144,7 @@ class Site:
         """What there is."""
         fields: dict[str, Any] = {"protocol": PROTOCOL, "versions": versions(), "own": self.data != NAMED}
         if self.data != NAMED:
-            fields["data"] = federated.described(self._file(), self.given)
+            fields["data"] = federated.description(self._file(), self.given)
         else:
             dataset, _, about = self._part(frame.client, codec.whole(frame.fields["clients"]))
             fields |= {"form": form_of(dataset)._asdict(), "named": about}
@@ -167,7 +167,7 @@ class Site:
         held = self._file()
         if held.source is not None and {*digits, *words} & {*held.source.names} - {*held.columns}:
             raise FrameError("it asks for columns that the site's job does not learn from")
-        found = federated.message(held, frame.client, self.given, told, digits, words, means)
+        found = federated.site_sums(held, frame.client, self.given, told, digits, words, means)
         arrays = {"columns": found.columns, "target": found.target}
         sent = {f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()}
         return frame._replace(kind="summed", fields={"texts": dict(found.texts)}, tensors=sent)
@@ -274,9 +274,9 @@ class Site:
 
     # -- the site's own --------------------------------------------------------------------------------------------
 
-    def _file(self) -> Held:
+    def _file(self) -> SiteFile:
         if self._held is None:
-            self._held = federated.hold(self.data, self.given)
+            self._held = federated.open_file(self.data, self.given)
         return self._held
 
     def _part(self, client: int, clients: int) -> tuple[Dataset, Samples, str]:
@@ -326,14 +326,14 @@ def form_of(dataset: Dataset) -> Form:
     )
 
 
-def told_of(fields: Mapping[str, Any]) -> Told:
+def told_of(fields: Mapping[str, Any]) -> Agreement:
     """What the server says of all sites' data."""
     try:
         columns = read_columns(fields, "the server's columns") if fields["columns"] else []
     except UserError as wrong:
         raise FrameError(str(wrong)) from wrong
     unit = None if fields["unit"] is None else (list(fields["unit"][0]), list(fields["unit"][1]))
-    return Told(columns, fields["target"], [str(name) for name in fields["names"]], unit)
+    return Agreement(columns, fields["target"], [str(name) for name in fields["names"]], unit)
 
 
 def _origin(values: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem, rng
 from fedconcord.data import Dataset
-from fedconcord.data.holdout import hold_out
+from fedconcord.data.inputs import hold_out
 from fedconcord.federation.features import FEATURES, skewed
 from fedconcord.federation.labels import LABELS
 from fedconcord.federation.partitions import partitions

@@ -63,7 +63,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     settings = input_of(given)
     if kind == "file":
         return _read(data, settings, stamp(data, given))
-    from fedconcord.data.own import made  # pyarrow, which other data do not need
+    from fedconcord.data.own import checked  # pyarrow, which other data do not need
 
     call = factories.check(imports.open_factories(DATASETS, "data set", LEADING), "data set", data)
     try:
@@ -73,7 +73,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     except Exception as error:  # whatever somebody else's function raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"data {data} failed when they were made: {why}") from error
-    return made(brought, settings, data)
+    return checked(brought, settings, data)
 
 
 def input_of(given: InputSettings) -> Input:
