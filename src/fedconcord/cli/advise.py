@@ -17,16 +17,19 @@ from fedconcord.cli.options import Given, option, sources_of, takes_settings
 @takes_settings("run", without=("method", "methods", "server", "seeds", "out"))
 def advise(
     given: Given,
-    stateless: Annotated[bool, typer.Option("--stateless", help="Clients keep nothing between rounds.")] = False,
+    stateless: Annotated[
+        bool, typer.Option("--stateless", help="Advise for clients that keep nothing between rounds.")
+    ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="The server learns the sum of one update a client, and nothing else.")
+        bool, typer.Option("--private", help="Advise for a server that learns the sum of the clients' updates alone.")
     ] = False,
     uplink: Annotated[
-        str | None, option("Bytes that a client may send in a round; slow: one model.", "BYTES|slow")
+        str | None,
+        option("Number of bytes that a client may send in a round, or slow, which is one model.", "BYTES|slow"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Say it as JSON.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the advice as JSON.")] = False,
 ) -> None:
-    """Name the methods to tune first on this federation, and why. Nothing is trained."""
+    """Name the methods to tune first on a federation, and why. Nothing is trained."""
     sources = sources_of(given)
     with importing():
         from fedconcord import advice, settings

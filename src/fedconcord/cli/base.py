@@ -38,14 +38,14 @@ FIRST = """\
 fedconcord: many clients whose data and speed differ train one model. Begin with one of these:
 
   fedconcord compare --methods fedavg,scaffold --data digits --clients 20 --cohort 5 --rounds 30
-      two methods on data that come along: some seconds, and a page to look at
+      compares two methods on data that the package brings, and writes a page, in some seconds
   fedconcord data describe --data my.csv --label-column LABEL --client-column SITE
-      who holds what in a table of your own
+      shows which client holds what in a table of your own
   fedconcord advise --data my.csv --label-column LABEL --client-column SITE
-      which methods to try on it first; tune then finds their settings
+      names the methods to try on it first; tune then finds their settings
 
-  fedconcord --help             every command, and COMMAND --help its options
-  fedconcord list methods       every method; list data, list models, list settings"""
+  fedconcord --help             shows every command, and COMMAND --help its options
+  fedconcord list methods       shows every method; so do list data, list models, list settings"""
 console = Console(highlight=False, soft_wrap=False, quiet=RANK != "0")
 
 
@@ -59,7 +59,7 @@ def _version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Say the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -13,7 +13,10 @@ from fedconcord.cli.base import app, console, importing, say
 from fedconcord.cli.options import Given, option, setting, sources_of, takes_settings
 
 app_data = typer.Typer(
-    name="data", help="Fetch publishers' data; see who holds what.", rich_markup_mode=None, invoke_without_command=True
+    name="data",
+    help="Fetch data sets, and show which client holds what.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
 )
 app.add_typer(app_data)
 
@@ -28,9 +31,9 @@ def root(context: typer.Context) -> None:
 @takes_settings("data")
 def describe(
     given: Given,
-    out: Annotated[str | None, option("Folder of figure and tables. [runs/partition-<n>]", "DIR")] = None,
+    out: Annotated[str | None, option("Folder for the figure and the tables. [runs/partition-<n>]", "DIR")] = None,
 ) -> None:
-    """Draw and measure a partition: who holds how much of what."""
+    """Draw a partition and measure it: how much of what each client holds."""
     sources = sources_of(given)
     with importing():
         from fedconcord import settings as settings
@@ -58,13 +61,19 @@ def describe(
 
 @app_data.command()
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; --list shows all.", metavar="[NAME...]")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of data sets; --list shows all.", metavar="[NAME...]")
+    ] = None,
     data_dir: Annotated[str | None, setting("data_dir")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Say what there is and whether it is in the folder.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Fetch also what is there.")] = False,
-    mirror: Annotated[str | None, option("URL of a copy of the publisher's files; checksums stay.", "URL")] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List all data sets, and whether each is in the folder.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Fetch again what is in the folder already.")] = False,
+    mirror: Annotated[
+        str | None, option("URL of a copy of the publisher's files, which must have the same checksums.", "URL")
+    ] = None,
 ) -> None:
-    """Fetch a data set from its publisher and verify it. It goes where runs look for it."""
+    """Fetch data sets from their publishers, verify them, and keep them where runs look for them."""
     from fedconcord.data.fetch import PUBLISHED
     from fedconcord.data.fetch import fetch as fetch_one
     from fedconcord.data.published import data_folder

@@ -19,12 +19,13 @@ from fedconcord.cli.progress import SAY_EVERY, Left
 def diagnose(
     given: Given,
     run: Annotated[
-        str | None, typer.Argument(help="Folder of a run; without, the settings are trained.", metavar="[RUN]")
+        str | None,
+        typer.Argument(help="Folder of a run to train again; without it, the settings are trained.", metavar="[RUN]"),
     ] = None,
-    at: Annotated[str | None, option("Rounds to look at. [the start, a quarter, half and the end]", "N,N,...")] = None,
+    at: Annotated[str | None, option("Rounds to diagnose. [the start, a quarter, half and the end]", "N,N,...")] = None,
     trust: Trust = False,
 ) -> None:
-    """See why a federation is hard, and what a method does about it."""
+    """Show why a federation is hard, and what a method does about it."""
     if run is not None and given["config"] is not None:
         raise UserError(f"RUN {run} and --config {given['config']} are two jobs; give one of them")
     rounds = None if at is None else _rounds(at)

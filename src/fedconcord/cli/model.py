@@ -10,21 +10,24 @@ import typer
 from fedconcord.cli.base import app, say
 from fedconcord.cli.options import Trust, check_choice, option
 
-Force = Annotated[bool, typer.Option("--force", help="Even of a run that diverged or weights that are not finite.")]
-Client = Annotated[str | None, option("Whose, by name or number, where the run's answer is a model a client.", "NAME")]
+Force = Annotated[bool, typer.Option("--force", help="Go on even if the run diverged or its weights are not finite.")]
+Client = Annotated[
+    str | None,
+    option("Client whose model is taken, by name or number, where a run ends with a model per client.", "NAME"),
+]
 Run = Annotated[str, typer.Argument(help="Folder of a run.", metavar="RUN")]
 
 
 @app.command()
 def export(
     run: Run,
-    format: Annotated[str, option("torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
-    out: Annotated[str | None, option("The file. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
+    format: Annotated[str, option("Format of the program: torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
+    out: Annotated[str | None, option("File of the program. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
     force: Force = False,
     client: Client = None,
     trust: Trust = False,
 ) -> None:
-    """Write a run's model as a program that takes raw inputs."""
+    """Write the model of a run as a program that takes raw inputs."""
     check_choice("--format", format, ("torch", "onnx"))
     from fedconcord.trained import program
 
@@ -38,16 +41,18 @@ def predict(
     input: Annotated[
         str, typer.Argument(help="Raw inputs: .npy, .npz, .csv, .parquet or a folder of images.", metavar="INPUT")
     ],
-    out: Annotated[str, option("The file of predictions. [predictions.csv]", "FILE")] = "predictions.csv",
+    out: Annotated[str, option("File for the predictions. [predictions.csv]", "FILE")] = "predictions.csv",
     threshold: Annotated[
         float | None,
-        option("Probability from which the second of two classes, or a label, is said. [the more probable; 0.5]", "P"),
+        option(
+            "Probability from which the second of two classes, or a label, is predicted. [the more probable; 0.5]", "P"
+        ),
     ] = None,
     force: Force = False,
     client: Client = None,
     trust: Trust = False,
 ) -> None:
-    """Write what a run's model says of new samples."""
+    """Write what the model of a run predicts for new samples."""
     from fedconcord.trained.predict import predict as made
 
     path = made(Path(run), Path(input), out, force, threshold=threshold, client=client, trust=trust)

@@ -32,14 +32,14 @@ def setting(name: str, hidden: bool = False) -> Any:
     return option(stated.about, stated.metavar, flag, hidden=hidden)
 
 
-Resume = Annotated[str | None, option("Continue this folder, with its settings.", "DIR")]
+Resume = Annotated[str | None, option("Continue what this folder holds, with its settings.", "DIR")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Import modules that the folder names, which runs code of who made it.")
+    bool, typer.Option("--trust", help="Import modules that the folder names, which runs code of whoever made it.")
 ]
-Grow = Annotated[str | None, option("Continue this folder; --methods and --seeds add to it.", "DIR")]
-ConfigFile = Annotated[str | None, option("Settings from a TOML file; `list settings` shows every key.", "FILE")]
-Set = Annotated[list[str] | None, option("Any setting, as in --set local.clip=5; repeatable.", "KEY=VALUE")]
-Jobs = Annotated[str | None, option("Runs at once, each in its own process. [1]", "N")]
+Grow = Annotated[str | None, option("Continue the comparison in this folder; --methods and --seeds add to it.", "DIR")]
+ConfigFile = Annotated[str | None, option("TOML file with settings; `list settings` shows every key.", "FILE")]
+Set = Annotated[list[str] | None, option("Set any setting, as in --set local.clip=5; may be repeated.", "KEY=VALUE")]
+Jobs = Annotated[str | None, option("Number of runs at the same time, each in its own process. [1]", "N")]
 
 
 def takes_settings(
