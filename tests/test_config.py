@@ -30,6 +30,7 @@ from fedconcord.settings import (
     from_file,
     from_nested,
     from_options,
+    parts,
     resolve_compare,
     resolve_run,
     runs,
@@ -198,7 +199,7 @@ def test_options_are_described() -> None:
 
 @pytest.mark.parametrize(
     "registry",
-    [METHODS, DATASETS, PROBLEMS, MODELS, PARTITIONS, WORK, *(registry for _, registry in settings.PARTS.values())],
+    [METHODS, DATASETS, PROBLEMS, MODELS, PARTITIONS, WORK, *(registry.things for registry in parts.PARTS.values())],
     ids=lambda r: next(iter(r)),
 )
 def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Things given from Python as objects: settings hold a text for each, `object:Net_1a2b3c4d`, and the thing is here.
 
 Such a text is an import path whose module is no file: whatever takes `package.module:name` takes it as well. A thing is
-kept while somebody holds its `Held`; texts that come back later, as when a run is resumed, need it given again.
+kept while somebody holds its `NamedObject`; texts that come back later, as when a run is resumed, need it given again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ARGUMENT = {"data set": "data", "metric": "metrics"}  # what sentences call a th
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class NamedObject:
     """A thing that settings name."""
 
     text: str  # what settings say
@@ -26,18 +26,18 @@ class Held:
     words: str  # what run.json says of it
 
 
-_HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
+_KNOWN: WeakValueDictionary[str, NamedObject] = WeakValueDictionary()
 
 
-def hold(name: str, digest: str, thing: Any, words: str) -> Held:
+def hold(name: str, digest: str, thing: Any, words: str) -> NamedObject:
     """The thing under its name and digest, for as long as the result is kept."""
     text = f"{PREFIX}{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'thing'}_{digest[:8]}"
-    return keep(Held(text, thing, words))
+    return keep(NamedObject(text, thing, words))
 
 
-def keep(held: Held) -> Held:
+def keep(held: NamedObject) -> NamedObject:
     """Make a thing known by its text; a newer one of the same text takes its place."""
-    _HELD[held.text] = held
+    _KNOWN[held.text] = held
     return held
 
 
@@ -52,13 +52,13 @@ def name_of(text: str) -> str:
     return name.rpartition("_")[0] if is_object(text) else name
 
 
-def held(text: str, what: str) -> Held:
+def held(text: str, what: str) -> NamedObject:
     """What such a text stands for, without its parameters.
 
     Raises:
         UserError: nobody holds it here.
     """
-    found = _HELD.get(text.partition("(")[0].strip())
+    found = _KNOWN.get(text.partition("(")[0].strip())
     if found is None:
         raise UserError(
             f"the {what} {text} was given from Python as an object, which this process does not have; go on from "

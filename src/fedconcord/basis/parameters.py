@@ -18,7 +18,13 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 
-def about(meaning: str) -> FieldInfo:
-    """What a parameter means, as every help text and list has it."""
-    field: FieldInfo = Field(description=meaning)
+def about(meaning: str, wanted: str | None = None, usual: object = None) -> FieldInfo:
+    """What a parameter means, as every help text and list has it.
+
+    Args:
+        wanted: what its value must be, where the type does not say it.
+        usual: what none comes to.
+    """
+    said = {key: value for key, value in (("wanted", wanted), ("usual", usual)) if value is not None}
+    field: FieldInfo = Field(description=meaning, json_schema_extra=said or None)  # type: ignore[arg-type]
     return field

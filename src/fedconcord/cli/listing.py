@@ -99,62 +99,18 @@ def _fingerprint() -> str:
 
 def make_listing() -> dict[str, Any]:
     """Everything that `list` shows, as plain data, made anew."""
-    from fedconcord import settings as config
-    from fedconcord.algorithms.alone import BASELINES
     from fedconcord.algorithms.plugins import available
     from fedconcord.analysis import catalogue
-    from fedconcord.analysis.personalisation import PERSONALISE
-    from fedconcord.data import DATASETS
-    from fedconcord.federation.availability import AVAILABILITY
-    from fedconcord.federation.clock import DEVICES
-    from fedconcord.federation.dropout import DROPOUT
-    from fedconcord.federation.features import FEATURES
-    from fedconcord.federation.labels import LABELS
-    from fedconcord.federation.partitions import PARTITIONS
-    from fedconcord.federation.rates import RATES
-    from fedconcord.federation.sampling import SAMPLERS
-    from fedconcord.federation.work import WORK
-    from fedconcord.local.gradients import ORACLES
-    from fedconcord.local.sizes import RULES
-    from fedconcord.models import MODELS
-    from fedconcord.problems import PROBLEMS
-    from fedconcord.problems.losses import LOSSES, MEANING, METRICS
-    from fedconcord.problems.regularisers import REGULARISERS
+    from fedconcord.problems.losses import MEANING, METRICS
+    from fedconcord.settings import REGISTRIES
     from fedconcord.tracking import TRACKERS
-    from fedconcord.transforms.adaptive import CLIPS
-    from fedconcord.transforms.hostile import ATTACKS
-    from fedconcord.transforms.robust import AGGREGATES
-    from fedconcord.transforms.server import OPTIMIZERS
-    from fedconcord.transforms.uploads import COMPRESSORS
 
     groups, methods = catalogue.table(), available()
-    registries: dict[str, Mapping[str, Callable[..., Any]]] = {
-        "data": {**DATASETS, **PROBLEMS},
-        "models": MODELS,
-        "partitions": PARTITIONS,
-        "skew": FEATURES,
-        "sampling": SAMPLERS,
-        "work": WORK,
-        "availability": AVAILABILITY,
-        "dropout": DROPOUT,
-        "devices": DEVICES,
-        "oracles": ORACLES,
-        "lr": RULES,
-        "lr_schedule": RATES,
-        "server": OPTIMIZERS,
-        "upload": COMPRESSORS,
-        "clipping": CLIPS,
-        "aggregate": AGGREGATES,
-        "hostile": ATTACKS,
-        "regularisers": REGULARISERS,
-        "tasks": config.TASKS,
-        "labels": LABELS,
-        "personalise": PERSONALISE,
-        "losses": LOSSES,
-        "baselines": BASELINES,
-        "trackers": TRACKERS,
+    registries = {registry.topic: registry.things for registry in REGISTRIES.values()} | {"trackers": TRACKERS}
+    special = ("methods", "metrics")
+    entries = {
+        topic: [_entry(name, things) for name in things] for topic, things in registries.items() if topic not in special
     }
-    entries = {topic: [_entry(name, registry) for name in registry] for topic, registry in registries.items()}
     entries["methods"] = [_entry(costs.name, methods) for group in groups for costs in group.methods]
     entries["metrics"] = [
         (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])

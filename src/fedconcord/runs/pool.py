@@ -21,7 +21,7 @@ from typing import IO, Any
 from fedconcord import settings as settings_module
 from fedconcord.basis import imports, objects
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.objects import Held
+from fedconcord.basis.objects import NamedObject
 from fedconcord.jobs import Row
 from fedconcord.runs import interrupts
 from fedconcord.runs.events import Entry, Event, Finished, Tell
@@ -300,7 +300,7 @@ def worker() -> None:
                 tasks.put(message)
         os._exit(0)  # the parent is done or dead; the folder is usable as it is
 
-    known: list[Held] = []  # kept until the process ends
+    known: list[NamedObject] = []  # kept until the process ends
 
     def send(**event: Any) -> None:
         out.write(json.dumps(event) + "\n")
@@ -339,7 +339,7 @@ def packed(configs: Iterable[Config]) -> list[Mapping[str, str]]:
     return [_packed(objects.held(text, key)) for text, key in texts.items()]
 
 
-def _packed(named: Held) -> Mapping[str, str]:
+def _packed(named: NamedObject) -> Mapping[str, str]:
     try:
         data = pickle.dumps(named.thing)
         why = "it is defined in the main program" if b"__main__" in data else None
@@ -353,6 +353,8 @@ def _packed(named: Held) -> Mapping[str, str]:
     return {"text": named.text, "words": named.words, "thing": base64.b64encode(data).decode()}
 
 
-def unpacked(message: Mapping[str, Any]) -> Held:
+def unpacked(message: Mapping[str, Any]) -> NamedObject:
     """An object again, in a worker: known for as long as the result is kept."""
-    return objects.keep(Held(message["text"], pickle.loads(base64.b64decode(message["thing"])), message["words"]))
+    return objects.keep(
+        NamedObject(message["text"], pickle.loads(base64.b64decode(message["thing"])), message["words"])
+    )

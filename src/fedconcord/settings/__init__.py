@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING
 from fedconcord.basis.demand import on_demand
 
 if TYPE_CHECKING:
-    from fedconcord.settings.holding import held
-    from fedconcord.settings.job import (
-        advise,
-        build,
-        divided,
-        forget_problem,
-        problem_of,
-        refuse,
-    )
-    from fedconcord.settings.judging import evaluation, first_problem, judged, looks
+    from fedconcord.settings.job import advise, build, refuse
+    from fedconcord.settings.judging import evaluation, held, judged, looks
     from fedconcord.settings.machine import device_of, team_of
     from fedconcord.settings.methods import local_for, read_method, runs, single, with_lr
     from fedconcord.settings.methods import text_of as canonical_text
     from fedconcord.settings.objects import named, objects_of, unchanged, words
     from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
-    from fedconcord.settings.parts import PARTS, TASKS, canonical, part, work_of
+    from fedconcord.settings.parts import REGISTRIES, part
     from fedconcord.settings.privacy import budget_of, unprotected
     from fedconcord.settings.privacy import note as privacy_note
+    from fedconcord.settings.problem import divided, first_problem, forget_problem, problem_of
     from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
     from fedconcord.settings.schema import default_text, keys, searched, values_text
     from fedconcord.settings.sections import LocalSettings
@@ -48,9 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_PARTITION",
-    "PARTS",
+    "REGISTRIES",
     "RIVALS",
-    "TASKS",
     "Config",
     "LocalSettings",
     "Source",
@@ -58,7 +50,6 @@ __all__ = [
     "as_toml",
     "budget_of",
     "build",
-    "canonical",
     "canonical_text",
     "check_distinct",
     "dataset_of",
@@ -102,22 +93,21 @@ __all__ = [
     "values_text",
     "with_lr",
     "words",
-    "work_of",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for something that this function may return
     __getattr__ = on_demand(
         globals(),
         {
-            "fedconcord.settings.job": "advise build divided forget_problem problem_of refuse",
-            "fedconcord.settings.holding": "held",
-            "fedconcord.settings.judging": "evaluation first_problem judged looks",
+            "fedconcord.settings.job": "advise build refuse",
+            "fedconcord.settings.judging": "evaluation held judged looks",
             "fedconcord.settings.machine": "device_of team_of",
             "fedconcord.settings.methods": "local_for read_method runs single with_lr canonical_text=text_of",
             "fedconcord.settings.objects": "named objects_of unchanged words",
             "fedconcord.settings.own": "dataset_of folder_name kind_of notes",
-            "fedconcord.settings.parts": "PARTS TASKS canonical part work_of",
+            "fedconcord.settings.parts": "REGISTRIES part",
             "fedconcord.settings.privacy": "budget_of unprotected privacy_note=note",
+            "fedconcord.settings.problem": "divided first_problem forget_problem problem_of",
             "fedconcord.settings.resolve": "as_toml check_distinct resolve_compare resolve_run",
             "fedconcord.settings.schema": "default_text keys searched values_text",
             "fedconcord.settings.sections": "LocalSettings",

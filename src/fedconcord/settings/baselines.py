@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fedconcord.algorithms import plugins
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.core import Algorithm
 from fedconcord.federation.pooled import Pooled
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
@@ -18,11 +16,6 @@ from fedconcord.settings.sections import PrivacySettings, WireSettings
 from fedconcord.settings.settings import Config
 
 ORACLES = ("minibatch", "full", "sam")  # gradients that know no server's model and keep nothing between rounds
-
-
-def registry_of(name: str) -> Mapping[str, Callable[..., Algorithm]]:
-    """Where what a run trains by is looked up: the baselines, or the methods."""
-    return BASELINES if name in BASELINES else plugins.available()
 
 
 def check(baselines: Sequence[str], methods: Sequence[str], config: Config) -> None:

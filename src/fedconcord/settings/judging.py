@@ -1,4 +1,4 @@
-"""How often a model is judged, and on how many training samples: a rule on counted work, for what the settings leave.
+"""How often a model is judged, and on which samples: rules on counted work and samples, for what settings leave open.
 
 A clock would give the same job other files on another day, so samples are counted. A sample that goes forward costs
 about a third of one that is trained on: evaluations that put at most half as many samples forward as were trained on
@@ -12,19 +12,59 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedconcord.basis.grammar import Spec
 from fedconcord.core import Problem
 from fedconcord.federation.work import epoch_steps
 from fedconcord.problems import Regularised, Supervised
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.settings.job import problem_of
+from fedconcord.settings.methods import read_method
 from fedconcord.settings.parts import work_of
+from fedconcord.settings.problem import first_problem, sizes_of
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, EvalSettings
 from fedconcord.settings.settings import Config
 
 LEAST_TRAIN_SAMPLES = 2_000
 FREE = 2**30  # multiplications of an evaluation, about 1/50 s of a core, that nobody waits for
+SHARE, MORE = 0.1, 0.2  # set apart for validation; the latter where clients are compared, or have models of their own
+FEWEST = 10  # validation samples of the median client
 DRAWN = 100  # clients whose drawn work stands for all
+
+
+def held(config: Config) -> tuple[Config, str | None]:
+    """The settings with `validation` as a number or none, and a sentence where the rule was at work.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    if config.validation != "auto":
+        return config, None
+    without = config.model_copy(update={"validation": None})
+    is_judged = config.eval.clients is not False or config.eval.personalise is not None
+    if config.partition is None or config.task is not None or not is_judged:
+        return without, None
+    sizes = sizes_of(config)
+    if sizes is None:
+        return without, None
+    needs_more = bool(config.baselines) or config.eval.personalise is not None or _personal(config)
+    share, has = MORE if needs_more else SHARE, round(float(np.median(sizes)))
+    apart = round(float(np.median(np.round(share * sizes))))
+    if not needs_more and apart < FEWEST:
+        return without, (
+            f"clients are judged on the samples they train on: the median client has {has:,} samples, of which "
+            f"{share:g} are {apart}; validation=0.2 sets some apart anyway"
+        )
+    few = "" if apart >= FEWEST else ", few to tell clients apart"
+    return config.model_copy(update={"validation": share}), (
+        f"each client sets apart {share:g} of its samples to be judged on, which nothing trains on: {apart:,} of the "
+        f"median client's {has:,}{few}; validation=none trains on all"
+    )
+
+
+def _personal(config: Config) -> bool:
+    """Whether a method answers with a model a client, for which a test set of all clients' is no measure."""
+    texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
+    return any(read_method(text)[0]().own is not None for text in texts)
 
 
 class Judged(NamedTuple):
@@ -57,11 +97,6 @@ def judged(config: Config) -> tuple[Config, str | None]:
         f"evaluates {how_often}, the train loss on {found.train_samples:,} samples: an evaluation puts {forward:,} "
         f"samples forward and a round trains on about {round(per_round):,}; eval.every and eval.train_samples change it"
     )
-
-
-def first_problem(config: Config) -> Problem:
-    """The problem of a run, or of a comparison's first seed."""
-    return problem_of(config.model_copy(update={"seed": config.seed or (config.seeds or [0])[0]}))
 
 
 def rule(of: Judged | None, per_round: float, chosen: EvalSettings) -> EvalSettings:

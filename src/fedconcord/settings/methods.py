@@ -11,15 +11,14 @@ from fedconcord.basis import factories, grammar, objects
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.grammar import Value
 from fedconcord.core import Algorithm
-from fedconcord.settings.baselines import registry_of, settings_for
+from fedconcord.settings.baselines import settings_for
 from fedconcord.settings.own import kind_of
-from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, canonical, part, work_of
+from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, call_of, canonical, part, registry_of, work_of
 from fedconcord.settings.privacy import calibrated
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import LR, LocalSettings, PrivacySettings
 from fedconcord.settings.settings import NATURAL, Config
 from fedconcord.settings.sources import prepare
-from fedconcord.transforms.adaptive import CLIPS
 
 
 def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
@@ -88,7 +87,7 @@ def check_privacy(privacy: PrivacySettings) -> PrivacySettings:
     """With the text of a rule for the clip canonical."""
     if not isinstance(privacy.clip, str):
         return privacy
-    return privacy.model_copy(update={"clip": str(factories.check(CLIPS, "clipping", privacy.clip))})
+    return privacy.model_copy(update={"clip": str(call_of("privacy.clip", privacy.clip))})
 
 
 def _given(section: str, model: type[BaseModel], method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

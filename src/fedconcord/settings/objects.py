@@ -19,39 +19,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord.algorithms import METHODS
 from fedconcord.basis import grammar, imports, objects
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.objects import Held
+from fedconcord.basis.objects import NamedObject
 from fedconcord.core import Algorithm
 from fedconcord.core.identity import UNNAMED, Identity
-from fedconcord.data import DATASETS
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.objects import arrays_of
-from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.federation.partitions.own import of_partitioner, of_samples
-from fedconcord.federation.rates import RATES
-from fedconcord.federation.sampling import SAMPLERS, Sampler
-from fedconcord.models import MODELS
-from fedconcord.problems.losses import LOSSES, METRICS
+from fedconcord.federation.sampling import Sampler
+from fedconcord.settings.parts import REGISTRIES
 from fedconcord.settings.sources import Source, prepare
 
-REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "method": METHODS,
-    "model": MODELS,
-    "data": DATASETS,
-    "partition": PARTITIONS,
-    "sampling": SAMPLERS,
-    "lr_schedule": RATES,
-    "loss": LOSSES,
-    "metric": METRICS,
-}
 # keys that take objects
 KEYS = ("method", "methods", "model", "data", "partition", "sampling", "lr_schedule", "loss", "metrics")
+TAKES = {  # what they take beside names
+    "method": "a fedconcord.Algorithm, or a function that makes one",
+    "model": "a torch.nn.Module, or a function (shape, classes) -> nn.Module",
+    "sampling": "a fedconcord.Sampler, or a function that makes one",
+    "lr_schedule": "a function (round) -> the factor on the local step size",
+    "loss": "a function (outputs, targets) -> one number a sample",
+    "metrics": "a function (outputs, targets) -> number",
+}
 LONGEST = 120  # letters of a label, which names a folder
 
 
-def named(key: str, value: Any) -> tuple[Any, list[Held]]:
+def named(key: str, value: Any) -> tuple[Any, list[NamedObject]]:
     """The value with texts for its objects, and what must be kept for as long as the texts are used.
 
     Raises:
@@ -59,26 +52,27 @@ def named(key: str, value: Any) -> tuple[Any, list[Held]]:
     """
     if key not in KEYS or value is None or isinstance(value, str):
         return value, []
-    if key in ("methods", "metrics"):
-        if callable(value) or isinstance(value, Algorithm):
-            value = [value]
-        if not isinstance(value, Sequence):
-            return value, []
-        found = [_named("method" if key == "methods" else "metric", one) for one in value]
-        return [text for text, _ in found], [held for _, held in found if held is not None]
-    text, held = _named(key, value)
-    return text, [] if held is None else [held]
+    several = key in ("methods", "metrics")
+    if several and (callable(value) or isinstance(value, Algorithm)):
+        value = [value]
+    if several and not isinstance(value, Sequence):
+        return value, []
+    pairs = [_named("method" if key == "methods" else key, one) for one in (value if several else [value])]
+    texts = [text for text, _ in pairs]
+    return texts if several else texts[0], [one for _, one in pairs if one is not None]
 
 
-def _named(what: str, value: Any) -> tuple[Any, Held | None]:
+def _named(key: str, value: Any) -> tuple[Any, NamedObject | None]:
     if isinstance(value, str | int | float) or value is None:  # what is no text is refused as such
         return value, None
-    text = next((name for name, thing in REGISTRIES.get(what, {}).items() if thing is value), imports.path_of(value))
+    known = REGISTRIES[key].things
+    text = next((name for name in known if known[name] is value), imports.path_of(value))
     if text is not None:
         imports.trust(text)
         return text, None
-    held = HOLD[what](value)
-    return _labelled(held.text, value), held
+    keep = {"method": _method, "model": _model, "data": _data, "partition": _partition, "sampling": _sampling}.get(key)
+    kept = _function(key, value) if keep is None else keep(value)
+    return _labelled(kept.text, value), kept
 
 
 def _labelled(text: str, value: Any) -> str:
@@ -147,9 +141,9 @@ def _bare(text: Any) -> Any:
 # -- kinds of objects ----------------------------------------------------------------------------------------------
 
 
-def _method(value: Any) -> Held:
+def _method(value: Any) -> NamedObject:
     if not isinstance(value, Algorithm):
-        return _function("method", value, "a fedconcord.Algorithm, or a function that makes one")
+        return _function("method", value)
     digest = digest_of(value)
     if value.identity == UNNAMED:
         about = f"Algorithm without a name, told from others by the code of its functions; sha256 {digest}"
@@ -158,9 +152,9 @@ def _method(value: Any) -> Held:
     return objects.hold(value.identity.method or "algorithm", digest, partial(_itself, value), about)
 
 
-def _model(value: Any) -> Held:
+def _model(value: Any) -> NamedObject:
     if not isinstance(value, nn.Module):
-        return _function("model", value, "a torch.nn.Module, or a function (shape, classes) -> nn.Module")
+        return _function("model", value)
     digest, count = digest_of(value), sum(p.numel() for p in value.parameters())
     kept = copy.deepcopy(value)  # as it was when it was given
     frozen = sum(p.numel() for p in value.parameters() if not p.requires_grad)
@@ -169,9 +163,9 @@ def _model(value: Any) -> Held:
     return objects.hold(type(value).__name__, digest, partial(_copied, kept), about)
 
 
-def _data(value: Any) -> Held:
+def _data(value: Any) -> NamedObject:
     if callable(value):
-        return _function("data", value, "")
+        return _function("data", value)
     found = arrays_of(value)
     digest = digest_of(found)
     if isinstance(found, Dataset):
@@ -183,13 +177,13 @@ def _data(value: Any) -> Held:
     return objects.hold(name, digest, partial(_itself, found), about)
 
 
-def _partition(value: Any) -> Held:
+def _partition(value: Any) -> NamedObject:
     digest = digest_of(value)
     if hasattr(value, "load_partition"):
         about = f"{_one_line(value)}; sha256 {digest}"
         return objects.hold(type(value).__name__, digest, of_partitioner(copy.deepcopy(value)), about)
     if callable(value):
-        return _function("partition", value, "")
+        return _function("partition", value)
     if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
         raise UserError(
             f"partition is {type(value).__name__}; give a function (labels, n_clients, rng) -> arrays, or the samples "
@@ -200,23 +194,11 @@ def _partition(value: Any) -> Held:
     return objects.hold("samples", digest, of_samples(parts), about)
 
 
-def _sampling(value: Any) -> Held:
+def _sampling(value: Any) -> NamedObject:
     if not isinstance(value, Sampler):
-        return _function("sampling", value, "a fedconcord.Sampler, or a function that makes one")
+        return _function("sampling", value)
     digest, name = digest_of(value), value.identity.method or "sampler"
     return objects.hold(name, digest, partial(_itself, value), f"Sampler {name}; sha256 {digest}")
-
-
-def _lr_schedule(value: Any) -> Held:
-    return _function("lr_schedule", value, "a function (round) -> the factor on the local step size")
-
-
-def _loss(value: Any) -> Held:
-    return _function("loss", value, "a function (outputs, targets) -> one number a sample")
-
-
-def _metric(value: Any) -> Held:
-    return _function("metric", value, "a function (outputs, targets) -> number")
 
 
 def _itself(thing: Any, *leading: Any) -> Any:
@@ -227,21 +209,9 @@ def _copied(model: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module
     return copy.deepcopy(model)
 
 
-HOLD: Mapping[str, Callable[[Any], Held]] = {
-    "method": _method,
-    "model": _model,
-    "data": _data,
-    "partition": _partition,
-    "sampling": _sampling,
-    "lr_schedule": _lr_schedule,
-    "loss": _loss,
-    "metric": _metric,
-}
-
-
-def _function(what: str, value: Any, wanted: str) -> Held:
+def _function(key: str, value: Any) -> NamedObject:
     if not callable(value):
-        raise UserError(f"{what} is {type(value).__name__}; give {wanted}")
+        raise UserError(f"{key} is {type(value).__name__}; give {TAKES[key]}")
     name = getattr(value, "__name__", type(value).__name__)
     digest = digest_of(value)
     module = getattr(value, "__module__", type(value).__module__)

@@ -1,28 +1,39 @@
-"""Settings that name a thing of a registry, as in `sampling = "bernoulli(0.1)"`: their canonical text, the thing."""
+"""Settings that name a thing of a registry, as in `sampling = "bernoulli(0.1)"`: one table of them, and what they name.
+
+The table says for each key what a sentence calls such a thing, where its names are looked up, and under which topic
+`fedconcord list` shows them.
+"""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedconcord.algorithms import METHODS, plugins
+from fedconcord.algorithms.alone import BASELINES
 from fedconcord.analysis.personalisation import PERSONALISE
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.grammar import Value
-from fedconcord.core import Problem
+from fedconcord.core import Algorithm, Problem
+from fedconcord.data import DATASETS
 from fedconcord.federation.availability import AVAILABILITY
 from fedconcord.federation.clock import DEVICES
 from fedconcord.federation.dropout import DROPOUT
 from fedconcord.federation.features import FEATURES
 from fedconcord.federation.labels import LABELS
+from fedconcord.federation.partitions import partitions
 from fedconcord.federation.rates import WHAT, rates
 from fedconcord.federation.sampling import samplers
 from fedconcord.federation.work import WORK, Work
 from fedconcord.local.gradients import ORACLES
 from fedconcord.local.sizes import RULES
+from fedconcord.models import models
+from fedconcord.problems import PROBLEMS
 from fedconcord.problems.clustering import clustering
-from fedconcord.problems.losses import losses
+from fedconcord.problems.losses import METRICS, losses
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.problems.semi import semi
 from fedconcord.transforms.adaptive import CLIPS, Adaptive
@@ -32,45 +43,67 @@ from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.transforms.uploads import COMPRESSORS
 
 TASKS: dict[str, Callable[..., Problem]] = {"semi": semi, "clustering": clustering}
-PARTS: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {  # keys that name a thing of a registry
-    "sampling": ("sampling", samplers()),
-    "lr_schedule": (WHAT, rates()),
-    "availability": ("availability", AVAILABILITY),
-    "dropout": ("dropout", DROPOUT),
-    "devices": ("model of devices", DEVICES),
-    "server": ("server optimiser", OPTIMIZERS),
-    "upload": ("compressor", COMPRESSORS),
-    "aggregate": ("aggregation rule", AGGREGATES),
-    "hostile": ("attack", ATTACKS),
-    "regulariser": ("regulariser", REGULARISERS),
-    "skew": ("feature skew", FEATURES),
-    "labels": ("removal of labels", LABELS),
-    "task": ("task", TASKS),
-    "loss": ("loss", losses()),
-    "local.lr": ("rule of step sizes", RULES),
-    "local.oracle": ("gradient oracle", ORACLES),
-    "eval.personalise": ("personalisation", PERSONALISE),
+
+
+class Registry(NamedTuple):
+    """Where the things that a setting may name are looked up."""
+
+    what: str  # what a sentence calls one of them
+    things: Mapping[str, Any]  # factories by name, and by import path where users may bring their own
+    topic: str  # of `fedconcord list`
+
+
+PARTS = {  # keys whose text stands for a thing by itself
+    "sampling": Registry("sampling", samplers(), "sampling"),
+    "lr_schedule": Registry(WHAT, rates(), "lr_schedule"),
+    "availability": Registry("availability", AVAILABILITY, "availability"),
+    "dropout": Registry("dropout", DROPOUT, "dropout"),
+    "devices": Registry("model of devices", DEVICES, "devices"),
+    "server": Registry("server optimiser", OPTIMIZERS, "server"),
+    "upload": Registry("compressor", COMPRESSORS, "upload"),
+    "aggregate": Registry("aggregation rule", AGGREGATES, "aggregate"),
+    "hostile": Registry("attack", ATTACKS, "hostile"),
+    "regulariser": Registry("regulariser", REGULARISERS, "regularisers"),
+    "skew": Registry("feature skew", FEATURES, "skew"),
+    "labels": Registry("removal of labels", LABELS, "labels"),
+    "task": Registry("task", TASKS, "tasks"),
+    "loss": Registry("loss", losses(), "losses"),
+    "local.lr": Registry("rule of step sizes", RULES, "lr"),
+    "local.oracle": Registry("gradient oracle", ORACLES, "oracles"),
+    "eval.personalise": Registry("personalisation", PERSONALISE, "personalise"),
 }
-PARTS_OF_METHOD = (
-    "server",
-    "upload",
-    "aggregate",
-)  # which a method of a comparison may have for itself, beside local.*
+REGISTRIES = {  # and those whose things need more: data, a seed, a number
+    **PARTS,
+    "method": Registry("method", METHODS, "methods"),
+    "baselines": Registry("baseline", BASELINES, "baselines"),
+    "data": Registry("data set", ChainMap(PROBLEMS, DATASETS), "data"),
+    "partition": Registry("partition", partitions(), "partitions"),
+    "model": Registry("model", models(), "models"),
+    "metrics": Registry("metric", METRICS, "metrics"),
+    "local.epochs": Registry("local work", WORK, "work"),
+    "privacy.clip": Registry("clipping", CLIPS, "clipping"),
+}
+PARTS_OF_METHOD = ("server", "upload", "aggregate")  # which a method may have for itself, beside local.*
+
+
+def registry_of(method: str) -> Mapping[str, Callable[..., Algorithm]]:
+    """Where what a run trains by is looked up: the baselines, or the methods."""
+    return BASELINES if method in BASELINES else plugins.available()
 
 
 def work_of(work: float | str) -> Work:
     """Local work from its setting: a number, or a draw of the registry."""
     if isinstance(work, float):
         return lambda seed, round, client: work
-    drawn: Work = factories.build(WORK, "local work", grammar.Spec("fixed", (work,)) if isinstance(work, int) else work)
+    drawn: Work = part("local.epochs", f"fixed({work})" if isinstance(work, int) else work)
     return drawn
 
 
-def clipping_of(given: float | str) -> float | Adaptive:
+def clipping_of(clip: float | str) -> float | Adaptive:
     """A bound on messages from its setting: a number, or a rule of the registry."""
-    if isinstance(given, float):
-        return given
-    rule: Adaptive = factories.build(CLIPS, "clipping", given)
+    if isinstance(clip, float):
+        return clip
+    rule: Adaptive = part("privacy.clip", clip)
     return rule
 
 
@@ -78,16 +111,24 @@ def canonical(key: str, value: Value) -> str | None:
     """The text of a part with its parameters by name, or None for none; `value` is a text or a `Spec`."""
     if value is None or value == "none":
         return None
-    what, registry = PARTS[key]
     if key == "dropout" and isinstance(value, int | float):
         value = grammar.Spec("fixed", (value,))
-    call = factories.check(registry, what, value if isinstance(value, str | grammar.Spec) else grammar.text(value))
+    call = call_of(key, value if isinstance(value, str | grammar.Spec) else grammar.text(value))
     if "path" in call.given:  # a run that is resumed from elsewhere must find the same file
         call = replace(call, given={**call.given, "path": str(Path(call.given["path"]).expanduser().absolute())})
     return None if call.name == "none" else str(call)
 
 
-def part(key: str, written: str) -> Any:
-    """The thing that such a text stands for."""
-    what, registry = PARTS[key]
-    return factories.build(registry, what, written)
+def call_of(key: str, written: str | grammar.Spec) -> factories.Call:
+    """What such a text says, looked up and checked.
+
+    Raises:
+        UserError: there is no such name, or its parameters are wrong.
+    """
+    registry = REGISTRIES[key]
+    return factories.check(registry.things, registry.what, written)
+
+
+def part(key: str, written: str | grammar.Spec, *leading: Any) -> Any:
+    """The thing that such a text stands for; `leading` is what the program gives to its factory."""
+    return call_of(key, written)(*leading)

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import factories, folders, grammar, imports
+from fedconcord.basis import folders, grammar, imports
 from fedconcord.basis.errors import UserError
-from fedconcord.data import DATASETS
-from fedconcord.federation.partitions import LABEL_FREE, partitions
-from fedconcord.federation.sampling import samplers
-from fedconcord.models import models
+from fedconcord.federation.partitions import LABEL_FREE
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import baselines, own
 from fedconcord.settings.methods import check_local, check_privacy, labelled, read_method, single, text_of
-from fedconcord.settings.parts import PARTS, canonical, part
+from fedconcord.settings.parts import PARTS, call_of, canonical, part
 from fedconcord.settings.sections import EvalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, Config
 from fedconcord.settings.sources import Source, merge, shaped, toml
@@ -112,7 +109,7 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
     tables = {"local": check_local(config.local), "eval": _check_eval(config), "privacy": check_privacy(config.privacy)}
     config = config.model_copy(update={**parts, **tables})
-    share = factories.check(samplers(), "sampling", config.sampling).given.get("share")
+    share = call_of("sampling", config.sampling).given.get("share")
     if share is not None:  # it says the cohort that is to be expected
         expected = max(1, round(share * config.clients))
         if config.cohort != expected and "cohort" in values:
@@ -164,7 +161,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     own.check_unused(config, given)
     name = grammar.parse(config.data, "data set").name
     if name in PROBLEMS:
-        factories.check(PROBLEMS, "data set", config.data)
+        call_of("data", config.data)
         for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
             value = getattr(config, key)
             if value not in (None, [], "auto"):
@@ -172,7 +169,7 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
         if config.eval.target is not None:
             raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
         return config
-    call = factories.check({**DATASETS, **PROBLEMS}, "data set", config.data)
+    call = call_of("data", config.data)
     update: dict[str, Any] = {
         "model": config.model or DEFAULT_MODEL,
         "partition": config.partition or DEFAULT_PARTITION,
@@ -201,7 +198,7 @@ def _natural_clients(config: Config, given: Collection[str], there: int) -> int:
 def _partition_clients(config: Config, update: Mapping[str, Any], given: Collection[str]) -> int:
     """The number of clients: of a partition that lists their samples, its own."""
     written = update["partition"]
-    there: int | None = getattr(factories.check(partitions(), "partition", written).factory, "clients", None)
+    there: int | None = getattr(call_of("partition", written).factory, "clients", None)
     clients: int = update.get("clients", config.clients)
     if there is None:
         return clients
@@ -262,7 +259,7 @@ def _check_task(config: Config, update: dict[str, Any], target: Target, given: C
         raise UserError(
             f"eval.target must be a number > 0 and <= 1, given {config.eval.target:g}: it is of {measured[0].name}"
         )
-    update["model"] = str(factories.check(models(), "model", update["model"]))
+    update["model"] = str(call_of("model", update["model"]))
     if task == "semi" and config.labels is None:
         raise UserError("task semi needs samples without labels; say which keep theirs, as in labels labelled(0.1)")
     if task is None and config.labels is not None:

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
 
 from fedconcord.basis import grammar
 from fedconcord.basis.factories import Search
+from fedconcord.basis.parameters import BelowOne, Count, Fraction, NotNegative, Positive, about
 from fedconcord.options.option import Short
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Chance = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[float, Field(gt=0, lt=1)]
-Factor = Annotated[float, Field(gt=0, le=1)]
 MOST_TRAIN_SAMPLES = 10_000
 LR = 0.1  # of methods without a rule of their own
 WORK_TEXT = "an integer >= 1 or a draw such as uniform(1,5)"
-
-
-def about(meaning: str, wanted: str | None = None, usual: Any = None) -> FieldInfo:
-    """What a key means, as every help text and list has it.
-
-    Args:
-        wanted: what its value must be, where the type does not say it.
-        usual: what none comes to.
-    """
-    said = {"wanted": wanted, "usual": usual}
-    field: FieldInfo = Field(
-        description=meaning, json_schema_extra={key: value for key, value in said.items() if value is not None}
-    )
-    return field
 
 
 class LocalSettings(BaseModel):
@@ -73,13 +54,13 @@ class LocalSettings(BaseModel):
         Short("lr", "job", "LR"),
         Search(0.01, 1.0),
     ] = None
-    lr_decay: Annotated[Factor, about("factor by which the local step size is multiplied after every round")] = 1.0
+    lr_decay: Annotated[Fraction, about("factor by which the local step size is multiplied after every round")] = 1.0
     lr_drops: Annotated[
         list[tuple[Count, Positive]],
         about("rounds from which on the local step size is multiplied by a factor, as [[round, factor], ...]"),
     ] = []
     momentum: Annotated[
-        Chance,
+        BelowOne,
         about("heavy-ball momentum of the local steps, which starts anew in every round"),
         Short("momentum", "job"),
     ] = 0.0
@@ -112,7 +93,7 @@ class LocalSettings(BaseModel):
         about("how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"),
     ] = "sgd"
     step_decay: Annotated[
-        Factor, about("factor by which the local step size is multiplied after every step of a round")
+        Fraction, about("factor by which the local step size is multiplied after every step of a round")
     ] = 1.0
     tolerance: Annotated[
         Positive | None,
@@ -192,12 +173,12 @@ class WireSettings(BaseModel):
     """What goes wrong on the wire of engine wire, as probabilities keyed by the run's seed."""
 
     model_config = STRICT
-    loss: Annotated[Chance, about("probability that a message is lost, in either direction")] = 0.0
-    duplicate: Annotated[Chance, about("probability that a message arrives twice")] = 0.0
-    delay: Annotated[Chance, about("probability that a message arrives up to three exchanges late")] = 0.0
-    corrupt: Annotated[Chance, about("probability that a message arrives with one bit changed")] = 0.0
-    restart: Annotated[Chance, about("probability that a client restarts before it receives a message")] = 0.0
-    server_restart: Annotated[Chance, about("probability that the server restarts at an exchange")] = 0.0
+    loss: Annotated[BelowOne, about("probability that a message is lost, in either direction")] = 0.0
+    duplicate: Annotated[BelowOne, about("probability that a message arrives twice")] = 0.0
+    delay: Annotated[BelowOne, about("probability that a message arrives up to three exchanges late")] = 0.0
+    corrupt: Annotated[BelowOne, about("probability that a message arrives with one bit changed")] = 0.0
+    restart: Annotated[BelowOne, about("probability that a client restarts before it receives a message")] = 0.0
+    server_restart: Annotated[BelowOne, about("probability that the server restarts at an exchange")] = 0.0
     tries: Annotated[Count, about("number of times that a client is asked before a round goes on without it")] = 5
 
 

@@ -6,22 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.options.option import Short
 from fedconcord.settings.sections import (
     SECTIONS,
     STRICT,
     CheckpointSettings,
-    Count,
     EngineSettings,
     EvalSettings,
     InputSettings,
     LocalSettings,
     Part,
-    Positive,
     PrivacySettings,
     SecureSettings,
     WireSettings,
-    about,
 )
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError, closest
-from fedconcord.basis.objects import Held
+from fedconcord.basis.objects import NamedObject
 from fedconcord.settings.schema import keys, validated
 from fedconcord.settings.sections import SECTIONS
 from fedconcord.settings.settings import RIVALS, Config
@@ -23,7 +23,7 @@ class Source:
 
     values: Mapping[str, Any]
     origin: Mapping[str, str]
-    held: tuple[Held, ...] = ()  # the objects among them, which stay known while this is kept
+    held: tuple[NamedObject, ...] = ()  # the objects among them, which stay known while this is kept
 
 
 def from_nested(nested: Mapping[str, Any], origin: str) -> Source:
