@@ -35,7 +35,7 @@ from fedconcord.core import (
     tree_map,
 )
 from fedconcord.core.identity import Identity
-from fedconcord.diagnosis import course, findings, gradients, history, look, memory, page, skew, subject
+from fedconcord.diagnosis import course, diagnosis_page, findings, gradients, history, look, memory, skew, subject
 from fedconcord.diagnosis.drift import control, drift, rank_correlation, remedies
 from fedconcord.diagnosis.measures import MEASURES, numbers
 from fedconcord.engines import Serial, Stacked
@@ -580,7 +580,7 @@ def test_threads_are_the_runs_and_another_cause_is_named(tmp_path: Path) -> None
         torch.set_num_threads(1 if here > 1 else 2)
         seen = subject.of_run(run, [4])
         assert seen.config.engine.threads == saved
-        assert page.diagnosed(seen, tmp_path / "again").same_model is True
+        assert diagnosis_page.diagnosed(seen, tmp_path / "again").same_model is True
     finally:
         torch.set_num_threads(here)
     named = tensors.read(run / "model.safetensors")[0]

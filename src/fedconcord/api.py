@@ -36,7 +36,7 @@ from fedconcord.tracking import check, trackers
 
 if TYPE_CHECKING:
     from fedconcord.advice import Advice
-    from fedconcord.diagnosis.page import Diagnosed
+    from fedconcord.diagnosis.diagnosis_page import Diagnosed
     from fedconcord.tuning import SearchSpec, Tuned
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
@@ -330,14 +330,14 @@ def diagnose(
     Raises:
         UserError: the folder holds no run, a setting is wrong, or a round lies beyond the last.
     """
-    from fedconcord.diagnosis import page, subject  # matplotlib: a run by itself draws nothing
+    from fedconcord.diagnosis import diagnosis_page, subject  # matplotlib: a run by itself draws nothing
 
     if trust:
         folders.trust(folder)
     sources = sources_of(diagnose, config, {"method": method, **options}, settings)
     seen = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
     out = options.get("out")
-    return page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))
+    return diagnosis_page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))
 
 
 # -- reports -------------------------------------------------------------------------------------------------------

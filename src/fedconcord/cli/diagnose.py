@@ -31,8 +31,8 @@ def diagnose(
     rounds = None if at is None else _rounds(at)
     sources = sources_of(given)
     with importing():
-        from fedconcord.diagnosis import page
         from fedconcord.diagnosis import subject as subjects
+        from fedconcord.diagnosis.diagnosis_page import diagnosed
         from fedconcord.runs import folder as folders
 
     if trust:
@@ -54,7 +54,7 @@ def diagnose(
                 said = time.monotonic()
                 say(f"diagnose: {words}")
 
-        done = page.diagnosed(subject, folder, see)
+        done = diagnosed(subject, folder, see)
     for sentence in done.verdict:
         say(f"- {sentence}")
     if done.same_model is not None:

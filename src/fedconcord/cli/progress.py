@@ -267,8 +267,8 @@ def say_summary(*folders: Path) -> None:
 
 def _say_ranks(sets: Mapping[str, Sequence[Run]]) -> None:
     """The methods' ranks over data sets, best first."""
+    from fedconcord.report.datasets_page import summaries
     from fedconcord.report.ranks import ranks
-    from fedconcord.report.several import summaries
 
     found = ranks(summaries(sets))
     table = Table(box=None, pad_edge=False)

@@ -13,8 +13,8 @@ from typing import Any
 
 from fedconcord.basis import grammar
 from fedconcord.basis.nested import flatten
-from fedconcord.report import elements
 from fedconcord.report.load import UNPAIRED_KEYS, Run, is_chosen, show, varying
+from fedconcord.report.page import details, pairs, terms
 from fedconcord.report.summary import Summary
 
 esc = html.escape
@@ -31,21 +31,21 @@ def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
     parts = ["<h2>Settings and how to get this again</h2>"]
     if same:
         values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
-        parts.append(f"<details open><summary>Shared by every run</summary>{elements.terms(values)}</details>")
+        parts.append(f"<details open><summary>Shared by every run</summary>{terms(values)}</details>")
     if differ:
         named = {k: k.removeprefix("algorithm.") for k in differ if k != "method"}
         rows = [(m.name, ", ".join(_values(named, m.runs))) for m in s.methods]
-        parts.append(f"<h3>Where the methods differ</h3>{elements.pairs(rows, ('method', 'settings'))}")
+        parts.append(f"<h3>Where the methods differ</h3>{pairs(rows, ('method', 'settings'))}")
     if any(flats):
         parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")
         job = whole_job(s.runs, s.baselines)
         if job is not None:
             parts.append("<pre>fedconcord compare --config job.toml --out runs/again</pre>")
-            parts.append(f"<details><summary>the whole comparison</summary><pre>{esc(to_toml(job))}</pre></details>")
+            parts.append(details("the whole comparison", f"<pre>{esc(to_toml(job))}</pre>"))
         parts.append("<pre>fedconcord run --config job.toml --out runs/again</pre>")
         for r in runs:
             toml = f"<pre>{esc(to_toml(r.head.config))}</pre>"
-            parts.append(f"<details><summary>{esc(r.name)}, seed {r.head.seed}</summary>{toml}</details>")
+            parts.append(details(f"{esc(r.name)}, seed {r.head.seed}", toml))
     parts.append(f"<h3>This page, its figures and tables</h3><pre>{esc(command)}</pre>")
     versions = dict.fromkeys(tuple(sorted(r.head.versions.items())) for r in s.runs)
     said = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)

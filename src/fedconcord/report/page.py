@@ -1,149 +1,209 @@
-"""report.html: one page that opens from disk, with the figures and tables beside it as files."""
+"""A page that stands alone: its parts as HTML, figures that are numbered, and the files that lie beside it."""
 
 from __future__ import annotations
 
 import html
+import math
+import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
+from string import Template
 
-from fedconcord.basis import files, folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.report import again, baselines, clients, elements, tables
-from fedconcord.report.curves import band_words
-from fedconcord.report.figures import drawings
-from fedconcord.report.figures.style import styled
-from fedconcord.report.format import listing
-from fedconcord.report.load import Run, data_name, load_data_sets, short_names
-from fedconcord.report.several import build_several
-from fedconcord.report.summary import Summary, summarise
-from fedconcord.report.words import words
+from fedconcord.report.figures import Drawing, to_files, to_inline
+from fedconcord.report.figures.style import look, styled
+from fedconcord.report.summary import Summary
+from fedconcord.report.tables import Table
 
 esc = html.escape
+FOOTER = (
+    "Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in <code>figures.tex</code>), every table "
+    "in <code>tables/</code> (CSV, Markdown, LaTeX)."
+)
 
 
-def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
-    """Writes `out`/report.html, figures/*.svg|png|pdf and tables/*.csv|md|tex beside it; returns the page's path.
+class Page:
+    """A page as it is put together. Parts and the footer, which says where the files are, are HTML."""
 
-    `paths` are folders of runs or of comparisons; of several data sets the page ranks the methods over them. Without
-    `out` it is the first path, and of several data sets a new folder below runs/. The same runs give the same bytes.
-    Raises UserError for what `load_data_sets` refuses, for runs that cannot be ranked together, and for an `out` that
-    cannot be written.
-    """
-    sets = load_data_sets(paths)
-    if out is None:
-        out = paths[0] if len(sets) == 1 else folders.free_folder(Path("runs"), "report")
-    out = Path(out)
-    with styled():
-        page, others = (
-            build(next(iter(sets.values())), paths, out) if len(sets) == 1 else build_several(sets, paths, out)
+    def __init__(self, heading: str, job: str, footer: str = FOOTER, folder: str = "figures") -> None:
+        self.heading, self.job, self.footer = heading, job, footer  # `job` is one line of text
+        self.folder = folder  # of the figures' files, below the page's
+        self.parts: list[str] = []
+        self.drawn: list[Drawing] = []
+        self.files: dict[str, str | bytes] = {}  # by path below the page's folder
+
+    def section(self, title: str, *parts: str, lead: str = "") -> None:
+        """Add a section; `lead` is text that says what it shows."""
+        self.parts.append(f"<h2>{title}</h2>{note(lead) if lead else ''}{''.join(parts)}")
+
+    def figures(self, drawings: Sequence[Drawing], keep: bool = True) -> str:
+        """The figures side by side, numbered on from the last ones; their files lie beside the page unless `keep` is
+        false."""
+        first = len(self.drawn) + 1
+        self.drawn += drawings
+        with styled():
+            if keep:
+                self.files |= {
+                    f"{self.folder}/{d.name}.{suffix}": content
+                    for d in drawings
+                    for suffix, content in to_files(d.draw(True)).items()
+                }
+            shown = [figure(d, first + i) for i, d in enumerate(drawings)]
+        return f'<div class="grid">{"".join(shown)}</div>' if shown else ""
+
+    def html(self) -> str:
+        """The whole page."""
+        template = Template(resources.files("fedconcord.report").joinpath("page.html").read_text(encoding="utf-8"))
+        return template.substitute(
+            title=esc(f"{self.heading} · fedconcord"),
+            heading=esc(self.heading),
+            job=esc(self.job),
+            body=re.sub(r"(\d) %", "\\1\u00a0%", "\n".join(self.parts)),  # no line break before a number's unit
+            footer=f"Written by fedconcord. {self.footer}",
         )
-    try:
-        for name, content in others.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            files.write_bytes(out / name, content.encode() if isinstance(content, str) else content)
-        files.write_text(out / "report.html", page)
-    except OSError as e:
-        raise UserError(f"cannot write the report to {out}: {e.strerror or e}") from None
-    return out / "report.html"
+
+    def write(self, path: Path) -> Path:
+        """Write the files beside the page, then the page itself; its path.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        try:
+            for name, content in self.files.items():
+                (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+                files.write_bytes(path.parent / name, content.encode() if isinstance(content, str) else content)
+            files.write_text(path, self.html())
+        except OSError as error:
+            raise UserError(f"cannot write the report to {path.parent}: {error.strerror or error}") from None
+        return path
 
 
-TITLES = {
-    "round": ("Progress by round", "What a method gains each time the server hears from a cohort."),
-    "bytes": ("Progress by bytes sent", "The same runs against what they send, up and down together."),
-    "gradient_steps": ("Progress by gradient steps", "The same runs against the clients' work."),
-    "simulated_seconds": ("Progress by simulated time", "The same runs against the time that devices and links take."),
-    "clients": ("How evenly the clients are served", ""),
-    "models": ("Other models of the methods", ""),
-    "partition": ("Who holds what", ""),
-    "more": ("Other recorded metrics", ""),
-}
+def legend(s: Summary) -> str:
+    """The methods with their keys; nothing for one method, which every title names."""
+    if len(s.methods) < 2:
+        return ""
+    items = [
+        f'<li data-method="{m.index}" tabindex="0">{_key(m.index)}<span>{esc(m.name)}</span></li>' for m in s.methods
+    ]
+    return f'<ul class="legend" aria-label="Methods">{"".join(items)}</ul>'
 
 
-def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> tuple[str, dict[str, str | bytes]]:
-    """(the page, the other files by their path below `out`)."""
-    s = summarise(runs)
-    drawn = drawings(s)
-    every: dict[str, str | bytes] = {}
-    number = 0
-
-    def section(key: str) -> str:
-        nonlocal number
-        shown, found = elements.grid(drawn[key], number + 1)
-        number += len(drawn[key])
-        every.update(found)
-        return shown
-
-    heading, job = page_head(s, paths)
-    parts = [elements.told(words(s), s.warnings)]
-    main = tables.table(s, s.rows)
-    parts.append("<h2>Results</h2>" + elements.table(main, [r.style for r in s.rows]) + section("ranking"))
-    for i, axis in enumerate(("round", "bytes", "gradient_steps", "simulated_seconds")):
-        if drawn[axis]:
-            title, lead = TITLES[axis]
-            band = f" {band_words(s)}" if i == 0 else ""
-            parts.append(f'<h2>{title}</h2><p class="note">{lead}{band}</p>{elements.legend(s)}{section(axis)}')
-    compared = baselines.section(s)
-    if compared is not None:
-        drawn["baselines"] = list(compared.drawings)
-        every["tables/baselines.csv"] = compared.csv
-        parts.append(f"<h2>{baselines.TITLE}</h2>" + elements.worth(compared, section("baselines")))
-    judged = clients.section(s)
-    if judged is not None:
-        drawn["clients"] = list(judged.drawings)
-        every["tables/clients.csv"] = judged.csv
-        table = f'{elements.pairs(judged.rows, judged.header)}<p class="note">{esc(judged.caption)}</p>'
-        if judged.others:
-            table += elements.pairs(judged.others, clients.OTHERS_HEADER)
-            table += f'<p class="note">{esc(clients.OTHERS_CAPTION)}</p>'
-        parts.append(f"<h2>{TITLES['clients'][0]}</h2>{elements.legend(s)}{section('clients')}{table}")
-    if s.second:
-        second = tables.table(s, s.second, models=True)
-        parts.append(
-            f"<h2>{TITLES['models'][0]}</h2>"
-            + section("models")
-            + elements.table(
-                second._replace(caption="Columns as in the table of results."), [r.style for r in s.second]
-            )
-        )
-    if drawn["partition"]:
-        parts.append(f"<h2>{TITLES['partition'][0]}</h2>" + section("partition"))
-    if drawn["more"]:
-        parts.append(f"<h2>{TITLES['more'][0]}</h2>{elements.legend(s)}" + section("more"))
-    parts.append(again.settings(s, paths, out))
-    every["tables/summary.csv"] = tables.to_csv(s)
-    every["tables/summary.md"] = tables.to_markdown(main)
-    titled = main._replace(caption=f"Final {s.primary.title}. {job}. {main.caption}")
-    every["tables/summary.tex"] = tables.to_latex(titled, folders.folder_name(data_of(s)))
-    every["figures/figures.tex"] = tables.figures_tex([d for found in drawn.values() for d in found])
-    return elements.page(heading, job, parts), every
+def figure(d: Drawing, number: int) -> str:
+    """A figure with its caption; the number keeps the ids of its parts apart from other figures'."""
+    svg = to_inline(d.draw(False), f"f{number}", d.alt)
+    kind = ' class="wide scroll"' if d.wide else ""
+    caption = f"<figcaption>{esc(d.caption)}</figcaption>" if d.caption else ""
+    return f"<figure{kind}><div>{svg}</div>{caption}</figure>"
 
 
-def data_of(s: Summary) -> str:
-    """The data set as titles name it."""
-    return data_name(s.runs[0].head.data)
+def note(text: str) -> str:
+    """Text in small letters, as below a table."""
+    return f'<p class="note">{esc(text)}</p>'
 
 
-def page_head(s: Summary, paths: Sequence[Path]) -> tuple[str, str]:
-    """Title and the job in one line."""
-    runs = s.runs
+def paragraphs(sentences: Sequence[str]) -> str:
+    """Sentences of HTML, a paragraph each."""
+    return "".join(f"<p>{sentence}</p>" for sentence in sentences)
 
-    def of(field: str) -> str:
-        values = list(dict.fromkeys(str(getattr(r.head, field)) for r in runs))
-        return listing(values, "or")
 
-    dims = sorted({r.head.dim for r in runs})
-    size = f"{dims[0]:,}".replace(",", "\u202f") + (f" to {dims[-1]:,}".replace(",", "\u202f") if len(dims) > 1 else "")
-    seeds = sorted({r.head.seed for r in runs})
-    heading = f"{f'{len(s.methods)} methods' if len(s.methods) > 1 else s.methods[0].name} on {data_of(s)}"
-    parts = [data_of(s), of("partition"), of("model")]
-    line = " · ".join(
-        [
-            *(p for p in parts if p.lower() not in ("", "none")),
-            f"{size} parameters",
-            f"{of('clients')} clients, {of('cohort')} a round",
-            f"{of('rounds')} rounds",
-            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
-            *([f"from {listing([*short_names([str(path) for path in paths]).values()])}"] if len(paths) > 1 else []),
-        ]
+def details(title: str, body: str) -> str:
+    """What is folded until somebody asks for it; both are HTML."""
+    return f"<details><summary>{title}</summary>{body}</details>"
+
+
+def in_words(sentences: Sequence[str], warnings: Sequence[str]) -> str:
+    """'In words', and what to be wary of; the sentences are HTML, the warnings text."""
+    shown = '<section class="words"><h2>In words</h2>' + paragraphs(sentences) + "</section>"
+    if warnings:
+        items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in warnings))
+        shown += f'\n<section class="warn"><h2>Note</h2><ul>{items}</ul></section>'
+    return shown
+
+
+def table(t: Table, indices: Sequence[int]) -> str:
+    """A table with its caption; `indices` give each row the key of its method. Columns that are rarely asked for stand
+    in a second table, folded."""
+    count = len(t.header)
+    shown = _columns(t, indices, range(1, count if t.shown is None else t.shown))
+    if t.shown is not None and t.shown < count:
+        folded = range(t.shown, count)
+        names = esc(", ".join(t.header[j] for j in folded))
+        shown += details(f"More columns: {names}", _columns(t, indices, folded))
+    return shown + note(t.caption)
+
+
+def _columns(t: Table, indices: Sequence[int], columns: Sequence[int]) -> str:
+    """Some columns of a table, behind the names of its rows."""
+    head = "".join(f'<th scope="col">{esc(t.header[j])}</th>' for j in (0, *columns))
+    main = next(j for j, h in enumerate(t.header) if h.startswith("final"))
+    body = []
+    for row, strong, index in zip(t.rows, t.strong, indices, strict=True):
+        cells = "".join(f"<td{' class=main' * (j == main)}>{_cell(row[j])}</td>" for j in columns)
+        line = '<tr class="strong">' if strong else "<tr>"
+        name = f'<div class="name">{_key(index)}<span>{_breakable(row[0])}</span></div>'
+        body.append(f'{line}<th scope="row">{name}</th>{cells}</tr>')
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str], caption: str = "") -> str:
+    """A plain table: the first cell of a row names it."""
+    top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
+    cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
+    body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
+    shown = f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return shown + (note(caption) if caption else "")
+
+
+def terms(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names with their values."""
+    return "<dl>" + "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in pairs) + "</dl>"
+
+
+def _marker(kind: str, x: float, y: float, r: float) -> str:
+    """The path of a matplotlib marker, as the legend's keys draw it."""
+    star = [(r * 1.25 * (1 if k % 2 == 0 else 0.42), math.pi * (k / 5 - 0.5)) for k in range(10)]
+    polygons: dict[str, list[tuple[float, float]]] = {
+        "s": [(-r, -r), (r, -r), (r, r), (-r, r)],
+        "^": [(0, -r), (r, r), (-r, r)],
+        "v": [(0, r), (r, -r), (-r, -r)],
+        "<": [(-r, 0), (r, -r), (r, r)],
+        ">": [(r, 0), (-r, -r), (-r, r)],
+        "D": [(0, -1.2 * r), (1.2 * r, 0), (0, 1.2 * r), (-1.2 * r, 0)],
+        "p": [(r * math.sin(2 * math.pi * k / 5), -r * math.cos(2 * math.pi * k / 5)) for k in range(5)],
+        "h": [(r * math.sin(math.pi * k / 3), -r * math.cos(math.pi * k / 3)) for k in range(6)],
+        "*": [(a * math.cos(t), a * math.sin(t)) for a, t in star],
+        "P": [
+            (-r / 3, -r), (r / 3, -r), (r / 3, -r / 3), (r, -r / 3), (r, r / 3), (r / 3, r / 3),
+            (r / 3, r), (-r / 3, r), (-r / 3, r / 3), (-r, r / 3), (-r, -r / 3), (-r / 3, -r / 3),
+        ],
+        "X": [
+            (-r, -r / 2), (-r / 2, -r), (0, -r / 2), (r / 2, -r), (r, -r / 2), (r / 2, 0),
+            (r, r / 2), (r / 2, r), (0, r / 2), (-r / 2, r), (-r, r / 2), (-r / 2, 0),
+        ],
+    }  # fmt: skip
+    points = polygons.get(kind, [(r * math.sin(k * 0.3927), -r * math.cos(k * 0.3927)) for k in range(16)])
+    return "M" + "L".join(f"{x + dx:.1f} {y + dy:.1f}" for dx, dy in points) + "Z"
+
+
+def _key(index: int) -> str:
+    """The line style and marker of a method as a small picture; its name stands beside it."""
+    colour, dash, marker = look(index)
+    array = "" if dash == "solid" else f' stroke-dasharray="{" ".join(f"{2 * d:g}" for d in dash[1])}"'
+    return (
+        '<svg class="key" viewBox="0 0 40 14" aria-hidden="true">'
+        f'<path d="M1 7H39" stroke="{colour}" stroke-width="2.4"{array}/>'
+        f'<path d="{_marker(marker, 20, 7, 4.6)}" fill="{colour}" stroke="#fff" stroke-width="1"/></svg>'
     )
-    return heading, line
+
+
+def _breakable(name: str) -> str:
+    """A long name may break after a comma or an opening bracket, and nowhere else if it can be helped."""
+    return re.sub(r"([,(])(?=\S)", r"\1<wbr>", esc(name)) if len(name) > 24 else esc(name)
+
+
+def _cell(text: str) -> str:
+    """What stands in brackets at the end of a cell goes below it, small."""
+    found = re.fullmatch(r"(.*?) ([(\[].*[)\]])", text)
+    return f"{esc(found[1])}<br><small>{esc(found[2])}</small>" if found else esc(text)

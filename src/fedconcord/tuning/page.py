@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files
-from fedconcord.report import elements, tables
-from fedconcord.report.figures.style import styled
+from fedconcord.report import tables
+from fedconcord.report.figures import Drawing
 from fedconcord.report.format import quantity, size
 from fedconcord.report.load import data_name, load_runs
-from fedconcord.report.page import write_report
+from fedconcord.report.page import Page, details, in_words, pairs, table
+from fedconcord.report.results_page import write_report
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 from fedconcord.report.worth import sentences as sentences_of_worth
@@ -39,8 +39,6 @@ def write_all(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
 def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
     """Write report.html, which links to the report of the final comparison; the path."""
     summary = summarise(load_runs([tuning.folder / "final"]))
-    with styled():
-        parts = _parts(tuning, searches, summary)
     config = tuning.config
     names = [search.space.method for search in searches]
     data = data_name(config.data)
@@ -51,16 +49,16 @@ def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
         "All numbers of this page are in <code>tune.json</code>, the runs in <code>trials/</code> and "
         "<code>final/</code>, the trials for Optuna's tools in <code>study.journal</code>."
     )
-    page = elements.page(heading, " · ".join(part for part in job if part), parts, footer)
-    files.write_text(tuning.folder / "report.html", page)
-    return tuning.folder / "report.html"
+    page = Page(heading, " · ".join(part for part in job if part), footer)
+    _fill(page, tuning, searches, summary)
+    return page.write(tuning.folder / "report.html")
 
 
 def _listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _parts(tuning: Tuning, searches: Sequence[MethodSearch], summary: Summary) -> list[str]:
+def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary: Summary) -> None:
     tuned = [search for search in searches if search.trials]
     at = {search.space.method: edges(tuning.config, search) for search in tuned}
     warnings = [f"{search.space.method}: {remark}" for search in tuned for remark in remarks(tuning, search)]
@@ -69,23 +67,20 @@ def _parts(tuning: Tuning, searches: Sequence[MethodSearch], summary: Summary) -
         f"Each method with its best settings, with seeds {_listed(tuning.spec.final_seeds or ())}, which tuning has "
         'not seen: <a href="final/report.html">the whole comparison</a>.'
     )
-    parts = [
-        elements.told([*words(summary), *_worth(summary), whole], warnings),
-        "<h2>The winners, with fresh seeds</h2>" + elements.table(main, [row.style for row in summary.rows]),
-        "<h2>What tuning changed</h2>" + _changed(tuning, searches),
-    ]
+    page.parts.append(in_words([*words(summary), *_worth(summary), whole], warnings))
+    page.section("The winners, with fresh seeds", table(main, [row.style for row in summary.rows]))
+    page.section("What tuning changed", _changed(tuning, searches))
     if tuned:
         first = dict.fromkeys(tuning.rungs[search.space.method][0].rounds for search in tuned)
-        parts.append(
-            f'<h2>Sensitivity</h2><p class="note">{esc(tuning.objective.metric.title)} against each parameter. '
-            f"Hollow: all trials after {' or '.join(map(str, first))} rounds; filled: those that went on, after their "
-            "last; ringed: the best. × marks trials that diverged or failed. A dotted line is the end of a range that "
-            "the best is at.</p>" + _figures(tuning, tuned, at, summary)
+        lead = (
+            f"{tuning.objective.metric.title} against each parameter. Hollow: all trials after "
+            f"{' or '.join(map(str, first))} rounds; filled: those that went on, after their last; ringed: the best. "
+            "× marks trials that diverged or failed. A dotted line is the end of a range that the best is at."
         )
-        parts.append("<h2>What tuning cost</h2>" + _cost(tuning, tuned))
-        parts.append("<h2>All trials</h2>" + "".join(_trials(tuning, search) for search in tuned))
-    parts.append("<h2>How to get this again</h2>" + _again(tuning))
-    return parts
+        page.section("Sensitivity", page.figures(_figures(tuning, tuned, at, summary), keep=False), lead=lead)
+        page.section("What tuning cost", _cost(tuning, tuned))
+        page.section("All trials", *(_trials(tuning, search) for search in tuned))
+    page.section("How to get this again", _again(tuning))
 
 
 def _worth(summary: Summary) -> list[str]:
@@ -117,23 +112,24 @@ def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
         f"Judged by {tuning.objective}, seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}. The best of many "
         "trials looks better than it is; the table above, of fresh seeds, does not."
     )
-    return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
+    return pairs(rows, head, note)
 
 
-def _figures(tuning: Tuning, tuned: Sequence[MethodSearch], at: dict[str, list[Edge]], summary: Summary) -> str:
+def _figures(
+    tuning: Tuning, tuned: Sequence[MethodSearch], at: dict[str, list[Edge]], summary: Summary
+) -> list[Drawing]:
     styles = {method.name: method.index for method in summary.methods}
     names = {
         asked: settings_module.single(tuning.config, text, 0).label
         for asked, text in winners(tuning.config, tuned).items()
     }
-    drawn = [
+    return [
         drawing
         for k, search in enumerate(tuned)
         for drawing in sensitivity(
             tuning, search, styles.get(names.get(search.space.method) or "", k), at[search.space.method]
         )
     ]
-    return f'<div class="grid">{"".join(elements.figure(d, number) for number, d in enumerate(drawn, 1))}</div>'
 
 
 def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
@@ -147,8 +143,8 @@ def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
     fewer = "A trial that diverges ends there, so that its method has fewer rounds than it was given. "
     given = len({tuple(tuning.rungs[search.space.method]) for search in tuned}) == 1
     equal = "Every method was given the same rounds. " if given else "Methods have grids of different sizes. "
-    note = f"{equal}{fewer}Seconds: of search core, training alone, {total:.0f} in all."
-    return elements.pairs(rows, head) + f'<p class="note">{esc(note)}</p>'
+    note = f"{equal}{fewer}Seconds: of one core, training alone, {total:.0f} in all."
+    return pairs(rows, head, note)
 
 
 def _trials(tuning: Tuning, search: MethodSearch) -> str:
@@ -159,8 +155,8 @@ def _trials(tuning: Tuning, search: MethodSearch) -> str:
     rows = [
         (_name(search, trial), *(f"{trial.values[key]:g}" for key in keys), *_went(tuning, trial)) for trial in order
     ]
-    table = elements.pairs(rows, ("trial", *keys, "rounds", "outcome"))
-    return f"<details><summary>{esc(search.space.method)}: {len(search.trials)} trials</summary>{table}</details>"
+    title = f"{esc(search.space.method)}: {len(search.trials)} trials"
+    return details(title, pairs(rows, ("trial", *keys, "rounds", "outcome")))
 
 
 def _name(search: MethodSearch, trial: Trial) -> str:

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import fedconcord
 from fedconcord.basis import files, grammar, process
-from fedconcord.report import elements
+from fedconcord.report.datasets_page import rank_words
 from fedconcord.report.figures.critical import critical
-from fedconcord.report.figures.style import styled
 from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.report.metric import Metric
+from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs
 from fedconcord.report.ranks import Ranks
-from fedconcord.report.several import rank_words
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
 from fedconcord.report.tables import Table as Cells
@@ -47,27 +46,19 @@ def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     tables = tuple(table_of([result for result in results if result.federation.role == role]) for role in roles)
     indices = {label: k for k, label in enumerate(spec.methods)}
     facts = _facts(spec)
-    parts, number = [elements.told([html.escape(fact) for fact in facts], warnings(results))], 1
-    lines = ["# Arena", *facts]
-    every: dict[str, str | bytes] = {}
-    with styled():
-        for table in tables:
-            drawn = [profile(table, indices)]
-            if _are_ranked(table.by_rounds):
-                drawn.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
-            shown, found = elements.grid(drawn, number)
-            number += len(drawn)
-            every |= found
-            parts += list(_as_html(table, shown))
-            lines += list(_as_markdown(table, [f"figures/{one.name}.png" for one in drawn]))
-    if noted := warnings(results):
-        lines += ["## Note", "\n".join(f"* {one}" for one in noted)]
-    for name, content in every.items():
-        (spec.out / name).parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(spec.out / name, content.encode() if isinstance(content, str) else content)
     heading = f"{len(spec.methods)} methods on {len(results)} federations"
     footer = f"All numbers are in <code>{RESULTS}</code>, the runs in the federations' folders."
-    files.write_text(spec.out / "report.html", elements.page(heading, "arena", parts, footer))
+    page, lines = Page(heading, "arena", footer), ["# Arena", *facts]
+    page.parts.append(in_words([html.escape(fact) for fact in facts], warnings(results)))
+    for table in tables:
+        drawn = [profile(table, indices)]
+        if _are_ranked(table.by_rounds):
+            drawn.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
+        page.parts += _as_html(table, page.figures(drawn))
+        lines += _as_markdown(table, [f"figures/{one.name}.png" for one in drawn])
+    if noted := warnings(results):
+        lines += ["## Note", "\n".join(f"* {one}" for one in noted)]
+    page.write(spec.out / "report.html")
     files.write_text(spec.out / "README.md", "\n\n".join(lines) + "\n")
     files.write_json(spec.out / RESULTS, as_dict(spec, results))
     return Pages(spec.out / "report.html", spec.out / "README.md", tables)
@@ -112,15 +103,12 @@ def _listed(values: Sequence[int]) -> str:
 
 def _as_html(table: Table, shown: str) -> Iterator[str]:
     cells = standings(table)
-    yield f"<h2>{html.escape(ROLES[table.role])}</h2>" + elements.pairs(cells.rows, cells.header)
-    yield (
-        f'<p class="note">{html.escape(cells.caption)}</p>' + "".join(f"<p>{one}</p>" for one in _ranked(table)) + shown
-    )
+    yield f"<h2>{html.escape(ROLES[table.role])}</h2>" + pairs(cells.rows, cells.header)
+    yield note(cells.caption) + paragraphs(_ranked(table)) + shown
     for result in table.results:
         one = outcomes(result)
-        body = elements.pairs(one.rows, one.header) + f'<p class="note">{html.escape(one.caption)}</p>'
         title = f"<b>{html.escape(result.federation.name)}</b>: {html.escape(_size(result))}"
-        yield f"<details><summary>{title}</summary>{body}</details>"
+        yield details(title, pairs(one.rows, one.header, one.caption))
 
 
 def _as_markdown(table: Table, figures: Sequence[str]) -> Iterator[str]:

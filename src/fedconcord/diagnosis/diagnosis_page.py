@@ -21,9 +21,8 @@ from fedconcord.diagnosis.figures import SHARES, drawings
 from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, changes, numbers
 from fedconcord.diagnosis.subject import Subject, same_model, why_other
-from fedconcord.report import elements
-from fedconcord.report.figures.style import styled
 from fedconcord.report.format import compact
+from fedconcord.report.page import Page, in_words, pairs, paragraphs
 from fedconcord.runs.folder import versions
 from fedconcord.runs.prepare import threads
 
@@ -77,19 +76,15 @@ def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lamb
         found = diagnose(subject.job, subject.rounds, subject.state, each)
     same = same_model(subject, found.state)
     said = findings(subject.job, found)
-    told = _clean(document(subject, found, said, same))
-    content: dict[str, str | bytes] = {f"{FOLDER}/diagnosis.json": json.dumps(told, indent=2) + "\n"}
-    with styled():
-        page = _page(subject, found, said, same, content)
-    try:
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        for name, what in content.items():
-            files.write_bytes(folder / name, what.encode() if isinstance(what, str) else what)
-        _tables(folder / FOLDER, subject, found)
-        files.write_text(folder / "diagnose.html", page)
-    except OSError as error:
-        raise UserError(f"cannot write the diagnosis to {folder}: {error.strerror or error}") from None
-    return Diagnosed(folder / "diagnose.html", verdict(said), told, why_other(subject), same)
+    numbers = _clean(document(subject, found, said, same))
+    page = _page(subject, found, said, same)
+    page.files |= {
+        f"{FOLDER}/diagnosis.json": json.dumps(numbers, indent=2) + "\n",
+        f"{FOLDER}/rounds.csv": _rounds(found),
+        f"{FOLDER}/clients.csv": _clients(found),
+    }
+    page.write(folder / "diagnose.html")
+    return Diagnosed(folder / "diagnose.html", verdict(said), numbers, why_other(subject), same)
 
 
 def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> dict[str, Any]:
@@ -148,14 +143,13 @@ def _clean(value: Any) -> Any:
 # -- tables --------------------------------------------------------------------------------------------------------
 
 
-def _tables(folder: Path, subject: Subject, found: Diagnosis) -> None:
-    keys = [one.key for one in MEASURES]
-    rounds = [{"round": look.round, **numbers(found, look)} for look in found.looks]
-    files.write_csv(
-        folder / "rounds.csv",
-        ["round", *keys],
-        [{key: "" if value is None else value for key, value in row.items()} for row in rounds],
-    )
+def _rounds(found: Diagnosis) -> bytes:
+    rows = [{"round": look.round, **numbers(found, look)} for look in found.looks]
+    header = ["round", *(one.key for one in MEASURES)]
+    return files.as_csv(header, [["" if row[key] is None else row[key] for key in header] for row in rows])
+
+
+def _clients(found: Diagnosis) -> bytes:
     names, aim = found.names, found.aim
     header = [
         *("round", "client", "name", "weight", "samples", "steps", "gradient", "cosine", "noise", "smoothness"),
@@ -190,47 +184,36 @@ def _tables(folder: Path, subject: Subject, found: Diagnosis) -> None:
                     "" if found.skew.labels is None else float(found.skew.labels[i]),
                 ]
             )
-    files.write_csv(folder / "clients.csv", header, rows)
+    return files.as_csv(header, rows)
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-def _page(
-    subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None, content: dict[str, str | bytes]
-) -> str:
-    parts = [elements.told([_text(one) for one in verdict(said)], _notes(subject, found, same)), _advice(subject)]
-    number, drawn = 1, drawings(found) if found.looks else {}
-    for topic, (title, lead) in TOPICS.items():
-        sentences = [one.text for one in said if one.topic == topic]
-        here = drawn.get(topic, [])
-        if not sentences and not here:
-            continue
-        grid, forms = elements.grid(here, number, FOLDER)
-        content |= forms
-        number += len(here)
-        note = f'<p class="note">{esc(lead)}</p>' if lead else ""
-        parts.append(f"<h2>{title}</h2>{note}{''.join(f'<p>{_text(s)}</p>' for s in sentences)}{grid}")
-    if found.looks:
-        parts.append("<h2>Every number</h2>" + _numbers(found))
-        parts.append("<h2>What each is</h2>" + _meaning(found))
+def _page(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> Page:
     asked = f"{len(found.ids)} of" if len(found.ids) < subject.config.clients else "all"
-    job = " · ".join(
-        filter(
-            None,
-            [
-                subject.config.label,
-                subject.data,
-                subject.config.partition,
-                subject.config.model,
-                f"{asked} {subject.config.clients} clients, {subject.config.cohort} a round",
-                f"seed {subject.config.seed}",
-                f"looked at after rounds {', '.join(str(look.round) for look in found.looks) or 'none'}",
-            ],
-        )
-    )
+    job = [
+        subject.config.label,
+        subject.data,
+        subject.config.partition,
+        subject.config.model,
+        f"{asked} {subject.config.clients} clients, {subject.config.cohort} a round",
+        f"seed {subject.config.seed}",
+        f"looked at after rounds {', '.join(str(look.round) for look in found.looks) or 'none'}",
+    ]
     footer = f"Figures, tables (CSV) and every number (JSON) are in <code>{FOLDER}/</code>."
-    return elements.page(f"Diagnosis of {subject.config.method} on {subject.data}", job, parts, footer)
+    heading = f"Diagnosis of {subject.config.method} on {subject.data}"
+    page = Page(heading, " · ".join(filter(None, job)), footer, FOLDER)
+    page.parts += [in_words([_text(one) for one in verdict(said)], _notes(subject, found, same)), _advice(subject)]
+    drawn = drawings(found) if found.looks else {}
+    for topic, (title, lead) in TOPICS.items():
+        sentences = [_text(one.text) for one in said if one.topic == topic]
+        if sentences or drawn.get(topic):
+            page.section(title, paragraphs(sentences), page.figures(drawn.get(topic, [])), lead=lead)
+    if found.looks:
+        page.section("Every number", _numbers(found))
+        page.section("What each is", _meaning(found))
+    return page
 
 
 def _advice(subject: Subject) -> str:
@@ -276,7 +259,7 @@ def _numbers(found: Diagnosis) -> str:
         values = [one.of(found, look) for look in found.looks]
         if any(v is not None for v in values):
             rows.append((one.title, *(_cell(v, one.percent) for v in values)))
-    return elements.pairs(rows, head)
+    return pairs(rows, head)
 
 
 def _meaning(found: Diagnosis) -> str:
@@ -284,7 +267,7 @@ def _meaning(found: Diagnosis) -> str:
     for one in MEASURES:
         none = all(one.of(found, look) is None for look in found.looks)
         rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else change[one.key]))
-    return elements.pairs(rows, ["measure", "formula", "source", "what changes it"])
+    return pairs(rows, ["measure", "formula", "source", "what changes it"])
 
 
 def _cell(value: float | None, percent: bool) -> str:

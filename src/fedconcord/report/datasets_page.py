@@ -11,11 +11,12 @@ from pathlib import Path
 from fedconcord.basis import folders
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.files import as_csv
-from fedconcord.report import elements, tables
+from fedconcord.report import tables
 from fedconcord.report.figures import by_axis, ranked
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Run, data_names, short_names
+from fedconcord.report.page import Page, details, in_words, legend, pairs, paragraphs, table
 from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
 from fedconcord.report.stats import ALPHA
 from fedconcord.report.summary import Summary, summarise
@@ -44,46 +45,42 @@ def summaries(sets: Mapping[str, Sequence[Run]]) -> dict[str, Summary]:
     return found
 
 
-def build_several(
-    sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out: Path
-) -> tuple[str, dict[str, str | bytes]]:
-    """(the page, the other files by their path below `out`)."""
+def build_several(sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out: Path) -> Page:
+    """The page of runs of several data sets."""
     every = summaries(sets)
     r = ranks(every)
+    where = list(short_names([str(path) for path in paths]).values())
+    heading = f"{len(r.methods)} methods on {len(r.data)} data sets"
+    page = Page(heading, f"{', '.join(r.data)} · from {listing(where)}")
     main = rank_table(every, r)
-    shown, files = elements.grid([critical(r)], 1)
     warnings = [f"{name}: {w}" for name, s in every.items() for w in s.warnings]
-    parts = [elements.told(rank_words(r), warnings)]
-    table = f'{elements.pairs(main.rows, main.header)}<p class="note">{esc(main.caption)}</p>'
-    parts.append(f"<h2>Ranks</h2>{table}{shown}")
-    parts.append("<h2>Data set by data set</h2>")
-    drawn, number = [critical(r)], 1
+    page.parts.append(in_words(rank_words(r), warnings))
+    page.section("Ranks", pairs(main.rows, main.header, main.caption), page.figures([critical(r)]))
+    page.section("Data set by data set")
     for name, s in every.items():
         key = folders.folder_name(name)
         one = tables.table(s, s.rows)
-        figures = [d._replace(name=f"{key}-{d.name}") for d in (*ranked(s), by_axis(s, s.primary, "round"))]
-        shown, found = elements.grid(figures, number + 1)
-        drawn, number = [*drawn, *figures], number + len(figures)
-        files |= found | {
+        page.files |= {
             f"tables/{key}.csv": tables.to_csv(s),
             f"tables/{key}.md": tables.to_markdown(one),
             f"tables/{key}.tex": tables.to_latex(one._replace(caption=f"{name}. {one.caption}"), key),
         }
-        told = "".join(f"<p>{w}</p>" for w in words(s))
-        body = told + elements.table(one, [row.style for row in s.rows]) + elements.legend(s) + shown
-        parts.append(f"<details><summary><b>{esc(name)}</b>: {_job(s)}</summary>{body}</details>")
-    files["tables/ranks.csv"] = _csv(every, r)
-    files["tables/ranks.md"] = tables.to_markdown(main)
-    files["tables/ranks.tex"] = tables.to_latex(main, "ranks")
-    files["figures/figures.tex"] = tables.figures_tex(drawn)
+        figures = [d._replace(name=f"{key}-{d.name}") for d in (*ranked(s), by_axis(s, s.primary, "round"))]
+        shown = table(one, [row.style for row in s.rows]) + legend(s) + page.figures(figures)
+        page.parts.append(details(f"<b>{esc(name)}</b>: {_job(s)}", paragraphs(words(s)) + shown))
+    page.files |= {
+        "tables/ranks.csv": _csv(every, r),
+        "tables/ranks.md": tables.to_markdown(main),
+        "tables/ranks.tex": tables.to_latex(main, "ranks"),
+        "figures/figures.tex": tables.figures_tex(page.drawn),
+    }
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
-    parts.append(
-        f"<h2>How to get this again</h2><pre>{esc(command)}</pre><p>The whole page of one data set, with its settings: "
-        "<code>fedconcord report</code> with its folder alone.</p>"
+    page.section(
+        "How to get this again",
+        f"<pre>{esc(command)}</pre><p>The whole page of one data set, with its settings: "
+        "<code>fedconcord report</code> with its folder alone.</p>",
     )
-    where = list(short_names([str(path) for path in paths]).values())
-    heading = f"{len(r.methods)} methods on {len(r.data)} data sets"
-    return elements.page(heading, f"{', '.join(r.data)} · from {listing(where)}", parts), files
+    return page
 
 
 def _job(s: Summary) -> str:
