@@ -17,11 +17,11 @@ from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.diagnosis.course import Diagnosis, diagnose
-from fedconcord.diagnosis.figures import SHARES, drawings
+from fedconcord.diagnosis.diagnosis_figures import SHARES, drawings
 from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, changes, numbers
 from fedconcord.diagnosis.subject import Subject, same_model, why_other
-from fedconcord.report.format import compact
+from fedconcord.report.format import compact, percent
 from fedconcord.report.page import Page, in_words, pairs, paragraphs
 from fedconcord.runs.folder import versions
 from fedconcord.runs.prepare import threads
@@ -258,7 +258,7 @@ def _numbers(found: Diagnosis) -> str:
     for one in MEASURES:
         values = [one.of(found, look) for look in found.looks]
         if any(v is not None for v in values):
-            rows.append((one.title, *(_cell(v, one.percent) for v in values)))
+            rows.append((one.title, *(_cell(v, one.is_share) for v in values)))
     return pairs(rows, head)
 
 
@@ -270,9 +270,9 @@ def _meaning(found: Diagnosis) -> str:
     return pairs(rows, ["measure", "formula", "source", "what changes it"])
 
 
-def _cell(value: float | None, percent: bool) -> str:
+def _cell(value: float | None, is_share: bool) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
         return "not finite"
-    return f"{100 * value:.0f} %" if percent else compact(value)
+    return percent(value) if is_share else compact(value)

@@ -14,7 +14,7 @@ from fedconcord.diagnosis.look import Look
 from fedconcord.diagnosis.measures import methods_for
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
-from fedconcord.report.format import compact, listing, size
+from fedconcord.report.format import compact, listing, percent, size
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
 HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients
@@ -70,11 +70,6 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
 
 def _over(value: float, threshold: float) -> float:
     return float(min(np.log(max(value, 1e-12) / threshold), 5.0))
-
-
-def percent(share: float) -> str:
-    """62 %."""
-    return f"{100 * share:.0f} %"
 
 
 def names_of(found: Diagnosis, ids: np.ndarray, most: int = 3) -> str:

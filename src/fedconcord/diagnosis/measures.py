@@ -22,7 +22,7 @@ class Measure(NamedTuple):
     change: str  # what changes it, with `methods_for` in braces
     of: Callable[[Diagnosis, Look], float | None]
     absent: str = ""  # why there is none, where there is none
-    percent: bool = False
+    is_share: bool = False  # shown in percent
 
 
 def methods_for() -> dict[str, str]:

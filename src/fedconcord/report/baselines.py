@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel
+from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel, y_axis
 from fedconcord.report.format import NONE, value, wrap
 from fedconcord.report.load import Array
 from fedconcord.report.metric import Metric
@@ -168,9 +168,7 @@ def _figure(s: Summary, w: Worth) -> Drawing:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if named:
             ax.set_xticks(place, [wrap(found[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
-        ax.set_ylabel(f"a client's {w.metric.title}" + (" (%)" if w.metric.percent else ""))
-        if w.metric.percent:
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+        y_axis(ax, w.metric, title=f"a client's {w.metric.title}")
         ax.legend(fontsize=6.5)
         return fig
 

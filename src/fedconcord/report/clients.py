@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedconcord.basis.files import as_csv
 from fedconcord.basis.readers import columns
 from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import MUTED, PANEL, look, panel
+from fedconcord.report.figures.style import MUTED, PANEL, look, panel, percent_ticks, y_axis
 from fedconcord.report.format import metric_cell, value, wrap
 from fedconcord.report.load import Array, Run
 from fedconcord.report.metric import Metric, metric_of
@@ -124,14 +123,6 @@ def _worst_first(values: Array, metric: Metric) -> Array:
 # -- figures -------------------------------------------------------------------------------------------------------
 
 
-def _axis(ax: Axes, metric: Metric, which: str) -> None:
-    axis = ax.yaxis if which == "y" else ax.xaxis
-    label = f"a client's {metric.title}" + (" (%)" if metric.percent else "")
-    ax.set_ylabel(label) if which == "y" else ax.set_xlabel(label)
-    if metric.percent:
-        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
-
-
 def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawing:
     def draw(legend: bool) -> Figure:
         fig, ax = panel(*PANEL)
@@ -147,7 +138,7 @@ def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawi
         ax.axvspan(0, 10, color=MUTED, alpha=0.12, linewidth=0)
         ax.set_xlim(0, 100)
         ax.set_xlabel("clients, worst first (%)")
-        _axis(ax, metric, "y")
+        y_axis(ax, metric, title=f"a client's {metric.title}")
         if legend and len(judged) > 1:
             ax.legend(fontsize=6.5)
         return fig
@@ -182,8 +173,7 @@ def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metr
             line.set_gid(f"m{m.index}-worst")
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set_xlabel("round")
-        _axis(ax, metric, "y")
-        ax.set_ylabel(f"worst decile: {metric.title}" + (" (%)" if metric.percent else ""))
+        y_axis(ax, metric, title=f"worst decile: {metric.title}")
         if legend and len(s.methods) > 1:
             ax.legend(fontsize=6.5)
         return fig
@@ -217,7 +207,9 @@ def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
         ax.xaxis.set_major_locator(MaxNLocator(6))
-        _axis(ax, metric, "x")
+        ax.set_xlabel(metric.label(f"a client's {metric.title}"))
+        if metric.percent:
+            percent_ticks(ax, "x")
         return fig
 
     said = "; ".join(

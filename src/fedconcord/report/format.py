@@ -38,6 +38,11 @@ def size(v: float) -> str:
     return f"{v:.0f} B"
 
 
+def percent(v: float) -> str:
+    """A share in whole percent: 62 %."""
+    return f"{100 * v:.0f} %"
+
+
 def value(metric: Metric, v: float) -> str:
     """A metric's value in words."""
     if metric.log and v <= FLOOR * (1 + 1e-9):

@@ -23,6 +23,10 @@ class Metric:
     percent: bool = False
     log: bool = False
 
+    def label(self, title: str | None = None) -> str:
+        """The title of an axis or a column of its values, with their unit."""
+        return (title or self.title) + (" (%)" if self.percent else "")
+
     def scale(self, values: Array) -> Array:
         """To the scale on which means are taken."""
         return np.log10(np.maximum(values, FLOOR)) if self.log else values

@@ -67,5 +67,5 @@ def _models(s: Summary) -> Figure:
     for ax in axes[len(names) :]:
         ax.set_visible(False)
     fig.supxlabel("round", fontsize=8)
-    fig.supylabel(s.primary.title + (" (%)" if s.primary.percent else ""), fontsize=8)
+    fig.supylabel(s.primary.label(), fontsize=8)
     return fig

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import INK, MUTED, PANEL, look, panel
-from fedconcord.report.format import decades, lead_words, value, wrap
+from fedconcord.report.figures.style import INK, MUTED, PANEL, log_scale, look, panel, percent_ticks
+from fedconcord.report.format import lead_words, value, wrap
 from fedconcord.report.metric import FLOOR
 from fedconcord.report.stats import FEW
 from fedconcord.report.summary import Summary, finals
@@ -92,14 +92,12 @@ def _final(s: Summary) -> Figure:
         ax.plot(seeds, [i] * len(seeds), "o", color=c, markersize=3, alpha=0.6, markeredgewidth=0, zorder=3)
         ax.plot([row.final.mean], [i], marker, color=c, markersize=6.5, markeredgecolor="white", zorder=4)
     _label_rows(ax, [r.name for r in s.rows], notes)
-    ax.set_xlabel(f"final {s.primary.title}" + (" (%)" if s.primary.percent else ""))
+    ax.set_xlabel(s.primary.label(f"final {s.primary.title}"))
     if s.primary.log and dots:
-        ax.set_xscale("log")
+        log_scale(ax, "x")
         low, high = max(min(dots), FLOOR), max(dots)
         pad = max(2.0, (high / low) ** 0.12)
         ax.set_xlim(low / pad, high * pad)
-        ax.xaxis.set_major_formatter(FuncFormatter(decades))
-        ax.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
     elif dots:
         span = (max(dots) - min(dots)) or 0.01
         ends = [e for r in s.rows for e in r.final.ends]
@@ -107,7 +105,7 @@ def _final(s: Summary) -> Figure:
         ax.set_xlim(min([left, *dots]) - 0.05 * span, max([right, *dots]) + 0.05 * span)
         ax.xaxis.set_major_locator(MaxNLocator(6))
         if s.primary.percent:
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}"))
+            percent_ticks(ax, "x", ".4g")
     return fig
 
 
@@ -136,10 +134,8 @@ def _leads(s: Summary) -> Figure:
     left, right = max(min([0.0, *ends]), -room), min(max([0.0, *ends]), max(means) + room)
     pad = 0.06 * (right - left) or 1e-6
     if s.primary.log:
-        ax.set_xscale("log")
+        log_scale(ax, "x")
         ax.set_xlim(f(left - pad), f(right + pad))
-        ax.xaxis.set_major_formatter(FuncFormatter(decades))
-        ax.xaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
         ax.set_xlabel(f"how many times smaller the final {s.primary.title} of {s.method(s.verdict.top or '').short} is")
     else:
         ax.set_xlim(unit * (left - pad), unit * (right + pad))

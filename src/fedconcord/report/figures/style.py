@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -98,15 +98,27 @@ def panel(width: float, height: float) -> tuple[Figure, Axes]:
     return fig, fig.add_subplot()
 
 
-def y_axis(ax: Axes, metric: Metric, log: bool) -> None:
-    """Title, scale and tick labels of a metric's values."""
-    ax.set_ylabel(metric.title + (" (%)" if metric.percent else ""))
+def log_scale(ax: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with powers of ten as labels."""
+    ax.set_xscale("log") if which == "x" else ax.set_yscale("log")
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_formatter(FuncFormatter(decades))
+    axis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
+
+
+def percent_ticks(ax: Axes, which: Literal["x", "y"], form: str = "g") -> None:
+    """Labels in percent of an axis of shares."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda v, _: format(100 * v, form)))
+
+
+def y_axis(ax: Axes, metric: Metric, log: bool = False, title: str | None = None) -> None:
+    """Title, scale and tick labels of a metric's values; `title` in place of the metric's own."""
+    ax.set_ylabel(metric.label(title))
     if log:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(decades))
-        ax.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
+        log_scale(ax, "y")
     elif metric.percent:
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
+        percent_ticks(ax, "y")
 
 
 def cut_below(ax: Axes, low: float) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.diagnosis.course import Diagnosis
-from fedconcord.diagnosis.findings import percent
 from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, PANEL, panel
-from fedconcord.report.format import decades
+from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, PANEL, log_scale, panel, percent_ticks
+from fedconcord.report.format import percent
 
 BLUE, RED, GREEN, PINK, AMBER = COLOURS[:5]
 SHARES = ("getting the model", "computing", "sending", "waiting")
@@ -29,6 +31,33 @@ def drawings(found: Diagnosis) -> dict[str, list[Drawing]]:
     }
 
 
+def _drawing(
+    name: str, alt: str, caption: str, x: str, y: str, plot: Callable[[Axes], None], integers: bool = True
+) -> Drawing:
+    """A figure of one panel: what it plots, under these titles of its axes; `integers` are the ticks of x."""
+
+    def draw(legend: bool) -> Figure:
+        fig, ax = panel(*PANEL)
+        plot(ax)
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        if integers:
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if ax.get_legend_handles_labels()[1]:
+            ax.legend(fontsize=6.5)
+        return fig
+
+    return Drawing(name, alt, caption, False, draw)
+
+
+def _points(ax: Axes, x: np.ndarray, y: np.ndarray, colour: str = BLUE, marker: str = "o", label: str = "") -> None:
+    ax.scatter(x, y, s=14, color=colour, marker=marker, linewidths=0, alpha=0.8, label=label or None)
+
+
+def _level(ax: Axes, y: float) -> None:
+    ax.axhline(y, color=MUTED, linewidth=0.8)
+
+
 def _rounds(found: Diagnosis) -> Drawing:
     lines = {
         "B²: gradients disagree": [look.gradient.dissimilarity for look in found.looks],
@@ -38,97 +67,77 @@ def _rounds(found: Diagnosis) -> Drawing:
     }
     at = [look.round for look in found.looks]
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
+    def plot(ax: Axes) -> None:
         for k, (name, values) in enumerate(lines.items()):
             shown = [v if v > 0 else np.nan for v in values]
             ax.plot(at, shown, color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.5, label=name)
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(decades))
-        ax.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.set_xlabel("round")
-        ax.legend(fontsize=6.5)
-        return fig
+        log_scale(ax, "y")
 
-    said = "; ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in lines.items())
-    return Drawing(
-        "rounds", f"Measures by round: {said}.", "At the rounds that were looked at; all without unit.", False, draw
-    )
+    ends = "; ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in lines.items())
+    alt = f"Measures by round: {ends}."
+    return _drawing("rounds", alt, "At the rounds that were looked at; all without unit.", "round", "", plot)
 
 
 def _agreement(found: Diagnosis) -> Drawing:
     look = found.looks[-1]
     cosine = look.gradient.alignment
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        ax.axhline(0, color=MUTED, linewidth=0.8)
-        ax.scatter(look.gradient.norms, cosine, s=14, color=BLUE, linewidths=0, alpha=0.8)
-        ax.set_xlabel("length of the client's gradient")
-        ax.set_ylabel("cosine with the full gradient")
+    def plot(ax: Axes) -> None:
+        _level(ax, 0)
+        _points(ax, look.gradient.norms, cosine)
         ax.set_ylim(-1.05, 1.05)
-        return fig
 
-    return Drawing(
+    return _drawing(
         "agreement",
         f"Each client's gradient after round {look.round}: its length and its cosine with the full gradient, from "
         f"{cosine.min():.2f} to {cosine.max():.2f}.",
         f"Each point a client, after round {look.round}. Below 0: a step for this client is a step back for all.",
-        False,
-        draw,
+        "length of the client's gradient",
+        "cosine with the full gradient",
+        plot,
+        integers=False,
     )
 
 
 def _shares(found: Diagnosis) -> Drawing:
     look = found.looks[-1]
     rising = np.sort(look.drift.share)[::-1].cumsum()
-    few = max(1, round(0.1 * len(rising)))
+    n, few = len(rising), max(1, round(0.1 * len(rising)))
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        n = len(rising)
+    def plot(ax: Axes) -> None:
         ax.plot(np.arange(n + 1), np.append(0, rising), color=BLUE, linewidth=1.5)
         ax.plot([0, n], [0, 1], color=MUTED, linewidth=0.8, linestyle="dashed")
         ax.axvspan(0, few, color=MUTED, alpha=0.12, linewidth=0)
         ax.set_xlim(0, n)
         ax.set_ylim(0, 1.02)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.set_xlabel("clients, those that drift most first")
-        ax.set_ylabel("share of the drift apart (%)")
-        return fig
+        percent_ticks(ax, "y")
 
-    return Drawing(
+    return _drawing(
         "drift-shares",
         f"Cumulative share of the drift apart by client after round {look.round}; the first {few} make "
         f"{percent(float(rising[few - 1]))}.",
         "Dashed: all alike. Shaded: a tenth of the clients.",
-        False,
-        draw,
+        "clients, those that drift most first",
+        "share of the drift apart (%)",
+        plot,
     )
 
 
 def _work(found: Diagnosis) -> Drawing:
     look = found.looks[-1]
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        ax.scatter(look.steps, look.drift.move, s=14, color=BLUE, linewidths=0, alpha=0.8, label="move")
-        ax.scatter(look.steps, look.drift.away, s=14, color=RED, marker="^", linewidths=0, alpha=0.8, label="apart")
-        ax.set_xlabel("local steps in the round")
-        ax.set_ylabel("distance")
+    def plot(ax: Axes) -> None:
+        _points(ax, look.steps, look.drift.move, label="move")
+        _points(ax, look.steps, look.drift.away, RED, "^", "apart")
         ax.set_ylim(0, None)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.legend(fontsize=6.5)
-        return fig
 
-    return Drawing(
+    return _drawing(
         "drift-work",
         f"How far clients move in the round after round {look.round} against their local steps.",
         "Move: from the server's model to the end of the local steps. Apart: from the mean of all moves.",
-        False,
-        draw,
+        "local steps in the round",
+        "distance",
+        plot,
     )
 
 
@@ -139,25 +148,22 @@ def _weights(found: Diagnosis) -> list[Drawing]:
     if not shown:
         return []
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        ax.axhline(1, color=MUTED, linewidth=0.8)
+    def plot(ax: Axes) -> None:
+        _level(ax, 1)
         for name, (ratio, colour, marker) in shown.items():
-            ax.scatter(aim.steps, ratio, s=14, color=colour, marker=marker, linewidths=0, alpha=0.8, label=name)
-        ax.set_xlabel("mean local steps a round")
-        ax.set_ylabel("weight it gets / its weight")
+            _points(ax, aim.steps, ratio, colour, marker, name)
         ax.set_ylim(0, None)
-        ax.legend(fontsize=6.5)
-        return fig
 
-    said = "; ".join(f"{name} {ratio.min():.2f} to {ratio.max():.2f}" for name, (ratio, _, _) in shown.items())
+    spans = "; ".join(f"{name} {ratio.min():.2f} to {ratio.max():.2f}" for name, (ratio, _, _) in shown.items())
     return [
-        Drawing(
+        _drawing(
             "weights",
-            f"The weight that each client gets over the weight it should have: {said}.",
+            f"The weight that each client gets over the weight it should have: {spans}.",
             "1: the client counts as the objective says. Found by the method's own steps on unit gradients.",
-            False,
-            draw,
+            "mean local steps a round",
+            "weight it gets / its weight",
+            plot,
+            integers=False,
         )
     ]
 
@@ -167,26 +173,21 @@ def _memory(found: Diagnosis) -> list[Drawing]:
     if look.memory is None or look.remembered is None or look.round == 0 or look.round != found.history.rounds:
         return []
     error = look.memory.error / np.maximum(look.gradient.norms, 1e-300)
-    ages = age[look.ids]
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        ax.axhline(1, color=MUTED, linewidth=0.8)
-        ax.scatter(ages, error, s=14, color=BLUE, linewidths=0, alpha=0.8)
-        ax.set_xlabel("rounds since the client was last updated")
-        ax.set_ylabel("error of what it remembers / its gradient")
+    def plot(ax: Axes) -> None:
+        _level(ax, 1)
+        _points(ax, age[look.ids], error)
         ax.set_ylim(0, None)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        return fig
 
     return [
-        Drawing(
+        _drawing(
             "memory",
             f"How far what each client remembers is from its gradient after round {look.round}, against its age; the "
             f"median is {np.median(error):.2f}.",
             f"{look.remembered.name}; 1: as far off as if it remembered nothing.",
-            False,
-            draw,
+            "rounds since the client was last updated",
+            "error of what it remembers / its gradient",
+            plot,
         )
     ]
 
@@ -196,22 +197,18 @@ def _skew(found: Diagnosis) -> list[Drawing]:
     if labels is None:
         return []
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
-        ax.scatter(found.skew.samples, labels, s=14, color=BLUE, linewidths=0, alpha=0.8)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.set_xlabel("samples of the client")
-        ax.set_ylabel("distance of its classes to everybody's")
+    def plot(ax: Axes) -> None:
+        _points(ax, found.skew.samples, labels)
         ax.set_ylim(0, 2)
-        return fig
 
     return [
-        Drawing(
+        _drawing(
             "labels",
             f"Every client's label skew against its size; mean distance {labels.mean():.2f} of at most 2.",
             "Sum over classes of |p_i - p| (Zhao et al., 2018): 0 where a client has everybody's mix.",
-            False,
-            draw,
+            "samples of the client",
+            "distance of its classes to everybody's",
+            plot,
         )
     ]
 
@@ -225,19 +222,13 @@ def _times(found: Diagnosis) -> list[Drawing]:
     amount = seconds[who] if timed else found.history.gradients[who, None]
     order = np.argsort(-amount.sum(1), kind="stable")
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
+    def plot(ax: Axes) -> None:
         base = np.zeros(len(who))
         for k in range(amount.shape[1]):
             colour = (GREEN, BLUE, AMBER, "#c3cad1")[k] if timed else BLUE
-            ax.bar(np.arange(len(who)), amount[order, k], bottom=base, width=1.0, color=colour, label=SHARES[k])
+            label = SHARES[k] if timed else None
+            ax.bar(np.arange(len(who)), amount[order, k], bottom=base, width=1.0, color=colour, label=label)
             base = base + amount[order, k]
-        ax.set_xlabel("clients, those with most first")
-        ax.set_ylabel("simulated seconds" if timed else "mini-batch gradients")
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        if timed:
-            ax.legend(fontsize=6.5)
-        return fig
 
     total = seconds.sum(0)
     what = (
@@ -245,4 +236,6 @@ def _times(found: Diagnosis) -> list[Drawing]:
         if timed
         else f"from {amount.min():.0f} to {amount.max():.0f} mini-batch gradients"
     )
-    return [Drawing("time", f"What each client did over the run: {what}.", f"Over all rounds: {what}.", False, draw)]
+    y = "simulated seconds" if timed else "mini-batch gradients"
+    alt = f"What each client did over the run: {what}."
+    return [_drawing("time", alt, f"Over all rounds: {what}.", "clients, those with most first", y, plot)]
