@@ -118,9 +118,9 @@ def solve(
                 break
     count = torch.tensor(float(taken), dtype=objective.dtype, device=objective.device)
     norm = count * torch.nan
-    if algorithm.needs_normaliser and paced is not None:
+    if algorithm.needs.normaliser and paced is not None:
         norm = paced.response[0]
-    elif algorithm.needs_normaliser:
+    elif algorithm.needs.normaliser:
         norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
     seen = {name: value[0] for name, value in told(paced, count[None]).items()}
     return Done(x, count, norm, linear, table, buffer, tilt, **seen), evaluations

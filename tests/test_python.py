@@ -81,6 +81,8 @@ def test_the_former_fields_of_a_method_work_for_one_release() -> None:
     ):
         made = replace(METHODS["fedavg"](), needs_x0=True)  # type: ignore[call-arg]
     assert made.needs == Needs(x0=True)
+    with pytest.warns(FutureWarning, match=r"needs_x0 of an Algorithm is now needs\.x0; the former name works"):
+        assert made.needs_x0  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match="(own of an Algorithm is now client_model|is now step.steps)"):
         made = replace(made, own=lambda row: row.x, steps=3)  # type: ignore[call-arg]
     assert made.client_model is not None

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -291,9 +291,11 @@ class Algorithm:
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None
     identity: Identity = UNNAMED
 
-    def __getattr__(self, name: str) -> Any:
-        """A field by the name that it had before there were groups."""
-        return former_field(self, name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A field by the name that it had before there were groups."""
+            return former_field(self, name)
 
 
 def model_of(down: Tree) -> Tensor:

@@ -35,22 +35,12 @@ def accepts_former_fields(cls: type[T]) -> type[T]:
         for name in [name for name in fields if name in FORMER]:
             group, _, field = FORMER[name].partition(".")
             value = fields.pop(name)
-            warnings.warn(
-                f"the field {name} of an Algorithm is now {FORMER[name]}, given as {_given(name)}; the former name "
-                "works for one release",
-                FutureWarning,
-                stacklevel=2,
-            )
+            _warn(name, f", given as {group}={group.capitalize()}({field}=...)" if field else "")
             fields[group] = fields.get(group, getattr(cls, group))._replace(**{field: value}) if field else value
         initialise(self, *arguments, **fields)
 
     cls.__init__ = init  # type: ignore[method-assign]
     return cls
-
-
-def _given(name: str) -> str:
-    group, _, field = FORMER[name].partition(".")
-    return f"{group}={group.capitalize()}({field}=...)" if field else f"{group}=..."
 
 
 def former_field(algorithm: Any, name: str) -> Any:
@@ -61,6 +51,13 @@ def former_field(algorithm: Any, name: str) -> Any:
     """
     if name not in FORMER:
         raise AttributeError(f"{type(algorithm).__name__!r} has no attribute {name!r}")
-    group, _, field = FORMER[name].partition(".")
-    value = getattr(algorithm, group)
-    return getattr(value, field) if field else value
+    _warn(name)
+    return functools.reduce(getattr, FORMER[name].split("."), algorithm)
+
+
+def _warn(name: str, how: str = "") -> None:
+    warnings.warn(
+        f"the field {name} of an Algorithm is now {FORMER[name]}{how}; the former name works for one release",
+        FutureWarning,
+        stacklevel=3,
+    )

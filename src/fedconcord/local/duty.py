@@ -43,24 +43,24 @@ class Duty(NamedTuple):
     @property
     def oracle(self) -> Oracle:
         """The gradient oracle in force: the method's own if it names one."""
-        return self.algorithm.oracle or self.solver.oracle
+        return self.algorithm.step.oracle or self.solver.oracle
 
     @property
     def pace(self) -> Rule | None:
         """The rule of local step sizes in force: the method's own if it has one; None for the round's."""
-        return self.algorithm.pace or self.solver.pace
+        return self.algorithm.step.size or self.solver.pace
 
     @property
     def uses_full_gradient(self) -> bool:
         """Whether a client's local problem or its message is made with its full gradient at the server's model."""
-        return self.algorithm.needs_full_gradient or self.oracle.kind == "svrg"
+        return self.algorithm.needs.full_gradient or self.oracle.kind == "svrg"
 
     def chain(
         self, local: Local, lr: float, steps: np.ndarray, regulariser: Regulariser | None, on_host: bool = True
     ) -> Chain:
         """The local steps [S] of a cohort, as `walk` takes them; `regulariser`: whose proximal steps clients take."""
         prox = None if regulariser is None else regulariser.prox
-        records = self.algorithm.needs_normaliser
+        records = self.algorithm.needs.normaliser
         return chain_of(self.solver, self.oracle, self.pace, local, lr, steps, prox, records, on_host)
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
@@ -72,7 +72,7 @@ class Duty(NamedTuple):
     def done(self, local: Local, chain: Chain, walked: Walked) -> Done:
         """What the method is told of the steps."""
         count = torch.as_tensor(walked.taken, device=walked.x.device).to(walked.x.dtype)[:, None]
-        has_normaliser = self.algorithm.needs_normaliser and self.solver.kind == "sgd"
+        has_normaliser = self.algorithm.needs.normaliser and self.solver.kind == "sgd"
         return done_of(local, walked, count, response(chain, walked) if has_normaliser else count * torch.nan)
 
 
@@ -128,7 +128,7 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
 
 def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:
     """The regulariser whose proximal steps are the clients'."""
-    return objective.regulariser if algorithm.regularise == "local" else None
+    return objective.regulariser if algorithm.step.regularise == "local" else None
 
 
 def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:

@@ -59,45 +59,45 @@ class Solver(NamedTuple):
 
 def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> str | None:
     """Why this method cannot use this local solver, or None; `regularised`: the objective has a non-smooth term."""
-    oracle = algorithm.oracle or solver.oracle
-    if algorithm.oracle is not None and solver.oracle.kind not in ("minibatch", algorithm.oracle.kind):
-        return f"the method brings its own gradient, {algorithm.oracle.kind}; leave local.oracle at minibatch"
-    if algorithm.blocks is not None or algorithm.prelude is not None:
+    oracle = algorithm.step.oracle or solver.oracle
+    if algorithm.step.oracle is not None and solver.oracle.kind not in ("minibatch", algorithm.step.oracle.kind):
+        return f"the method brings its own gradient, {algorithm.step.oracle.kind}; leave local.oracle at minibatch"
+    if algorithm.step.blocks is not None or algorithm.phases.prelude is not None:
         if oracle.kind != "minibatch":
             return f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle.kind}"
         if solver.kind == "lbfgs" or solver.tolerance is not None:
             return "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
-    if algorithm.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
+    if algorithm.step.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
         return "the method takes one Newton or gradient step a round; use plain local SGD"
     if solver.nesterov and not solver.momentum:
         return "local.nesterov is a form of momentum; set local.momentum > 0, or leave it out"
     if solver.clip_direction is not None and (reason := _refuse_clip(solver, algorithm)) is not None:
         return reason
-    if algorithm.stepwise and (solver.kind == "lbfgs" or solver.momentum):
+    if algorithm.step.fixed and (solver.kind == "lbfgs" or solver.momentum):
         return "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
-    if solver.kind == "lbfgs" and algorithm.needs_normaliser:
+    if solver.kind == "lbfgs" and algorithm.needs.normaliser:
         return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
     if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
         return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
-    if solver.kind == "lbfgs" and regularised and algorithm.regularise == "local":
+    if solver.kind == "lbfgs" and regularised and algorithm.step.regularise == "local":
         return "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
-    if solver.tolerance is not None and regularised and algorithm.regularise == "local":
+    if solver.tolerance is not None and regularised and algorithm.step.regularise == "local":
         return "a tolerance on ||grad L_i|| has no meaning under a non-smooth regulariser; leave it out"
     if solver.kind == "lbfgs" and oracle.kind not in ("minibatch", "full"):
         return f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle.kind}"
-    if algorithm.pace is not None or solver.pace is not None:
+    if algorithm.step.size is not None or solver.pace is not None:
         return _refuse_rule(solver, algorithm, regularised)
     return None
 
 
 def _refuse_rule(solver: Solver, algorithm: Algorithm, regularised: bool) -> str | None:
     """Why step sizes cannot come from a rule here, or None."""
-    if algorithm.pace is not None and solver.pace is not None:
-        return f"the method brings its own rule of step sizes, {algorithm.pace.kind}; leave local.lr out"
-    advice = "use another method" if algorithm.pace is not None else "give local.lr a number"
-    if algorithm.hessian_at is not None or algorithm.stepwise:
+    if algorithm.step.size is not None and solver.pace is not None:
+        return f"the method brings its own rule of step sizes, {algorithm.step.size.kind}; leave local.lr out"
+    advice = "use another method" if algorithm.step.size is not None else "give local.lr a number"
+    if algorithm.step.hessian_at is not None or algorithm.step.fixed:
         return f"the method prescribes its own local step, which no rule of step sizes knows; {advice}"
-    if algorithm.needs_lr:
+    if algorithm.needs.lr:
         return f"the method counts in units of one local step size, which a rule of step sizes does not have; {advice}"
     if solver.kind == "lbfgs":
         return f"L-BFGS chooses its own steps, and so does a rule of step sizes; {advice}, or local.solver sgd"
@@ -107,7 +107,7 @@ def _refuse_rule(solver: Solver, algorithm: Algorithm, regularised: bool) -> str
         return f"a rule of step sizes chooses every step's; leave local.step_decay at 1, or {advice}"
     if solver.clip_direction is not None and solver.clip_form == "released":
         return f"local.clip_form released clips a part of what a rule of step sizes looks at; use whole, or {advice}"
-    if regularised and algorithm.regularise == "local":
+    if regularised and algorithm.step.regularise == "local":
         return (
             "clients take proximal steps of the regulariser, all of one size, and a rule gives each its own; "
             f"{advice}, or a method whose server takes them"
@@ -119,11 +119,11 @@ def _refuse_clip(solver: Solver, algorithm: Algorithm) -> str | None:
     """Why a direction cannot be clipped here, or None."""
     if solver.kind == "lbfgs":
         return "L-BFGS chooses its own steps; leave local.clip_direction out"
-    if algorithm.hessian_at is not None:
+    if algorithm.step.hessian_at is not None:
         return "the method takes one Newton or gradient step a round; leave local.clip_direction out"
     if solver.clip_form == "released" and solver.momentum:
         return "local.clip_form released is that of codes without local momentum; set local.momentum 0, or use whole"
-    if solver.clip_form == "whole" and algorithm.needs_normaliser:
+    if solver.clip_form == "whole" and algorithm.needs.normaliser:
         return (
             "the method divides by ||a_i||_1, which a clipped direction does not have; use local.clip, or "
             "local.clip_form released, which counts what it clips as the gradient"

@@ -63,15 +63,15 @@ def client_step(
     full_cost = passes(duty, objective, place)
     own, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
-    client = client_of(objective, orders, algorithm.keeps_late)
+    client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
     if duty.uses_full_gradient:
         if gradient is None:
             gradient = own.gradient(x, held)
             evaluations += 0 if orders.answers else full_cost
         client = client._replace(gradient=gradient)
-    if algorithm.hessian_at is not None:
-        client = client._replace(hessian=curvature(own, algorithm.hessian_at(down, state), place, orders.id))
+    if algorithm.step.hessian_at is not None:
+        client = client._replace(hessian=curvature(own, algorithm.step.hessian_at(down, state), place, orders.id))
     local = with_oracle(algorithm.start(down, state, client), oracle, x, client.gradient)
     drawn = duty.draws.draw(algorithm, orders, len(held))
     first = int(objective.offsets[place])

@@ -50,7 +50,7 @@ def suits(objective: Objective, duty: Duty) -> bool:
         and solver.kind == "sgd"
         and solver.tolerance is None
         and solver.clip_direction is None
-        and algorithm.hessian_at is None
+        and algorithm.step.hessian_at is None
         and local_regulariser(objective, algorithm) is None
     )
 
