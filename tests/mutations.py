@@ -331,7 +331,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("federation/pooled.py", "theirs.steps.sum()", "theirs.steps.max()"),), (BASELINES, "-k", "pooled")
     ),
     "validation: the loss of a model that diverged is 0": Mutation(
-        (Edit("problems/supervised.py", "np.average(values[held]", "np.average(np.nan_to_num(values[held])"),),
+        (Edit("problems/per_client.py", "np.average(values[judged]", "np.average(np.nan_to_num(values[judged])"),),
         ("tests/test_clients.py", "-k", "diverged"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(

@@ -18,7 +18,8 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.models import logreg
 from fedconcord.problems import Supervised, fednova_quadratics, quadratics
 from fedconcord.problems import optimum as optimum_module
-from fedconcord.problems.convex import Convex, Kind, logistic_cancer, softmax_digits
+from fedconcord.problems.convex import Convex, Kind
+from fedconcord.problems.linear import logistic_cancer, softmax_digits
 from fedconcord.problems.optimum import optimum
 
 CPU = torch.device("cpu")

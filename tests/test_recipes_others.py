@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fedconcord.problems.convex import logistic_cancer
+from fedconcord.problems.linear import logistic_cancer
 from fedconcord_papers.recipes import others, pages
 from fedconcord_papers.recipes.recipe import Measure
 from fedconcord_papers.recipes.values import Value, Values, values

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from fedconcord.core import Problem
-from fedconcord.problems.convex import logistic_cancer, softmax_digits
-from fedconcord.problems.linear import lasso_diabetes, ridge_diabetes, sparse_digits
+from fedconcord.problems.linear import lasso_diabetes, logistic_cancer, ridge_diabetes, softmax_digits, sparse_digits
 from fedconcord.problems.matrix import Matrix, low_rank
 from fedconcord.problems.quadratic import Quadratic, fednova_quadratics, quadratics
 from fedconcord.problems.regularised import Regularised

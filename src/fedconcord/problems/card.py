@@ -47,20 +47,20 @@ class Card(BaseModel):
     unit: Annotated[list[list[float]], Field(min_length=2, max_length=2)] | None
 
 
-def check(said: Any, path: Path) -> dict[str, Any]:
+def check(content: Any, path: Path) -> dict[str, Any]:
     """The content of model.json, if it is what `card` writes.
 
     Raises:
         UserError: a value is missing or of another type.
     """
     try:
-        Card.model_validate(said)
+        Card.model_validate(content)
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        given = "" if first["type"] == "missing" else f", given {str(first['input'])[:80]!r}"
-        raise UserError(f"{path}: {where}: {first['msg'].lower()}{given}; restore it or run again") from None
-    return dict(said)
+        value = "" if first["type"] == "missing" else f", given {str(first['input'])[:80]!r}"
+        raise UserError(f"{path}: {where}: {first['msg'].lower()}{value}; restore it or run again") from None
+    return dict(content)
 
 
 def card(problem: Supervised, model: str) -> dict[str, Any]:

@@ -71,16 +71,16 @@ def clustering(
     def nearest(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance [n] to the nearest centre, and which it is."""
         squared = torch.cdist(u, x.reshape(q, k).T).square()
-        found = squared.min(1)
-        return found.values, found.indices
+        closest = squared.min(1)
+        return closest.values, closest.indices
 
     def metrics(x: Tensor) -> dict[str, float]:
-        squared, own = nearest(x, train)
-        _, other = nearest(x, test)
+        squared, train_cluster = nearest(x, train)
+        _, test_cluster = nearest(x, test)
         return {
             "loss": 0.5 * float(squared.double().mean()),
-            "cluster_accuracy": matched(own.cpu().numpy(), classes, k, data.classes),
-            "test_cluster_accuracy": matched(other.cpu().numpy(), data.test_y, k, data.classes),
+            "cluster_accuracy": matched(train_cluster.cpu().numpy(), classes, k, data.classes),
+            "test_cluster_accuracy": matched(test_cluster.cpu().numpy(), data.test_y, k, data.classes),
         }
 
     clients = [(torch.as_tensor(flat[part], dtype=dtype, device=device),) for part in parts]

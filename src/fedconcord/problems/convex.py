@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,10 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.parameters import Chance, Positive, about
-from fedconcord.core import Evaluator, Objective, Roster, objective_of, rng, roster_of
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.digits import digits
+from fedconcord.core import Evaluator, Objective, Roster, objective_of, roster_of
 from fedconcord.problems.alone import alone
 from fedconcord.problems.optimum import Optimum, optimum
 
@@ -65,9 +61,9 @@ class Convex:
                 raise UserError(f"client {i} has labels from {t.min()} to {t.max()}; number the classes from 0")
         self.kind, self.l2 = kind, l2
         self.dtype, self.device = dtype, torch.device(device)
-        held = np.array([len(t) for t in targets], np.int64)
-        self.offsets = np.concatenate([[0], np.cumsum(held)])
-        self.sizes = np.ones(len(held)) if sizes is None else np.asarray(sizes, np.float64)
+        counts = np.array([len(t) for t in targets], np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum(counts)])
+        self.sizes = np.ones(len(counts)) if sizes is None else np.asarray(sizes, np.float64)
         self.a, self.y = self._inputs(np.concatenate(features)), self._targets(np.concatenate(targets))
         self.test = None if test is None else (self._inputs(test[0]), self._targets(test[1]))
         self.outputs = 1 if kind != "softmax" else 1 + int(max(t.max() for t in targets))
@@ -180,7 +176,7 @@ class Convex:
         weight = torch.as_tensor(p, device=self.device)
         loss = float(weight @ values + 0.5 * self.l2 * at.square().sum())
         gap = loss - best.value
-        found = {
+        figures = {
             "loss": loss,
             "gap": max(gap, 0.0) if np.isfinite(gap) else gap,
             "distance": float((at - best.x).norm()),
@@ -188,8 +184,8 @@ class Convex:
         if self.test is not None and self.kind != "squared":
             z = self.scores(x, self.test[0])
             guess = z.argmax(-1) if self.kind == "softmax" else (z[:, 0] > 0).to(self.dtype)
-            found["test_accuracy"] = float((guess == self.test[1]).double().mean())
-        return found
+            figures["test_accuracy"] = float((guess == self.test[1]).double().mean())
+        return figures
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         W = x.reshape(self.outputs, -1)
@@ -202,86 +198,3 @@ class Convex:
         counts = np.zeros((len(self.sizes), max(self.outputs, 2)), np.int64)
         np.add.at(counts, (owner, self.y.cpu().numpy().astype(np.int64)), 1)
         return counts
-
-
-L2 = Annotated[Positive, about("weight of l2/2 ||x||^2 in every f_i")]
-Skew = Annotated[Chance, about("fraction of the samples dealt in order of the label, the rest at random")]
-By = Annotated[Literal["client", "size"], about("what the objective is a mean over: clients, or samples (p_i by size)")]
-
-
-def from_dataset(
-    data: Dataset,
-    parts: Sequence[np.ndarray],
-    *,
-    kind: Literal["softmax", "logistic"] = "softmax",
-    l2: float = 0.0,
-    objective: By = "client",
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
-) -> Convex:
-    """A classification data set, flattened, over clients that hold these train samples."""
-    data = data.scaled()
-    train, test = (x.reshape(len(x), int(np.prod(data.shape))) for x in (data.train_x, data.test_x))
-    return Convex(
-        kind,
-        [train[part] for part in parts],
-        [data.train_y[part] for part in parts],
-        l2=l2,
-        sizes=np.array([len(part) for part in parts], np.float64) if objective == "size" else None,
-        test=(test, data.test_y) if len(data.test_y) else None,
-        dtype=dtype,
-        device=device,
-    )
-
-
-def softmax_digits(
-    seed: int,
-    n_clients: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    /,
-    l2: L2 = 0.01,
-    skew: Skew = 0.8,
-    objective: By = "client",
-) -> Convex:
-    """Multinomial logistic regression on scikit-learn's digits, l2 regularised, optimum known.
-
-    1,437 training and 360 test images, 8 x 8, 10 classes; d = 650.
-    """
-    data = digits(Path(), seed)
-    parts = _deal(data.train_y, n_clients, skew, seed)
-    return from_dataset(data, parts, l2=l2, objective=objective, dtype=dtype, device=device)
-
-
-def logistic_cancer(
-    seed: int,
-    n_clients: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    /,
-    l2: L2 = 0.01,
-    skew: Skew = 0.8,
-    objective: By = "client",
-) -> Convex:
-    """Logistic regression on scikit-learn's breast cancer data, l2 regularised, optimum known.
-
-    569 samples (UCI, Wolberg et al. 1995), 30 standardised features, malignant or benign; d = 31, no test set.
-    """
-    from sklearn.datasets import load_breast_cancer  # a second to import; nothing else here needs it
-
-    bunch = load_breast_cancer()
-    x, y = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0), bunch.target.astype(np.int64)
-    data = Dataset("cancer", x, y, x[:0], y[:0], 2)
-    parts = _deal(y, n_clients, skew, seed)
-    return from_dataset(data, parts, kind="logistic", l2=l2, objective=objective, dtype=dtype, device=device)
-
-
-def _deal(labels: np.ndarray, n_clients: int, skew: float, seed: int) -> list[np.ndarray]:
-    """Sample indices of each client: a share `skew` in order of label, the rest at random; nearly equal sizes."""
-    if not 1 <= n_clients <= len(labels):
-        raise UserError(f"cannot deal {len(labels)} samples to {n_clients} clients; give 1 to {len(labels)} clients")
-    order = rng.generator(seed, rng.Purpose.PARTITION).permutation(len(labels))
-    cut = round(skew * len(labels))
-    ranked = order[:cut][np.argsort(labels[order[:cut]], kind="stable")]
-    dealt = np.concatenate([np.arange(cut) * n_clients // max(cut, 1), np.arange(len(labels) - cut)[::-1] % n_clients])
-    return [np.sort(np.concatenate([ranked, order[cut:]])[dealt == i]) for i in range(n_clients)]

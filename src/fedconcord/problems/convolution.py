@@ -54,15 +54,15 @@ def kernel(
     def one(
         into: list[Tensor], beta: float, alpha: float, at: list[Tensor], a: Tensor, targets: Tensor, weight: Tensor
     ) -> None:
-        kept = []
+        saved = []
         a = a.to(at[0].dtype)
         for layer, begin in zip(chain, begins, strict=True):
             a, keep = layer.forward(a, at[begin : begin + layer.parameters])
-            kept.append(keep)
+            saved.append(keep)
         slope = delta(a[None].to(weight.dtype), targets[None])[0].mul_(weight).to(a.dtype)
         for k in reversed(range(lowest, len(chain))):
-            held = slice(begins[k], begins[k] + chain[k].parameters)
-            slope = chain[k].backward(slope, kept[k], at[held], into[held], beta, alpha, k > lowest)
+            mine = slice(begins[k], begins[k] + chain[k].parameters)
+            slope = chain[k].backward(slope, saved[k], at[mine], into[mine], beta, alpha, k > lowest)
 
     def accumulate(
         into: Tensor, beta: float, alpha: float, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None
@@ -188,8 +188,8 @@ def _pool(module: nn.MaxPool2d) -> Layer:
         z, index = F.max_pool2d_with_indices(a, size, stride, padding, dilation)
         return z, (a, index)
 
-    def backward(slope: Tensor, kept: tuple[Tensor, Tensor], *rest: object) -> Tensor:
-        a, index = kept
+    def backward(slope: Tensor, saved: tuple[Tensor, Tensor], *rest: object) -> Tensor:
+        a, index = saved
         slope = slope.contiguous(memory_format=LAST)
         before: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             slope, a, size, stride, padding, dilation, False, index

@@ -64,9 +64,9 @@ class Forward:
         if self.images:
             views = {k: _last(v) for k, v in views.items()}
         pieces = [(gather, a, min(a + self.batch, n)) for n, gather in sets for a in range(0, max(n, 1), self.batch)]
-        done = self._all(partial(self._one, views), pieces)
+        outputs_of = self._all(partial(self._one, views), pieces)
         counts = [math.ceil(max(n, 1) / self.batch) for n, _ in sets]
-        return [torch.cat(done[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
+        return [torch.cat(outputs_of[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
 
     def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
         threads = torch.get_num_threads()
@@ -117,23 +117,23 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
     wanted = (len(few), outputs)
     try:
         with torch.enable_grad():
-            found: Tensor = model(few)
+            answer: Tensor = model(few)
     except Exception as error:  # whatever the layers of somebody else's model raise
         why = " ".join(f"{type(error).__name__}: {error}".split())
         kind = str(few.dtype).removeprefix("torch.")
         raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
     if shape != wanted:
         raise UserError(
             f"the model answers {len(few)} samples with {shape}, and the data need {wanted}: one row a sample, "
             f"{outputs} numbers each"
         )
-    if not found.requires_grad:
+    if not answer.requires_grad:
         raise UserError(
             "the model's outputs depend on none of the parameters that are trained (requires_grad); let its last layer "
             "have some, and take them out of torch.no_grad"
         )
-    return found.detach()
+    return answer.detach()
 
 
 @torch.no_grad()

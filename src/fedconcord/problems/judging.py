@@ -13,7 +13,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem, rng
 from fedconcord.problems.losses import SCORES, Metric
-from fedconcord.problems.per_client import Scores
+from fedconcord.problems.per_client import Scores, validation
 from fedconcord.problems.regularised import Regularised
 from fedconcord.problems.supervised import Supervised
 
@@ -35,12 +35,12 @@ def pooled(problem: Problem) -> Problem:
     if isinstance(problem, Regularised):
         return Regularised(pooled(problem.smooth), problem.regulariser)
     assert isinstance(problem, Supervised)
-    made = copy.copy(problem)
-    for found in ("objective", "roster"):
-        made.__dict__.pop(found, None)
-    made.offsets = np.array([0, len(made.y)], np.int64)
-    made.sizes = np.array([float(len(made.y))])
-    return made
+    whole = copy.copy(problem)
+    for name in ("objective", "roster"):
+        whole.__dict__.pop(name, None)
+    whole.offsets = np.array([0, len(whole.y)], np.int64)
+    whole.sizes = np.array([float(len(whole.y))])
+    return whole
 
 
 # -- one model for all ---------------------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
 def own_figures(problem: Supervised, models: Models) -> Scores:
     """What `client_figures` has, every client under its own model; NaN for one that never trained."""
     offsets, names = problem.judged.offsets, figure_names(problem)
-    found = np.full((len(offsets) - 1, len(names)), np.nan)
+    table = np.full((len(offsets) - 1, len(names)), np.nan)
     for i, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         if b > a and (x := models(i)) is not None:
-            found[i] = figures(problem, x, slice(a, b))
-    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, found.T.copy(), strict=True)))
+            table[i] = figures(problem, x, slice(a, b))
+    return Scores(problem.judged.split, np.diff(offsets), dict(zip(names, table.T.copy(), strict=True)))
 
 
 def figure_names(problem: Supervised) -> list[str]:
@@ -90,8 +90,8 @@ def figure_names(problem: Supervised) -> list[str]:
 def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
     """Those of a model [d] on some of the samples that clients are judged on; NaN for none."""
     _, inputs, targets, _ = problem.judged
-    own, wanted = inputs[mine], targets[mine]
-    [(loss, outputs)] = problem.answers(x, (lambda a, b: own[a:b], wanted))
+    samples, wanted = inputs[mine], targets[mine]
+    [(loss, outputs)] = problem.answers(x, (lambda a, b: samples[a:b], wanted))
     outputs, wanted = problem.in_units(outputs), problem.in_units(wanted)
     each = loss, SCORES[problem.target].per_sample(outputs, wanted)
     return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in problem.others)]
@@ -112,33 +112,24 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
         if (x := models(i)) is None:
             continue
         trained = problem.probe[torch.as_tensor(owner == i, device=problem.probe.device)]
-        own = problem.x[trained]
+        samples = problem.x[trained]
         (test, outputs), (train, _) = problem.answers(
-            x, (partial(_between, test_x), test_y), (partial(_between, own), problem.y[trained])
+            x, (partial(_between, test_x), test_y), (partial(_between, samples), problem.y[trained])
         )
         outputs = problem.in_units(outputs)
         rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), float(test.double().mean())])
         losses.append(train.double())
     names = [*(f"test_{metric.name}" for metric in problem.metrics), "test_loss"]
-    found = dict(zip(names, np.mean(rows, 0).tolist(), strict=True)) | {"train_loss": float(torch.cat(losses).mean())}
+    means = dict(zip(names, np.mean(rows, 0).tolist(), strict=True))
+    means["train_loss"] = float(torch.cat(losses).mean())
     if problem.judged.split == "validation":
-        found |= _validation(problem, own_figures(problem, models))
-    return found
+        scores = own_figures(problem, models)
+        means |= validation(scores, SCORES[problem.target].name, ~np.isnan(scores.values["loss"]))
+    return means
 
 
 def _between(inputs: Tensor, a: int, b: int) -> Tensor:
     return inputs[a:b]
-
-
-def _validation(problem: Supervised, scores: Scores) -> dict[str, float]:
-    """`validation_<score>` over all samples, and its mean over clients."""
-    known = ~np.isnan(scores.values["loss"])
-    score = SCORES[problem.target].name
-    found = {
-        f"validation_{name}": float(np.average(scores.values[name][known], weights=scores.samples[known]))
-        for name in ("loss", score)
-    }
-    return found | {f"validation_client_{score}": float(scores.values[score][known].mean())}
 
 
 def tested(problem: Supervised) -> Tensor:

@@ -286,8 +286,8 @@ def metric(name: str) -> Metric:
         UserError: there is none.
     """
     if name.partition("(")[0] in AT:
-        made: Metric = factories.build(AT, "metric", name)
-        return made
+        instance: Metric = factories.build(AT, "metric", name)
+        return instance
     if name not in (known := Open(METRICS, "metric", _own_metric)):
         raise unknown("metric", name, METRICS)
     return known[name]
@@ -307,14 +307,14 @@ def metrics_of(names: Sequence[str], target: Target) -> tuple[Metric, ...]:
     Raises:
         UserError: a name is unknown, given twice, or not for this target.
     """
-    found = tuple(metric(name) for name in names or DEFAULT_METRICS[target])
-    for k, one in enumerate(found):
+    metrics = tuple(metric(name) for name in names or DEFAULT_METRICS[target])
+    for k, one in enumerate(metrics):
         if target not in one.targets:
             fitting = [name for name, other in METRICS.items() if target in other.targets]
             raise UserError(f"metric {one.name} is not for a target of kind {target}; use {', '.join(fitting)}")
-        if one.name in [other.name for other in found[:k]]:
+        if one.name in [other.name for other in metrics[:k]]:
             raise UserError(f"metric {one.name} is given twice; give every metric once")
-    return found
+    return metrics
 
 
 def check_metrics(metrics: Sequence[Metric], targets: Tensor, outputs: int) -> None:

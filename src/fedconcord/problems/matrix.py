@@ -45,9 +45,9 @@ class Matrix:
         n, m = y.shape
         self.shape, self.dim = tuple(truth.shape), truth.numel()
         self.D, self.y, self.truth = D.reshape(n * m, self.dim), y.reshape(-1), truth.reshape(-1)
-        for name, given in (("D", self.D), ("y", self.y)):
-            if not torch.isfinite(given).all():
-                client = int((~torch.isfinite(given.reshape(n, -1))).any(1).nonzero()[0])
+        for name, values in (("D", self.D), ("y", self.y)):
+            if not torch.isfinite(values).all():
+                client = int((~torch.isfinite(values.reshape(n, -1))).any(1).nonzero()[0])
                 raise UserError(f"client {client} has entries of {name} that are not finite; clean its samples")
         self.dtype, self.device, self.regulariser = y.dtype, y.device, regulariser
         self.offsets = np.arange(n + 1, dtype=np.int64) * m

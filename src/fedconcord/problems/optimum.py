@@ -151,9 +151,9 @@ def _pooled(objective: Objective, weights: np.ndarray) -> _Pooled:
     hessian = objective.hessian
     if hessian is None:
         raise UserError("a reference optimum needs the problem's Hessian, and it has none")
-    held = np.diff(objective.offsets)
+    counts = np.diff(objective.offsets)
     index = torch.arange(int(objective.offsets[-1]), device=objective.device)
-    if np.allclose(weights, held / held.sum(), rtol=1e-13, atol=0):
+    if np.allclose(weights, counts / counts.sum(), rtol=1e-13, atol=0):
         parts = [(1.0, index)]
     else:
         parts = [

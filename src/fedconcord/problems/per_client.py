@@ -36,3 +36,13 @@ def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:
     owner = np.repeat(np.arange(len(counts)), counts)
     sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def validation(scores: Scores, score: str, judged: np.ndarray) -> dict[str, float]:
+    """`validation_loss` and `validation_<score>` over all samples of the clients that are judged [N] bool, and
+    `validation_client_<score>`, in which each of them weighs the same."""
+    means = {}
+    for name in ("loss", score):
+        values = scores.values[name]
+        means[f"validation_{name}"] = float(np.average(values[judged], weights=scores.samples[judged]))
+    return means | {f"validation_client_{score}": float(scores.values[score][judged].mean())}

@@ -43,10 +43,10 @@ def check(precision: Precision, dtype: torch.dtype, device: torch.device) -> Non
             f"engine.precision {precision} shortens float32, and engine.dtype is {kind}; use engine.dtype float32, or "
             "engine.precision full"
         )
-    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < CAPABLE:
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < CAPABLE:
         raise UserError(
             f"engine.precision {precision} needs a GPU of compute capability {CAPABLE[0]}.{CAPABLE[1]} or later, and "
-            f"this one has {found[0]}.{found[1]}; use engine.precision full"
+            f"this one has {capability[0]}.{capability[1]}; use engine.precision full"
         )
     if device.type != "cuda" and precision == "tf32":
         raise UserError(

@@ -44,8 +44,8 @@ def right(outputs: Tensor, classes: Tensor, threshold: float, second: bool) -> f
     """Of the samples of one of two classes the share that is told so, where the second class is said from a probability
     on: sensitivity of the second class, specificity of the first. NaN without such samples."""
     mine = classes == int(second)
-    said = outputs.double().softmax(-1)[:, 1] >= threshold
-    return float((said == second)[mine].double().mean()) if len(outputs) and bool(mine.any()) else math.nan
+    predicted = outputs.double().softmax(-1)[:, 1] >= threshold
+    return float((predicted == second)[mine].double().mean()) if len(outputs) and bool(mine.any()) else math.nan
 
 
 def ece(outputs: Tensor, classes: Tensor) -> float:
@@ -92,7 +92,7 @@ def log_odds(outputs: Tensor, targets: Tensor) -> np.ndarray:
 
 def _macro(of: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor) -> float:
     guess, truth = log_odds(outputs, targets), _truth(outputs, targets)
-    asked = (truth.max(0) > truth.min(0)) if len(truth) else np.zeros(truth.shape[1], bool)
-    if not asked.any() or not np.isfinite(guess).all():
+    both = (truth.max(0) > truth.min(0)) if len(truth) else np.zeros(truth.shape[1], bool)
+    if not both.any() or not np.isfinite(guess).all():
         return math.nan
-    return float(np.mean([of(truth[:, k], guess[:, k]) for k in np.flatnonzero(asked)]))
+    return float(np.mean([of(truth[:, k], guess[:, k]) for k in np.flatnonzero(both)]))

@@ -45,11 +45,11 @@ class Regularised:
         Without those that compare with the minimiser of the smooth part.
         """
         measured = self.smooth.evaluator.evaluate(x)
-        found = {name: value for name, value in measured.items() if name not in OF_THE_SMOOTH}
-        loss = found.get("train_loss", found.get("loss"))
+        metrics = {name: value for name, value in measured.items() if name not in OF_THE_SMOOTH}
+        loss = metrics.get("train_loss", metrics.get("loss"))
         if loss is not None:
-            found["objective"] = loss + float(self.regulariser.value(x))
-        return found | {"nonzero": float((x != 0).double().mean())}
+            metrics["objective"] = loss + float(self.regulariser.value(x))
+        return metrics | {"nonzero": float((x != 0).double().mean())}
 
     def export(self, x: Tensor) -> Mapping[str, Tensor]:
         return self.smooth.evaluator.export(x)

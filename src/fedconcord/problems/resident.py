@@ -86,8 +86,8 @@ def resident(
     if scale is not None and x.dtype == np.uint8:
         ours, keep = dtype, True
     # a copy only of what torch would refuse: read-only memory, gaps, another order of bytes
-    given = np.require(x, x.dtype.newbyteorder("="), ["C", "W"])
-    raw = torch.as_tensor(given, dtype=None if keep else ours, device=device)
+    array = np.require(x, x.dtype.newbyteorder("="), ["C", "W"])
+    raw = torch.as_tensor(array, dtype=None if keep else ours, device=device)
     if order is not None and (len(order) != len(x) or not np.array_equal(order, np.arange(len(x)))):
         places = torch.as_tensor(order, device=device)
     else:

@@ -141,9 +141,9 @@ class SemiSupervised:
         """The unlabelled samples' terms [B], before the factor, from log h [B, C] and nu [B, C]."""
         fit = -(nu * log_h).sum(-1)
         log_c = math.log(self.classes)
-        own = (nu * nu.clamp(min=self.clamp).log()).sum(-1) + log_c
+        pseudo = (nu * nu.clamp(min=self.clamp).log()).sum(-1) + log_c
         model = (log_h.exp() * log_h).sum(-1) + log_c
-        return self.alpha_p * fit + self.alpha_r * (own + model)
+        return self.alpha_p * fit + self.alpha_r * (pseudo + model)
 
     @torch.no_grad()
     def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:

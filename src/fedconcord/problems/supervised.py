@@ -31,7 +31,7 @@ from fedconcord.problems.losses import (
     defined,
     metrics_of,
 )
-from fedconcord.problems.per_client import Samples, Scores, by_client
+from fedconcord.problems.per_client import Samples, Scores, by_client, validation
 from fedconcord.problems.resident import Resident, resident
 from fedconcord.problems.vectorised import hessian_of, vectorised
 
@@ -115,12 +115,12 @@ class Supervised:
         """Hand-written gradients, where the model and the loss have them."""
         if delta is None:
             return None
-        found = dense.kernel(self.model, self.layout, delta) if self.numbers != "bf16" else None
-        if found is None and self.device.type == "cpu":
-            found = convolution.kernel(
+        kernel = dense.kernel(self.model, self.layout, delta) if self.numbers != "bf16" else None
+        if kernel is None and self.device.type == "cpu":
+            kernel = convolution.kernel(
                 self.model, self.layout, delta, torch.bfloat16 if self.numbers == "bf16" else None
             )
-        return found
+        return kernel
 
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
@@ -139,8 +139,8 @@ class Supervised:
         wrong = outside.reshape(len(outside), -1).any(1).cpu().numpy()
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            given = of.y[first][outside[first]].flatten()[0].item()
-            raise UserError(f"client {owner[first]} has the label {given:g}, {wanted}")
+            label = of.y[first][outside[first]].flatten()[0].item()
+            raise UserError(f"client {owner[first]} has the label {label:g}, {wanted}")
 
     def _check_outputs(self) -> None:
         """Refuse a model or a loss that does not fit the samples and their targets."""
@@ -314,17 +314,13 @@ class Supervised:
         trained = (lambda a, b: self.x[self.probe[a:b]]), self.y[self.probe]
         (test, outputs), (train, _) = self.answers(x, tested, trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
-        found = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
-        found |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
+        metrics = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
+        metrics |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
         if self.judged.split == "validation" and len(self.judged.y):
             scores = self.client_scores(x)
-            held = scores.samples > 0
-            for name, values in scores.values.items():
-                found[f"validation_{name}"] = float(np.average(values[held], weights=scores.samples[held]))
-            score = SCORES[self.target].name
-            found[f"validation_client_{score}"] = float(scores.values[score][held].mean())
-            found |= {f"validation_{name}": value for name, value in scores.overall.items()}
-        return found
+            metrics |= validation(scores, SCORES[self.target].name, scores.samples > 0)
+            metrics |= {f"validation_{name}": value for name, value in scores.overall.items()}
+        return metrics
 
     def client_scores(self, x: Tensor) -> Scores:
         """Mean `loss` and score of the model x [d] on every client's samples: all through the model once.
@@ -367,8 +363,8 @@ class Supervised:
     @torch.no_grad()
     def answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
-        found = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
-        return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(found, sets, strict=True)]
+        outputs = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
+        return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]
 
 
 def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
