@@ -481,7 +481,7 @@ def test_methods_whose_server_keeps_a_sum_are_refused_with_the_reason(name: str)
     if name in ALLOWED:
         start(this)
         return
-    invariant = make(name).invariant
+    invariant = make(name).facts.invariant
     reason = "send gradients before their local steps too" if invariant is None else f"the method keeps {invariant}"
     with pytest.raises(UserError, match="which") as refused:
         start(this)

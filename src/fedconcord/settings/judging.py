@@ -64,7 +64,7 @@ def held(config: Config) -> tuple[Config, str | None]:
 def _personal(config: Config) -> bool:
     """Whether a method answers with a model a client, for which a test set of all clients' is no measure."""
     texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
-    return any(read_method(text)[0]().own is not None for text in texts)
+    return any(read_method(text)[0]().client_model is not None for text in texts)
 
 
 class Judged(NamedTuple):
