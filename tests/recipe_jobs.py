@@ -7,7 +7,15 @@ from pathlib import Path
 from fedconcord import settings
 from fedconcord.settings import Config
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import Asked, cells_of, entries_of, planned_texts, points_of, settings_of, text_of
+from fedconcord_papers.recipes.run import (
+    RecipeSpec,
+    cells_of,
+    entries_of,
+    planned_texts,
+    points_of,
+    settings_of,
+    text_of,
+)
 from fedconcord_papers.recipes.values import Values, values
 
 SIZES: tuple[SizeName, ...] = ("quick", "desk", "paper")
@@ -15,7 +23,7 @@ SIZES: tuple[SizeName, ...] = ("quick", "desk", "paper")
 
 def configs(recipe: Recipe, size: SizeName) -> list[Config]:
     """Every run of one seed at a size, with every point of every grid, resolved without its data."""
-    asked, found = Asked(recipe, size, Path("unused")), []
+    asked, found = RecipeSpec(recipe, size, Path("unused")), []
     assert isinstance(recipe.experiment, Comparison)
     for cell in cells_of(asked, recipe.experiment):
         methods = [
@@ -31,7 +39,7 @@ def configs(recipe: Recipe, size: SizeName) -> list[Config]:
 def resolved(recipe: Recipe, size: SizeName) -> dict[str, Config]:
     """The settings of every comparison of a size, by cell."""
     found = {}
-    for cell, given, methods in planned_texts(Asked(recipe, size, Path("unused"))):
+    for cell, given, methods in planned_texts(RecipeSpec(recipe, size, Path("unused"))):
         nested = {**given, "methods": methods, "seeds": list(recipe.sizes[size].seeds)}
         found[cell] = settings.resolve_compare(settings.from_nested(nested, recipe.name))
     return found

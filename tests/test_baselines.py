@@ -28,8 +28,8 @@ from fedconcord.report.summary import summarise
 from fedconcord.report.worth import DRAWS, bootstrap, sentences, worth
 from fedconcord.runs import plan
 from fedconcord.runs.events import Entry
-from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
+from training import execute_all
 
 JOB: dict[str, Any] = {
     "data": "digits", "model": "logreg", "clients": 7, "cohort": 3, "rounds": 4, "validation": 0.2, "seed": 3,

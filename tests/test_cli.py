@@ -26,7 +26,7 @@ from fedconcord.jobs import Row
 from fedconcord.problems.losses import METRICS
 from fedconcord.runs import execution, plan, records
 from fedconcord.runs.events import Entry, Finished
-from fedconcord.runs.study import execute_all
+from training import execute_all
 from watching import Rows
 
 # exact bytes need the same threads and the same chunk; a checkpoint a round keeps the wait for one short

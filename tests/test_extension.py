@@ -12,8 +12,8 @@ import fedconcord
 from fedconcord import api
 from fedconcord.jobs import Row
 from fedconcord.runs import plan
-from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
+from training import execute_all
 from watching import Rows
 
 JOB: dict[str, Any] = {

@@ -15,8 +15,8 @@ from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock, plan
 from fedconcord.runs.records import finished
-from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
+from training import execute_all
 
 HOLD = """
 import fcntl, os, sys, time

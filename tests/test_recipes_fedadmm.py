@@ -14,7 +14,7 @@ from fedconcord.report.load import load_runs
 from fedconcord_papers.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord_papers.recipes.fedadmm import RECIPES
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import Asked, cells_of, entries_of, points_of, text_of
+from fedconcord_papers.recipes.run import RecipeSpec, cells_of, entries_of, points_of, text_of
 from fedconcord_papers.recipes.values import Values, values
 from recipe_jobs import resolved
 
@@ -57,7 +57,7 @@ def test_every_point_of_a_grid_is_a_method(name: str) -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_places_of_printed_numbers_exist(name: str) -> None:
     recipe = BY_NAME[name]
-    asked = Asked(recipe, "paper", Path())
+    asked = RecipeSpec(recipe, "paper", Path())
     experiment = comparison(recipe)
     places = {
         (cell.name, entry.name)
@@ -104,7 +104,7 @@ def test_grids_are_the_papers() -> None:
 
 def test_a_dry_run_counts_the_runs_of_a_cells_own_methods() -> None:
     some = ["mnist1000_iid_sgd", "mnist1000_iid", "mnist100_noniid_fixed"]
-    rows = list(dry.rows(Asked(BY_NAME["table3"], "paper", Path(), cells=some)))
+    rows = list(dry.rows(RecipeSpec(BY_NAME["table3"], "paper", Path(), cells=some)))
     runs = {(row["cell"], row["method"]): row["runs"] for row in rows}
     assert runs["mnist1000_iid_sgd", "FedSGD"] == 5 + 4
     assert runs["mnist1000_iid", "FedProx"] == 5 + 16

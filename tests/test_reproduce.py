@@ -22,7 +22,7 @@ from fedconcord.runs.folder import CHECKPOINT
 from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord_papers.recipes.found import FOUND, SUMMARIES
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
-from fedconcord_papers.recipes.run import DONE, Asked, _scores, reproduce, settings_of
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, _scores, reproduce, settings_of
 from fedconcord_papers.recipes.values import Finding, Values, read, values
 from recipe_jobs import SIZES, configs
 
@@ -51,7 +51,7 @@ SMALL = Recipe(
 
 
 def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
-    return reproduce(Asked(recipe, size, out, **asked), Watch()).values  # type: ignore[arg-type]
+    return reproduce(RecipeSpec(recipe, size, out, **asked), Watch()).values  # type: ignore[arg-type]
 
 
 # -- a comparison ------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_a_size_that_does_not_fit_is_refused_before_it_starts(tmp_path: Path, mo
 
 def test_a_dry_run_counts_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
-    rows = list(dry.rows(Asked(SMALL, "paper", tmp_path / "out")))
+    rows = list(dry.rows(RecipeSpec(SMALL, "paper", tmp_path / "out")))
     assert [(row["cell"], row["method"], row["parameters"], row["samples"], row["runs"]) for row in rows[1:3]] == [
         ("iid", "SCAFFOLD", 1_663_370, 60_000, 5),
         ("skewed", "FedAvg", 1_663_370, 60_000, 3),
@@ -349,7 +349,7 @@ def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["desk", "paper"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_dry_run_of_every_recipe(name: str, size: str, tmp_path: Path) -> None:
-    rows = list(dry.rows(Asked(RECIPES[name], size, tmp_path / "out")))  # type: ignore[arg-type]
+    rows = list(dry.rows(RecipeSpec(RECIPES[name], size, tmp_path / "out")))  # type: ignore[arg-type]
     assert rows
     assert len({tuple(row) for row in rows}) == 1
     assert not (tmp_path / "out").exists()

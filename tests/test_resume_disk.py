@@ -16,11 +16,10 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems import fednova_quadratics
 from fedconcord.runs import plan
-from fedconcord.runs.study import execute_all
 from fedconcord.settings import from_nested
 from fedconcord.state import DiskStore, Storage
 from table import make
-from training import execute
+from training import execute, execute_all
 
 PAGE = 4096
 

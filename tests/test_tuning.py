@@ -40,7 +40,7 @@ from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, s
 from watching import Rows
 
 DIGITS = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 8, "seeds": "0"}
-ACCURACY = Objective(metric_of("validation_accuracy"), None, held=True)
+ACCURACY = Objective(metric_of("validation_accuracy"), None, is_held_out=True)
 
 
 def config(methods: str, **more: Any) -> Config:
@@ -234,7 +234,7 @@ def test_the_order_of_trials() -> None:
     broken, low, high = Score(math.nan, None, 0, 1), Score(0.2, None, 0, 0), Score(0.8, None, 0, 0)
     scores = {0: low, 1: broken, 2: high, 3: high, 4: Score(math.nan, None, 0, 2)}
     assert ranked(scores, ACCURACY) == [2, 3, 0, 1, 4]
-    loss = Objective(metric_of("validation_loss"), None, held=True)
+    loss = Objective(metric_of("validation_loss"), None, is_held_out=True)
     assert ranked(scores, loss) == [0, 2, 3, 1, 4]
     timed = {0: Score(0.95, 30.0, 0, 0), 1: Score(0.91, 10.0, 0, 0), 2: Score(0.89, None, 1, 0), 3: broken}
     soonest = ACCURACY._replace(target=0.9, soonest=True)
@@ -255,7 +255,7 @@ def test_the_fewest_rounds_decide_among_trials_that_end_alike() -> None:
     assert chosen(scores, ACCURACY) == 4  # without a target where it ends
     wide = {**scores, 4: Score(0.9665, None, 1, 0, 0.07)}
     assert chosen(wide, aim) == 1  # seeds that differ by as much say no more
-    loss = Objective(metric_of("validation_loss"), 0.3, held=True)
+    loss = Objective(metric_of("validation_loss"), 0.3, is_held_out=True)
     scores = {0: Score(0.20, 9.0, 0, 0, 0.01), 1: Score(0.209, 5.0, 0, 0), 2: Score(0.211, 3.0, 0, 0)}
     assert chosen(scores, loss) == 1
     assert chosen({5: Score(math.nan, None, 0, 2)}, aim) == 5

@@ -1,12 +1,14 @@
 """A job trained in a folder, as tests of folders do it: everything of one run behind one call."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedconcord.jobs import Job, Row
 from fedconcord.runs import results
+from fedconcord.runs.events import Entry, Event, Finished
 from fedconcord.runs.final import NOTHING, RunOptions
+from fedconcord.runs.pool import Pool
 from fedconcord.runs.prepare import prepare_job
 
 
@@ -25,3 +27,11 @@ def execute(
     """The status of a run of a job in its folder."""
     length = results.RunLength(rounds, eval_every, checkpoint_every, resume)
     return results.train(prepare_job(job, folder, rounds), folder, length, info, on_row, options)
+
+
+def execute_all(
+    entries: Sequence[Entry], jobs: int = 1, tell: Callable[[Event], None] = lambda event: None
+) -> list[Finished]:
+    """The outcomes of runs, `jobs` at once."""
+    with Pool(jobs) as pool:
+        return pool.run(entries, tell)

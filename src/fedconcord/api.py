@@ -274,21 +274,21 @@ def advise(
 def sources_of(
     call: Callable[..., object],
     config: str | Path | None,
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
     settings: Mapping[str, Any] | None,
 ) -> list[Source]:
     """The settings file of a call, and over it the arguments that are settings and those by dotted key."""
     file = [] if config is None else [settings_module.from_file(Path(config))]
-    named = {_key(call, name): value for name, value in given.items()}
+    by_key = {_key(call, name): value for name, value in arguments.items()}
     source = settings_module.from_options(
-        {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in named.items()}
+        {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in by_key.items()}
     )
     more = settings_module.from_nested(settings or {}, "settings")
     texts = {key: settings_module.named(key, value) for key, value in {**source.values, **more.values}.items()}
-    held = tuple(one for _, objects in texts.values() for one in objects)
-    own = Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, held)
-    imports.trust(*(one.values for one in (*file, own)))
-    return [*file, own]
+    things = tuple(one for _, objects in texts.values() for one in objects)
+    from_call = Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, things)
+    imports.trust(*(one.values for one in (*file, from_call)))
+    return [*file, from_call]
 
 
 def _key(call: Callable[..., object], name: str) -> str:
@@ -297,12 +297,12 @@ def _key(call: Callable[..., object], name: str) -> str:
     Raises:
         UserError: the function has no such argument.
     """
-    known = inspect.signature(call).parameters
-    if name in known:
+    parameters = inspect.signature(call).parameters
+    if name in parameters:
         return KEYS[name]
     every = settings_module.keys()
     longer = [key for key in every if key.rpartition(".")[2] == name and name not in KEYS]
-    way = f"; write settings={{{longer[0]!r}: ...}}" if longer else closest(name, known)
+    way = f"; write settings={{{longer[0]!r}: ...}}" if longer else closest(name, parameters)
     raise UserError(f"{call.__name__} has no argument {name!r}{way}")
 
 
@@ -335,9 +335,9 @@ def diagnose(
     if trust:
         folders.trust(folder)
     sources = sources_of(diagnose, config, {"method": method, **options}, settings)
-    seen = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
+    examined_job = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
     out = options.get("out")
-    return diagnosis_page.diagnosed(seen, subject.folder_of(seen, None if out is None else str(out)))
+    return diagnosis_page.diagnosed(examined_job, subject.folder_of(examined_job, None if out is None else str(out)))
 
 
 # -- reports -------------------------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     """
     from fedconcord import report  # matplotlib: a run by itself draws nothing
 
-    found = [Path(path) for path in paths]
-    if not found:
+    run_folders = [Path(path) for path in paths]
+    if not run_folders:
         raise UserError("no result folder was given; give one or more folders that hold runs")
-    page: Path = report.write_report(found, None if out is None else Path(out))
+    page: Path = report.write_report(run_folders, None if out is None else Path(out))
     return page

@@ -29,8 +29,9 @@ from fedconcord.basis.errors import UserError
 from fedconcord.report import load
 from fedconcord.runs import plan, records
 from fedconcord.runs.events import Watch
-from fedconcord.runs.study import carry_out, execute_all
+from fedconcord.runs.study import carry_out
 from fedconcord.settings import from_nested
+from training import execute_all
 
 CUT = 0.2  # share of cases in which the file loses its end
 RUN: Mapping[str, Any] = {"data": "synthetic(clients=4)", "model": "logreg", "cohort": 2, "batch_size": 200}

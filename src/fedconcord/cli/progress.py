@@ -90,10 +90,10 @@ class Left:
 
     def words(self) -> str:
         """`, about 3 min left`, or nothing while there is too little to go by."""
-        spent, rest = time.monotonic() - self.began, self.todo - self.done
-        if self.done < max(1, min(SEEN, PART * self.todo)) or rest <= 0 or spent < SURE:
+        seconds, rest = time.monotonic() - self.began, self.todo - self.done
+        if self.done < max(1, min(SEEN, PART * self.todo)) or rest <= 0 or seconds < SURE:
             return ""
-        return f", about {duration(spent * rest / self.done)} left"
+        return f", about {duration(seconds * rest / self.done)} left"
 
 
 def duration(seconds: float) -> str:
@@ -188,22 +188,24 @@ class Show(Watch):
         if row.round == 0 and self.has_bar_per_run:
             self._say_size(entry)
         self.left.see(number, row.round)
-        done = sum(self.left.at.values())
+        rounds_done = sum(self.left.at.values())
         latest = latest_metric(row.metrics) if row.metrics else None
         if number in self.tasks:
             self.bars.update(self.tasks[number], completed=row.round)
             if latest is not None:
                 self.bars.update(self.tasks[number], latest=latest)
         if self.total is not None:
-            self.bars.update(self.total, completed=done)
+            self.bars.update(self.total, completed=rounds_done)
         is_due = not console.is_terminal and time.monotonic() - self.last_line > SAY_EVERY
         if is_due and (latest is not None or not self.has_bar_per_run):
-            self.last_line, left = time.monotonic(), self.left.words()
+            self.last_line, remaining = time.monotonic(), self.left.words()
             if self.has_bar_per_run:
-                of_all = " of all runs" if left and len(self.entries) > 1 else ""
-                say(f"{entry.name}: round {row.round} of {entry.config.rounds}, {latest}{left}{of_all}")
+                of_all = " of all runs" if remaining and len(self.entries) > 1 else ""
+                say(f"{entry.name}: round {row.round} of {entry.config.rounds}, {latest}{remaining}{of_all}")
             else:
-                say(f"{self.title}: {done} of {sum(one.config.rounds for one in self.entries)} rounds{left}")
+                say(
+                    f"{self.title}: {rounds_done} of {sum(one.config.rounds for one in self.entries)} rounds{remaining}"
+                )
 
     def _say_size(self, entry: Entry) -> None:
         """The bytes of the clients' state, where they are many."""
@@ -256,12 +258,12 @@ def say_summary(*folders: Path) -> None:
     console.print(table)
     if math.isfinite(summary.target):
         say(target_words(summary))
-    found = worth(summary)
-    for sentence in majority_words(summary) if found is None or found.majority is None else ():
+    answer = worth(summary)
+    for sentence in majority_words(summary) if answer is None or answer.majority is None else ():
         say(sentence)
-    if found is not None:
-        clients = client_sentences(found)
-        for sentence in (*sentences(found), *(clients if len(clients) <= NAMED else ())):
+    if answer is not None:
+        clients = client_sentences(answer)
+        for sentence in (*sentences(answer), *(clients if len(clients) <= NAMED else ())):
             say(sentence)
 
 
@@ -270,11 +272,11 @@ def _say_ranks(sets: Mapping[str, Sequence[Run]]) -> None:
     from fedconcord.report.datasets_page import summaries
     from fedconcord.report.ranks import ranks
 
-    found = ranks(summaries(sets))
+    ranking = ranks(summaries(sets))
     table = Table(box=None, pad_edge=False)
     table.add_column("method", overflow="fold")
-    for title in ("average rank", *found.data):
+    for title in ("average rank", *ranking.data):
         table.add_column(escape(title), justify="right", overflow="fold")
-    for name, average, ranks_there in zip(found.methods, found.average, found.ranks, strict=True):
+    for name, average, ranks_there in zip(ranking.methods, ranking.average, ranking.ranks, strict=True):
         table.add_row(escape(name), f"{average:.2f}", *(f"{rank:g}" for rank in ranks_there))
     console.print(table)

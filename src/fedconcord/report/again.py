@@ -33,8 +33,8 @@ def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
         values = [(k, show(next(f[k] for f in flats if k in f))) for k in same]
         parts.append(f"<details open><summary>Shared by every run</summary>{terms(values)}</details>")
     if differ:
-        named = {k: k.removeprefix("algorithm.") for k in differ if k != "method"}
-        rows = [(m.name, ", ".join(_values(named, m.runs))) for m in s.methods]
+        names = {k: k.removeprefix("algorithm.") for k in differ if k != "method"}
+        rows = [(m.name, ", ".join(_values(names, m.runs))) for m in s.methods]
         parts.append(f"<h3>Where the methods differ</h3>{pairs(rows, ('method', 'settings'))}")
     if any(flats):
         parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")
@@ -48,26 +48,26 @@ def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
             parts.append(details(f"{esc(r.name)}, seed {r.head.seed}", toml))
     parts.append(f"<h3>This page, its figures and tables</h3><pre>{esc(command)}</pre>")
     versions = dict.fromkeys(tuple(sorted(r.head.versions.items())) for r in s.runs)
-    said = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)
-    parts.append(f'<p class="note">Versions: {esc(said or "not recorded")}.</p>')
+    versions_text = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)
+    parts.append(f'<p class="note">Versions: {esc(versions_text or "not recorded")}.</p>')
     return "\n".join(parts)
 
 
-def _values(named: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
+def _values(names: Mapping[str, str], runs: Sequence[Run]) -> list[str]:
     """`key = value` of the keys that a method's runs have; two where its seeds ran elsewhere or longer."""
     flats = [flatten(r.head.config) for r in runs]
-    found = {name: dict.fromkeys(show(f[k]) for f in flats if k in f) for k, name in named.items()}
-    return [f"{name} = {' or '.join(values)}" for name, values in found.items() if values]
+    by_name = {name: dict.fromkeys(show(f[k]) for f in flats if k in f) for k, name in names.items()}
+    return [f"{name} = {' or '.join(values)}" for name, values in by_name.items() if values]
 
 
 def whole_job(runs: Sequence[Run], baselines: Sequence[Run] = ()) -> dict[str, Any] | None:
     """The settings of the comparison that gives all these runs; None if no single comparison does."""
     beside = list(dict.fromkeys(r.head.label for r in baselines))
     seeds = sorted({r.head.seed for r in runs})
-    made = {(r.head.label, r.head.seed) for r in runs}
+    pairs = {(r.head.label, r.head.seed) for r in runs}
     texts = {r.head.label: _text(r, varying(runs)) for r in runs}
-    named = all(r.head.config and r.name == r.head.label for r in runs)
-    if not named or len(made) != len(texts) * len(seeds) or len(made) == 1:
+    have_own_names = all(r.head.config and r.name == r.head.label for r in runs)
+    if not have_own_names or len(pairs) != len(texts) * len(seeds) or len(pairs) == 1:
         return None
     job = json.loads(json.dumps(runs[0].head.config))
     for key in ("method", "label", "seed", "algorithm", "out"):  # a method's text holds what is its own
@@ -91,9 +91,9 @@ def _text(run: Run, differ: Sequence[str]) -> str:
     if not is_chosen(run.head):
         return run.head.label
     flat = flatten({"local": run.head.config.get("local", {})})
-    own = {key: value for key, value in flat.items() if key in differ and value is not None}
+    own_settings = {key: value for key, value in flat.items() if key in differ and value is not None}
     parameters = run.head.config.get("algorithm", {})
-    return str(grammar.Spec(run.head.method, (), {**parameters, **own, "label": run.head.label}))
+    return str(grammar.Spec(run.head.method, (), {**parameters, **own_settings, "label": run.head.label}))
 
 
 def to_toml(config: Mapping[str, Any], prefix: str = "") -> str:

@@ -107,9 +107,9 @@ def _head(path: Path) -> Head:
         raise UserError(
             f"{path}: its format is {raw.get('format')!r}, this version of fedconcord reads format {FORMAT}"
         )
-    known = {f.name for f in fields(Head)}  # keys that a later version adds are left alone
+    keys = {f.name for f in fields(Head)}  # keys that a later version adds are left alone
     try:
-        return _HEAD.validate_python({k: v for k, v in raw.items() if k in known})
+        return _HEAD.validate_python({k: v for k, v in raw.items() if k in keys})
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
@@ -216,19 +216,19 @@ def _named(runs: list[Run], homes: Mapping[Path, str]) -> list[Run]:
     A precision of gradients other than full is in the name in any case; so is, where runs of one name and seed are in
     several of the folders that were given, the one that a run comes from (`homes`).
     """
-    named = []
+    with_job = []
     mixed = [f for f in JOB_FIELDS if len({getattr(r.head, f) for r in runs}) > 1]
     words = {"clients": "{} clients", "cohort": "{} a round"}
     for r in runs:
         extra = [words.get(f, "{}").format(getattr(r.head, f)) for f in mixed]
         precision = flatten(r.head.config).get("engine.precision", "full")
         extra += [] if precision == "full" else [precision]  # said always: its figures are not those of full
-        named.append(replace(r, name=" · ".join([r.head.label, *extra])))
+        with_job.append(replace(r, name=" · ".join([r.head.label, *extra])))
     groups: dict[str, list[Run]] = defaultdict(list)
-    for r in named:
+    for r in with_job:
         groups[r.name].append(r)
     result = []
-    for r in named:
+    for r in with_job:
         group = groups[r.name]
         seeds_of_one = len({g.head.seed for g in group}) == len(group)
         apart = _apart(group) if seeds_of_one else varying(group)
@@ -239,9 +239,9 @@ def _named(runs: list[Run], homes: Mapping[Path, str]) -> list[Run]:
     of = Counter((name, seed) for name, seed, _ in there)
     apart_in = {name for (name, _), count in of.items() if count > 1}
     result = [replace(r, name=f"{r.name} · {homes[r.folder]}") if r.name in apart_in else r for r in result]
-    seen: dict[tuple[str, int], Run] = {}
+    by_name: dict[tuple[str, int], Run] = {}
     for r in result:
-        twin = seen.setdefault((r.name, r.head.seed), r)
+        twin = by_name.setdefault((r.name, r.head.seed), r)
         if twin is not r:
             raise UserError(
                 f"{r.name!r} with seed {r.head.seed} is there twice, in {twin.folder} and {r.folder}; "
@@ -277,10 +277,10 @@ def load_data_sets(paths: Sequence[Path]) -> dict[str, list[Run]]:
             raise UserError(f"{path} is a file; give the folder of a run or of a comparison")
         if (path / "tune.json").exists():
             raise UserError(f"{path} holds a search, whose trials are no comparison; give {path / 'final'}")
-        found = [path] if path.is_file() else sorted(path.rglob("run.json"))
-        if not found:
+        files = [path] if path.is_file() else sorted(path.rglob("run.json"))
+        if not files:
             raise UserError(f"there is no run.json in or below {path}; give the folder of a run or of a comparison")
-        for file in found:
+        for file in files:
             homes.setdefault(file.parent.resolve(), (file.parent, titles[str(path)]))
     sets: dict[str, list[Run]] = defaultdict(list)
     for folder, _ in homes.values():
@@ -303,5 +303,5 @@ def data_name(data: str) -> str:
 
 def data_names(data: Sequence[str]) -> dict[str, str]:
     """Data set -> its name in titles: files of the user's own by `short_names`, others as they are."""
-    own = [name for name in data if os.path.isabs(name)]
-    return {name: name for name in data} | (short_names(own) if own else {})
+    paths = [name for name in data if os.path.isabs(name)]
+    return {name: name for name in data} | (short_names(paths) if paths else {})

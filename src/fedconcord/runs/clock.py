@@ -57,13 +57,13 @@ class Clock:
     def write(self, folder: Path) -> None:
         """seconds.json, up to now."""
         self.lap("write")
-        spent = {part: round(self.before[part] + self.seconds[part], 6) for part in PARTS}
-        sums.write(folder / NAME, files.as_json(spent))
+        seconds = {part: round(self.before[part] + self.seconds[part], 6) for part in PARTS}
+        sums.write(folder / NAME, files.as_json(seconds))
 
     def sentence(self) -> str:
         """Where the time went since it began, the parts that a person would notice."""
         whole = sum(self.seconds.values())
-        parts = ", ".join(f"{part} {spent:.1f}" for part, spent in self.seconds.items() if spent >= 0.05)
+        parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.seconds.items() if seconds >= 0.05)
         return f"time: {whole:.1f} s ({parts})"
 
 

@@ -100,10 +100,10 @@ class Final(Observer):
         """The best model, where it is older than the last checkpoint."""
         path = self.folder / MODEL
         try:
-            named, _ = tensors.read(path)
+            weights, _ = tensors.read(path)
         except (tensors.DamagedError, OSError) as broken:
             raise UserError(f"cannot read the model {path} ({reason(broken)}); restore it or run again") from broken
-        x: torch.Tensor = problem.layout.vector(named).to(dtype=problem.dtype, device=problem.device)
+        x: torch.Tensor = problem.layout.vector(weights).to(dtype=problem.dtype, device=problem.device)
         return x
 
     def about(self) -> dict[str, Any]:

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_told = threading.Event()
+_interrupted = threading.Event()
 
 
 def raising(number: int, frame: object) -> None:
     """The handler of Ctrl-C before the rounds: KeyboardInterrupt, kept in mind as a compiler may swallow it."""
-    _told.set()
+    _interrupted.set()
     raise KeyboardInterrupt
 
 
 def forget() -> None:
     """A Ctrl-C of the run before is not one of the next."""
-    _told.clear()
+    _interrupted.clear()
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def deferred() -> Iterator[threading.Event]:
         yield event
         return
     before = signal.getsignal(signal.SIGINT)
-    if before is raising and _told.is_set():
+    if before is raising and _interrupted.is_set():
         event.set()
 
     def note(number: int, frame: object) -> None:

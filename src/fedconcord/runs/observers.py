@@ -72,9 +72,9 @@ class PrivacySpent(Observer):
             return {}
         spending, limit = self.budget.spending, self.budget.limit
         epsilon = spending.epsilon(self.round)
-        said = f"epsilon {epsilon:.4g} at delta {spending.delta:g} after {self.round} rounds; {self.budget.said}"
-        said += "" if self.clip is None else f"; C is {self.clip:.4g} after them"
-        found: dict[str, Any] = {
+        sentence = f"epsilon {epsilon:.4g} at delta {spending.delta:g} after {self.round} rounds; {self.budget.said}"
+        sentence += "" if self.clip is None else f"; C is {self.clip:.4g} after them"
+        about: dict[str, Any] = {
             "privacy": {
                 "unit": "client",
                 "epsilon": epsilon,
@@ -82,13 +82,13 @@ class PrivacySpent(Observer):
                 "limit": limit,
                 "accountant": f"dp-accounting {accountant.version()}, privacy loss distributions",
                 "generator": self.budget.generator,
-                "said": said,
+                "said": sentence,
                 **({} if self.clip is None else {"clip": self.clip}),
             }
         }
         if self.round >= self.budget.rounds and self.round < self.budget.asked:
-            found["stopped"] = (
+            about["stopped"] = (
                 f"stopped at round {self.round}: its budget of epsilon {limit:g} is spent, {epsilon:.4g} so far and "
                 f"{spending.epsilon(self.round + 1):.4g} with one more round"
             )
-        return found
+        return about

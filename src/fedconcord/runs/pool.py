@@ -300,7 +300,7 @@ def worker() -> None:
                 tasks.put(message)
         os._exit(0)  # the parent is done or dead; the folder is usable as it is
 
-    known: list[NamedObject] = []  # kept until the process ends
+    received: list[NamedObject] = []  # kept until the process ends
 
     def send(**event: Any) -> None:
         out.write(json.dumps(event) + "\n")
@@ -312,7 +312,7 @@ def worker() -> None:
         while True:
             task = tasks.get()
             if "objects" in task:
-                known += map(unpacked, task["objects"])
+                received += map(unpacked, task["objects"])
                 continue
             stops = 0
             interrupts.forget()
@@ -339,18 +339,18 @@ def packed(configs: Iterable[Config]) -> list[Mapping[str, str]]:
     return [_packed(objects.held(text, key)) for text, key in texts.items()]
 
 
-def _packed(named: NamedObject) -> Mapping[str, str]:
+def _packed(thing: NamedObject) -> Mapping[str, str]:
     try:
-        data = pickle.dumps(named.thing)
+        data = pickle.dumps(thing.thing)
         why = "it is defined in the main program" if b"__main__" in data else None
     except Exception as error:  # whatever somebody else's object raises
         data, why = b"", " ".join(f"{type(error).__name__}: {error}".split())
     if why is not None:
         raise UserError(
-            f"jobs > 1 works in other processes, and {named.text} cannot be sent to them ({why}); use jobs=1, or "
+            f"jobs > 1 works in other processes, and {thing.text} cannot be sent to them ({why}); use jobs=1, or "
             "define it by name in a module that they can import"
         )
-    return {"text": named.text, "words": named.words, "thing": base64.b64encode(data).decode()}
+    return {"text": thing.text, "words": thing.words, "thing": base64.b64encode(data).decode()}
 
 
 def unpacked(message: Mapping[str, Any]) -> NamedObject:

@@ -32,11 +32,11 @@ def reached(entry: Entry) -> bool:
     if not entry.resume or not (entry.folder / "run.json").exists():
         return False
     saved, rounds = read_description(entry.folder), entry.config.rounds
-    done, complete = int(saved["rounds_done"]), saved["status"] == "complete"
-    early = saved["status"] == "diverged" or (complete and "stopped" in saved)
-    if early and done % (entry.config.eval.every or 1) and done < rounds:
+    rounds_done, is_complete = int(saved["rounds_done"]), saved["status"] == "complete"
+    ended_early = saved["status"] == "diverged" or (is_complete and "stopped" in saved)
+    if ended_early and rounds_done % (entry.config.eval.every or 1) and rounds_done < rounds:
         return False  # it was judged after that round only because it was its last
-    return early or done > rounds or (complete and done == rounds)
+    return ended_early or rounds_done > rounds or (is_complete and rounds_done == rounds)
 
 
 def finished(folder: Path) -> Finished:
@@ -97,10 +97,10 @@ def refusals(folder: Path) -> Iterator[str]:
     saved = read_description(folder) if (folder / "run.json").exists() else {}
     if (refused := saved.get("refused")) is not None:
         who = list(refused["clients"])
-        named = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
+        names = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
         yield (
             f"refused: {refused['replies']} replies with NaN or infinity were left out of their rounds, from "
-            f"{len(who)} client{'s' * (len(who) > 1)}: {named}"
+            f"{len(who)} client{'s' * (len(who) > 1)}: {names}"
         )
 
 
@@ -163,10 +163,11 @@ def refuse_shorter(entry: Entry) -> None:
     Raises:
         UserError: they are fewer.
     """
-    done = int(read_description(entry.folder).get("rounds_done", 0)) if (entry.folder / "run.json").exists() else 0
-    if entry.config.rounds < done:
+    rounds, has_run = entry.config.rounds, (entry.folder / "run.json").exists()
+    rounds_done = int(read_description(entry.folder).get("rounds_done", 0)) if has_run else 0
+    if rounds < rounds_done:
         raise UserError(
-            f"{entry.folder} has done {done} rounds already, given rounds {entry.config.rounds}; give {done} or more"
+            f"{entry.folder} has done {rounds_done} rounds already, given rounds {rounds}; give {rounds_done} or more"
         )
 
 

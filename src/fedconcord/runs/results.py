@@ -84,7 +84,7 @@ def _loop(
 ) -> str:
     job, team = prepared.job, prepared.job.engine.team
     lead = team.rank == 0  # measures, looks on and writes
-    state, past = _taken_up(prepared, folder, length, options)
+    state, past = _resumed_state(prepared, folder, length, options)
     if past is not None:
         clock.go_on(folder)
     budget = options.budget
@@ -110,7 +110,7 @@ def _loop(
         if past is None:
             state, took = asked(job, state), 0.0
             clock.lap("train")
-        status, begun_at = "diverged" if table.diverged else "complete", state.round
+        status, first_round = "diverged" if table.diverged else "complete", state.round
 
         def trained(state: State, seconds: float) -> None:
             if length.saves_before_measuring:
@@ -121,20 +121,20 @@ def _loop(
         for now in steps(job, state, until, eval_every=length.eval_every, took=took, trained=trained):
             state = now.state
             clock.lap("evaluate")
-            clock.move(now.row.seconds if now.row.round > begun_at else 0.0, "evaluate", "train")
+            clock.move(now.row.seconds if now.row.round > first_round else 0.0, "evaluate", "train")
             if lead:
                 table.see(now)
                 if on_row is not None:
                     on_row(now.row)
-                for one in () if table.diverged else observers:
-                    one.see(now)
+                for observer in () if table.diverged else observers:
+                    observer.see(now)
             clock.lap("evaluate")
-            spent, stop = patience.stopped is not None, interrupted.is_set()
-            diverged, spent, stop, due = team.any(table.diverged, spent, stop, saving.due())
-            if diverged or spent or stop:
-                status = "diverged" if diverged else "complete" if spent else "interrupted"
+            flags = table.diverged, patience.stopped is not None, interrupted.is_set(), saving.due()
+            has_diverged, has_stopped, is_interrupted, is_due = team.any(*flags)
+            if has_diverged or has_stopped or is_interrupted:
+                status = "diverged" if has_diverged else "complete" if has_stopped else "interrupted"
                 break
-            if due:
+            if is_due:
                 saving.save(state)
             else:
                 saving.now_and_then(state)
@@ -146,24 +146,26 @@ def _loop(
     return status
 
 
-def with_choices_of(folder: Path, prepared: PreparedRun, chosen: Job) -> Job:
+def with_choices_of(folder: Path, prepared: PreparedRun, resolved_job: Job) -> Job:
     """The job with the engine's choices of run.json: made anew on other threads they might move the last bits.
 
-    But as `chosen` where its longer form is for compiled steps and the shorter was not: such a run starts anew.
+    But as `resolved_job` where its longer form is for compiled steps and the shorter was not: such a run starts anew.
     """
-    before, choices = read_description(folder), chosen.engine.can.choices
+    before, choices = read_description(folder), resolved_job.engine.can.choices
     if not choices or "chunk" not in before:
-        return chosen
+        return resolved_job
     kernel = before.get("kernel", "torch")
     if kernel != choices["kernel"]:
         shorter = resolved(prepared.job, prepared.state, before["rounds"]).engine
         if shorter.can.choices["kernel"] == kernel:
-            return chosen
-    engine = with_choices(chosen.engine, chunk=before["chunk"], workers=before.get("workers", 1), kernel=kernel)
-    return resolved(replace(chosen, engine=engine), prepared.state)
+            return resolved_job
+    engine = with_choices(resolved_job.engine, chunk=before["chunk"], workers=before.get("workers", 1), kernel=kernel)
+    return resolved(replace(resolved_job, engine=engine), prepared.state)
 
 
-def _taken_up(prepared: PreparedRun, folder: Path, length: RunLength, options: RunOptions) -> tuple[State, Past | None]:
+def _resumed_state(
+    prepared: PreparedRun, folder: Path, length: RunLength, options: RunOptions
+) -> tuple[State, Past | None]:
     """What a run goes on from; None where it starts anew, as nothing is saved or its answer is no longer there."""
     path, job = folder / CHECKPOINT, prepared.job
     if not (length.resume and path.exists()):
@@ -173,11 +175,11 @@ def _taken_up(prepared: PreparedRun, folder: Path, length: RunLength, options: R
     if choices and read_description(folder).get("kernel", "torch") != choices["kernel"]:
         return blank(job), None  # a run of so many rounds is computed by other code: the shorter one was short
     past = tables.read(folder, state.round)
-    kept = past.due(length.eval_every, length.rounds)
-    best, again = (stopping.best_of(options.patience, job.problem, rows.metrics) for rows in (past, kept))
+    rows_kept = past.due(length.eval_every, length.rounds)
+    best, again = (stopping.best_of(options.patience, job.problem, rows.metrics) for rows in (past, rows_kept))
     if best is not None and again is not None and best.round != again.round:
         return blank(job), None  # the model in the folder is the best of rounds that the longer run does not judge
-    return state, kept
+    return state, rows_kept
 
 
 def _write_first(job: Job, folder: Path, options: RunOptions, describe: Callable[[], None]) -> str:
@@ -192,6 +194,6 @@ def _write_first(job: Job, folder: Path, options: RunOptions, describe: Callable
 
 
 def _end(observers: Sequence[Observer], state: State) -> str:
-    for one in observers:
-        one.end(state)
+    for observer in observers:
+        observer.end(state)
     return ""

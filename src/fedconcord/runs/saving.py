@@ -75,20 +75,23 @@ class Saving:
         if state.round == 0:
             return
         if self.lead:
-            for one in self.observers:
-                one.save(state)
+            for observer in self.observers:
+                observer.save(state)
         checkpoint.save(self.job, state, self.folder / CHECKPOINT)
         self.saved = self.written = time.monotonic()
 
     def _description(self, status: str, state: State) -> dict[str, Any]:
-        said = {**self.about, "status": status, "rounds_done": state.round}
+        description = {**self.about, "status": status, "rounds_done": state.round}
         if state.round > 0 and (wire := traffic_of(state.store)):
-            said["wire"] = wire
+            description["wire"] = wire
         if state.refused:
-            said["refused"] = {"replies": sum(state.refused.values()), "clients": dict(sorted(state.refused.items()))}
-        for one in self.observers:
-            said |= one.about()
-        return said
+            description["refused"] = {
+                "replies": sum(state.refused.values()),
+                "clients": dict(sorted(state.refused.items())),
+            }
+        for observer in self.observers:
+            description |= observer.about()
+        return description
 
 
 def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
-from fedconcord.runs.events import Entry, Finished, Stage, Tell, Watch
+from fedconcord.runs.events import Finished, Stage, Watch
 from fedconcord.runs.pool import Pool
 
 T = TypeVar("T")
@@ -45,9 +45,3 @@ def carry_out(stages: Stages[T], jobs: int, watch: Watch) -> T:
             runs = pool.run(stage.entries, watch.event)
             if any(run.status == "interrupted" for run in runs):
                 raise InterruptedStudyError(runs)
-
-
-def execute_all(entries: Sequence[Entry], jobs: int = 1, tell: Tell = lambda event: None) -> list[Finished]:
-    """Do runs, `jobs` at once; the outcome of each."""
-    with Pool(jobs) as pool:
-        return pool.run(entries, tell)

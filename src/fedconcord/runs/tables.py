@@ -29,8 +29,8 @@ class Past(NamedTuple):
 
     def due(self, eval_every: int, rounds: int) -> Past:
         """What a run to `rounds` rounds has of it: not the last row of a shorter run, unless it was due."""
-        kept = [row for row in self.metrics if int(row["round"]) % eval_every == 0 or int(row["round"]) == rounds]
-        return Past(kept, self.timing)
+        rows = [row for row in self.metrics if int(row["round"]) % eval_every == 0 or int(row["round"]) == rounds]
+        return Past(rows, self.timing)
 
 
 def read(folder: Path, round: int) -> Past:
@@ -94,11 +94,11 @@ class Tables:
         if row.round > 0:
             self.trained(row.round, row.seconds)
         if row.metrics is not None:
-            spent = None if self.spending is None else self.spending.epsilon(row.round)
-            private = zip(PRIVATE, (spent, clip_of(now.state.server)), strict=True)
-            counted = {name: getattr(row, name) for name in self.counters}
-            told = {name: value for name, value in private if value is not None}
-            self.metrics.append({"round": row.round} | row.metrics | counted | told)
+            epsilon = None if self.spending is None else self.spending.epsilon(row.round)
+            privacy = zip(PRIVATE, (epsilon, clip_of(now.state.server)), strict=True)
+            counters = {name: getattr(row, name) for name in self.counters}
+            private = {name: value for name, value in privacy if value is not None}
+            self.metrics.append({"round": row.round} | row.metrics | counters | private)
             self.diverged = not _finite(row.metrics)
 
     def write(self) -> None:

@@ -29,7 +29,7 @@ def edges(config: Config, search: MethodSearch) -> list[Edge]:
     """The edges at which the best trial stands. A grid's ends are edges as well."""
     if search.best is None:
         return []
-    noted = []
+    at_ends = []
     for key, place in search.space.places.items():
         value = search.best.values[key]
         side = None if place.low == place.high else _side(place, value)
@@ -37,9 +37,9 @@ def edges(config: Config, search: MethodSearch) -> list[Edge]:
             continue
         low, high = _further(place, side)
         end = low if side == "low" else high
-        written = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, search.space.method, key, end) else ""
-        noted.append(Edge(key, value, side, written, place))
-    return noted
+        extended = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, search.space.method, key, end) else ""
+        at_ends.append(Edge(key, value, side, extended, place))
+    return at_ends
 
 
 def extend_words(edge: Edge) -> str:

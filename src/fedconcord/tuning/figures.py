@@ -46,8 +46,8 @@ def _plot(tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge
     colour, _, marker = look(index)
     whole = [trial for trial in search.trials if not trial.scores[first].broken]
     early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
-    alone = len(search.space.places) == 1  # else neighbours on this axis differ in the others
-    ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if alone else 0.0))
+    is_single = len(search.space.places) == 1  # else neighbours on this axis differ in the others
+    ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if is_single else 0.0))
     late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
     for trial in late:
         x = trial.values[key]

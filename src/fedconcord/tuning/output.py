@@ -51,8 +51,8 @@ def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
         if search.space.method in texts:
             name = f"{folders.folder_name(search.space.method)}.toml"
             files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
-    said = "The best settings of each method, for fedconcord compare --config"
-    files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), said))
+    comment = "The best settings of each method, for fedconcord compare --config"
+    files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), comment))
     objective = tuning.objective
     save(
         tuning,
@@ -62,7 +62,7 @@ def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
                 "column": objective.metric.column,
                 "higher": objective.metric.higher,
                 "target": objective.target,
-                "held": objective.held,
+                "held": objective.is_held_out,
             },
             "methods": [_method(tuning, search) for search in searches],
             "final": "final",
@@ -78,14 +78,14 @@ def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
     return f"# {comment}\n{to_toml(first | job)}\n"
 
 
-def _beyond(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the usual, table by table."""
-    left = {}
-    for key, value in given.items():
-        beyond = _beyond(value, usual[key]) if isinstance(value, dict) else value
-        if beyond != usual.get(key) and beyond != {}:
-            left[key] = beyond
-    return left
+def _beyond(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the defaults, table by table."""
+    different = {}
+    for key, value in settings.items():
+        beyond = _beyond(value, defaults[key]) if isinstance(value, dict) else value
+        if beyond != defaults.get(key) and beyond != {}:
+            different[key] = beyond
+    return different
 
 
 def _why(tuning: Tuning, search: MethodSearch) -> str:

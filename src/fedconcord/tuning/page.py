@@ -85,8 +85,8 @@ def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary:
 
 def _worth(summary: Summary) -> list[str]:
     """Whether federation is worth it, where the final comparison has baselines."""
-    found = worth(summary)
-    return [] if found is None else [esc(sentence) for sentence in sentences_of_worth(found)]
+    answer = worth(summary)
+    return [] if answer is None else [esc(sentence) for sentence in sentences_of_worth(answer)]
 
 
 def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
@@ -98,15 +98,8 @@ def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
         lost = sum(trial.last.broken > 0 for trial in search.trials)
         count = f"{len(search.trials)} ({lost} diverged or failed)" if lost else str(len(search.trials))
         best = "none ended well" if search.best is None else shown(tuning.objective, search.best.last)
-        rows.append(
-            (
-                search.space.method,
-                winner(tuning.config, search) or "",
-                shown(tuning.objective, search.trials[0].last),
-                best,
-                count,
-            )
-        )
+        untuned, text = shown(tuning.objective, search.trials[0].last), winner(tuning.config, search) or ""
+        rows.append((search.space.method, text, untuned, best, count))
     head = ("method", "best settings", "as it was", "tuned", "trials")
     note = (
         f"Judged by {tuning.objective}, seed{'s' * (len(tuning.seeds) > 1)} {_listed(tuning.seeds)}. The best of many "
@@ -119,17 +112,13 @@ def _figures(
     tuning: Tuning, tuned: Sequence[MethodSearch], at: dict[str, list[Edge]], summary: Summary
 ) -> list[Drawing]:
     styles = {method.name: method.index for method in summary.methods}
-    names = {
-        asked: settings_module.single(tuning.config, text, 0).label
-        for asked, text in winners(tuning.config, tuned).items()
-    }
-    return [
-        drawing
-        for k, search in enumerate(tuned)
-        for drawing in sensitivity(
-            tuning, search, styles.get(names.get(search.space.method) or "", k), at[search.space.method]
-        )
-    ]
+    texts = winners(tuning.config, tuned)
+    labels = {method: settings_module.single(tuning.config, text, 0).label or "" for method, text in texts.items()}
+    drawings: list[Drawing] = []
+    for k, search in enumerate(tuned):
+        method = search.space.method
+        drawings += sensitivity(tuning, search, styles.get(labels.get(method, ""), k), at[method])
+    return drawings
 
 
 def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
@@ -141,8 +130,8 @@ def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
         rows.append((search.space.method, f"{cost.rounds:,}", steps, moved, f"{cost.seconds:.1f}"))
     head = ("method", "rounds", "gradient steps", "bytes up and down", "seconds of training")
     fewer = "A trial that diverges ends there, so that its method has fewer rounds than it was given. "
-    given = len({tuple(tuning.rungs[search.space.method]) for search in tuned}) == 1
-    equal = "Every method was given the same rounds. " if given else "Methods have grids of different sizes. "
+    are_equal = len({tuple(tuning.rungs[search.space.method]) for search in tuned}) == 1
+    equal = "Every method was given the same rounds. " if are_equal else "Methods have grids of different sizes. "
     note = f"{equal}{fewer}Seconds: of one core, training alone, {total:.0f} in all."
     return pairs(rows, head, note)
 

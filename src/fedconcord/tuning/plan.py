@@ -60,8 +60,8 @@ class Tuning(NamedTuple):
     @property
     def rounds(self) -> int:
         """Of all trials of all methods, and of the final comparison."""
-        tried = sum(len(self.seeds) * cost(self.rungs[space.method]) for space in self.spaces if space.places)
-        return tried + len(self.spaces) * len(self.spec.final_seeds or ()) * self.config.rounds
+        trials = sum(len(self.seeds) * cost(self.rungs[space.method]) for space in self.spaces if space.places)
+        return trials + len(self.spaces) * len(self.spec.final_seeds or ()) * self.config.rounds
 
     def entry(self, space: Space, values: Mapping[str, float], number: int, seed: int, rounds: int) -> Entry:
         """One run of a trial."""

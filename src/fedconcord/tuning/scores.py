@@ -35,12 +35,12 @@ class Objective(NamedTuple):
 
     metric: Metric
     target: float | None  # rounds to this value of the metric are counted; None: nothing is
-    held: bool  # on samples that clients set apart; else the objective itself
+    is_held_out: bool  # on samples that clients set apart; else the objective itself
     soonest: bool = False  # rounds to the target come first, for who compares methods by them
 
     def __str__(self) -> str:
         title = self.metric.title
-        where = "" if self.held else ", the objective itself, as there are no samples to set apart"
+        where = "" if self.is_held_out else ", the objective itself, as there are no samples to set apart"
         if self.target is None:
             return f"final {title}{where}"
         if self.soonest:
@@ -63,9 +63,9 @@ def objective_of(problem: Problem, target: float | None, soonest: bool = False) 
             if column in columns:
                 metric = metric_of(column)
                 metric = metric if higher is None else replace(metric, higher=higher)
-                return Objective(metric, target, held=True, soonest=soonest)
+                return Objective(metric, target, is_held_out=True, soonest=soonest)
     metric = metric_of(next(name for name in (*OWN, *columns) if name in columns))
-    return Objective(metric, target, held=False, soonest=soonest)
+    return Objective(metric, target, is_held_out=False, soonest=soonest)
 
 
 class Score(NamedTuple):

@@ -23,8 +23,8 @@ def rows(spec: ArenaSpec) -> Iterator[dict[str, str]]:
         every, rounds = config.eval.every or 1, config.rounds
         trials = [space_of(config, method, {}).trials(spec.budget) for method in config.methods or []]
         # the reference is one more method with a search
-        searched = [spec.budget, *(count for count in trials if count > 1 or spec.budget == 1)]
-        tried = sum(cost(rungs_of(count, rounds, every)) for count in searched) * len(TUNING_SEEDS)
+        budgets = [spec.budget, *(count for count in trials if count > 1 or spec.budget == 1)]
+        trial_rounds = sum(cost(rungs_of(count, rounds, every)) for count in budgets) * len(TUNING_SEEDS)
         yield {
             "federation": federation.name,
             "role": federation.role,
@@ -33,6 +33,6 @@ def rows(spec: ArenaSpec) -> Iterator[dict[str, str]]:
             "clients": f"{config.cohort} of {config.clients}",
             "model": config.model or "none",
             "rounds": str(rounds),
-            "rounds in all": str(tried + (len(trials) + 1) * rounds * len(spec.seeds)),
+            "rounds in all": str(trial_rounds + (len(trials) + 1) * rounds * len(spec.seeds)),
             "cannot run": ", ".join(refused) or "-",
         }

@@ -67,47 +67,47 @@ class Federation(NamedTuple):
         )
 
 
-def chosen(asked: Sequence[str]) -> list[Federation]:
+def chosen(entries: Sequence[str]) -> list[Federation]:
     """The federations of a list of entries: `all` of the package, those of a role, one by name, a TOML file.
 
     Raises:
         UserError: there is no such entry, a file is wrong, or two federations share a name.
     """
-    own = read(
+    packaged = read(
         resources.files("fedconcord_papers.arena").joinpath("federations.toml").read_text(encoding="utf-8"), "arena"
     )
-    found: list[Federation] = []
-    for entry in asked:
+    federations: list[Federation] = []
+    for entry in entries:
         if entry.endswith(".toml"):
-            found += _file(Path(entry))
+            federations += _file(Path(entry))
         elif entry == "all":
-            found += own
+            federations += packaged
         elif entry in ROLES:
-            found += [one for one in own if one.role == entry]
+            federations += [federation for federation in packaged if federation.role == entry]
         else:
-            named = [one for one in own if one.name == entry]
-            if not named:
-                known = ["all", *ROLES, *(one.name for one in own)]
+            matching = [federation for federation in packaged if federation.name == entry]
+            if not matching:
+                names = ["all", *ROLES, *(federation.name for federation in packaged)]
                 raise UserError(
-                    f"there is no federation {entry!r}{closest(entry, known)}; give a TOML file of your own or some of "
-                    f"{', '.join(known)}"
+                    f"there is no federation {entry!r}{closest(entry, names)}; give a TOML file of your own or some of "
+                    f"{', '.join(names)}"
                 )
-            found += named
+            federations += matching
     by_folder: dict[str, Federation] = {}
-    for one in found:
-        if by_folder.setdefault(one.folder.casefold(), one) != one:
-            raise UserError(f"two federations are called {one.name!r}; every one needs a name of its own")
-    imports.trust(*(one.settings for one in by_folder.values()))
+    for federation in federations:
+        if by_folder.setdefault(federation.folder.casefold(), federation) != federation:
+            raise UserError(f"two federations are called {federation.name!r}; every one needs a name of its own")
+    imports.trust(*(federation.settings for federation in by_folder.values()))
     return list(by_folder.values())
 
 
 def _file(path: Path) -> list[Federation]:
     try:
-        found = read(path.read_text(encoding="utf-8"), path.name)
+        federations = read(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UserError(f"cannot read the federations {path}: {why}") from None
-    return found
+    return federations
 
 
 def read(text: str, origin: str) -> list[Federation]:
@@ -145,17 +145,17 @@ def _read(listed: Sequence[Mapping[str, Any]], origin: str) -> Iterator[Federati
         yield Federation(name, role, _target(table.get("target"), where), settings)
 
 
-def _target(given: object, where: str) -> Target:
+def _target(written: object, where: str) -> Target:
     """A number, `fedavg(share)` or nothing."""
-    if given is None:
+    if written is None:
         return USUAL
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return Target(float(given), by_reference=False)
-    spec = grammar.parse(given, "target") if isinstance(given, str) else None
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        return Target(float(written), by_reference=False)
+    spec = grammar.parse(written, "target") if isinstance(written, str) else None
     share = spec.args[0] if spec is not None and spec.name == REFERENCE and len(spec.args) == 1 else None
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(
             f"{where}: target must be a number, or {REFERENCE}(share) with 0 < share <= 1 of the way from the start to "
-            f"where tuned FedAvg ends, given {given!r}"
+            f"where tuned FedAvg ends, given {written!r}"
         )
     return Target(float(share), by_reference=True)

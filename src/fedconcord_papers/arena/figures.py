@@ -37,15 +37,13 @@ def profile(table: Table, indices: dict[str, int]) -> Drawing:
 def _profile(table: Table, indices: dict[str, int]) -> Figure:
     fig, ax = panel(WIDE, 3.4)
     finite = [ratio for s in table.standings for ratio in s.ratios if math.isfinite(ratio)]
-    right = min(max([2.5, *finite]) * 1.05, WIDEST)
-    left = min([1.0, *finite])
+    end = min(max([2.5, *finite]) * 1.05, WIDEST)
+    start = min([1.0, *finite])
     handles = []
     for s in table.standings:
         colour, dash, marker = look(indices[s.label])
         x, y = steps(s)
-        ax.step(
-            [left, *x, right], [0, *y, y[-1] if y else 0], where="post", color=colour, linestyle=dash, linewidth=1.5
-        )
+        ax.step([start, *x, end], [0, *y, y[-1] if y else 0], where="post", color=colour, linestyle=dash, linewidth=1.5)
         handles.append(
             Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=4, label=wrap(s.label, 28))
         )
@@ -53,8 +51,8 @@ def _profile(table: Table, indices: dict[str, int]) -> Figure:
     for factor in (NEAR, FAR):
         ax.axvline(factor, color=MUTED, linewidth=0.8, linestyle=":")
     ax.set_xscale("log")
-    ax.set_xlim(left * 0.98, right)
-    ticks = [tick for tick in (0.5, 0.75, 1, NEAR, 1.5, FAR, 3, 4, 6, 8, 12, 16) if left * 0.98 <= tick <= right]
+    ax.set_xlim(start * 0.98, end)
+    ticks = [tick for tick in (0.5, 0.75, 1, NEAR, 1.5, FAR, 3, 4, 6, 8, 12, 16) if start * 0.98 <= tick <= end]
     ax.set_xticks(ticks)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())

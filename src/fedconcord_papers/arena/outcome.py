@@ -140,11 +140,11 @@ def aim(values: Array, metric: Metric, share: float) -> float:
 def targets(rule: Target, base: Sequence[Run]) -> Goals:
     """The target of every seed by a rule, from FedAvg's runs tuned for their final value."""
     metric = next(m for m in ranking(base) if all(m.column in run.metrics for run in base))
-    found = {}
+    by_seed = {}
     for run in base:
         values = run.metrics[metric.column]
-        found[run.head.seed] = aim(values, metric, rule.value) if rule.by_reference else rule.value
-    return Goals(metric, found)
+        by_seed[run.head.seed] = aim(values, metric, rule.value) if rule.by_reference else rule.value
+    return Goals(metric, by_seed)
 
 
 def outcome(
@@ -165,21 +165,21 @@ def outcome(
         base: FedAvg's runs, tuned for their final value.
     """
     metric, sign = goals.metric, 1.0 if goals.metric.higher else -1.0
-    own = {run.head.seed: run for run in runs if run.head.label == entry.label}
+    by_seed = {run.head.seed: run for run in runs if run.head.label == entry.label}
     times = {run.head.seed: _median(run) for run in runs if run.head.label == REFERENCE}
     reference = {run.head.seed: _final(run, metric) for run in base}
     errors = [failed[entry.label, seed] for seed in seeds if (entry.label, seed) in failed]
-    lost = () if entry.text is not None else tuple(seeds)
-    at = {seed: _first(own.get(seed), metric, goals.by_seed.get(seed, math.nan)) for seed in seeds}
-    final = {seed: _final(own[seed], metric) if seed in own else math.nan for seed in seeds}
+    all_lost = () if entry.text is not None else tuple(seeds)
+    at = {seed: _first(by_seed.get(seed), metric, goals.by_seed.get(seed, math.nan)) for seed in seeds}
+    final = {seed: _final(by_seed[seed], metric) if seed in by_seed else math.nan for seed in seeds}
     return Outcome(
         entry,
-        {seed: None if (k := at[seed]) is None else float(own[seed].round[k]) for seed in seeds},
-        {seed: None if (k := at[seed]) is None else float(own[seed].bytes[k]) for seed in seeds},
+        {seed: None if (k := at[seed]) is None else float(by_seed[seed].round[k]) for seed in seeds},
+        {seed: None if (k := at[seed]) is None else float(by_seed[seed].bytes[k]) for seed in seeds},
         final,
         {seed: sign * (final[seed] - reference.get(seed, math.nan)) for seed in seeds},
-        {seed: _median(run) / times[seed] for seed, run in own.items() if times.get(seed)},
-        lost or tuple(seed for seed, run in own.items() if run.diverged),
+        {seed: _median(run) / times[seed] for seed, run in by_seed.items() if times.get(seed)},
+        all_lost or tuple(seed for seed, run in by_seed.items() if run.diverged),
         tuple(errors),
     )
 

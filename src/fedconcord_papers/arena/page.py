@@ -51,13 +51,13 @@ def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     page, lines = Page(heading, "arena", footer), ["# Arena", *facts]
     page.parts.append(in_words([html.escape(fact) for fact in facts], warnings(results)))
     for table in tables:
-        drawn = [profile(table, indices)]
+        drawings = [profile(table, indices)]
         if _are_ranked(table.by_rounds):
-            drawn.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
-        page.parts += _as_html(table, page.figures(drawn))
-        lines += _as_markdown(table, [f"figures/{one.name}.png" for one in drawn])
-    if noted := warnings(results):
-        lines += ["## Note", "\n".join(f"* {one}" for one in noted)]
+            drawings.append(critical(table.by_rounds)._replace(name=f"ranks-{table.role}"))
+        page.parts += _as_html(table, page.figures(drawings))
+        lines += _as_markdown(table, [f"figures/{item.name}.png" for item in drawings])
+    if notes := warnings(results):
+        lines += ["## Note", "\n".join(f"* {item}" for item in notes)]
     page.write(spec.out / "report.html")
     files.write_text(spec.out / "README.md", "\n\n".join(lines) + "\n")
     files.write_json(spec.out / RESULTS, as_dict(spec, results))
@@ -101,14 +101,14 @@ def _listed(values: Sequence[int]) -> str:
 # -- over federations ------------------------------------------------------------------------------------------------
 
 
-def _as_html(table: Table, shown: str) -> Iterator[str]:
+def _as_html(table: Table, figures_html: str) -> Iterator[str]:
     cells = standings(table)
     yield f"<h2>{html.escape(ROLES[table.role])}</h2>" + pairs(cells.rows, cells.header)
-    yield note(cells.caption) + paragraphs(_ranked(table)) + shown
+    yield note(cells.caption) + paragraphs(_ranked(table)) + figures_html
     for result in table.results:
-        one = outcomes(result)
+        cells = outcomes(result)
         title = f"<b>{html.escape(result.federation.name)}</b>: {html.escape(_size(result))}"
-        yield details(title, pairs(one.rows, one.header, one.caption))
+        yield details(title, pairs(cells.rows, cells.header, cells.caption))
 
 
 def _as_markdown(table: Table, figures: Sequence[str]) -> Iterator[str]:
@@ -123,11 +123,11 @@ def _as_markdown(table: Table, figures: Sequence[str]) -> Iterator[str]:
 
 def _ranked(table: Table) -> list[str]:
     """What the ranks say, as HTML."""
-    said = []
+    sentences = []
     for what, ranks in (("rounds to the target", table.by_rounds), ("the final value", table.by_final)):
         if _are_ranked(ranks):
-            said.append(f"By {what}: {' '.join(rank_words(ranks)).replace('data sets', 'federations')}")
-    return said
+            sentences.append(f"By {what}: {' '.join(rank_words(ranks)).replace('data sets', 'federations')}")
+    return sentences
 
 
 def _are_ranked(ranks: Ranks) -> bool:
@@ -226,19 +226,21 @@ def _settings(text: str | None) -> str:
 def _size(result: Result) -> str:
     size, best = result.size, result.best
     where = ", ".join(part for part in (size.data, size.model) if part != "none")
-    found = "no tuned method came to the target" if best is None else f"best tuned: {best.entry.label}"
-    return f"{where}; {size.cohort} of {size.clients} clients a round, {size.rounds} rounds; {found}"
+    best_words = "no tuned method came to the target" if best is None else f"best tuned: {best.entry.label}"
+    return f"{where}; {size.cohort} of {size.clients} clients a round, {size.rounds} rounds; {best_words}"
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
     """What a reader must know: methods that cannot run or failed, targets that nobody met."""
-    said = []
+    sentences = []
     for result in results:
         name = result.federation.name
-        said += [f"{name}: {label} cannot run: {why}" for label, why in result.refused.items()]
-        said += [f"{name}: {one.entry.label} failed: {why}" for one in result.outcomes for why in one.errors[:1]]
+        sentences += [f"{name}: {label} cannot run: {why}" for label, why in result.refused.items()]
+        sentences += [
+            f"{name}: {outcome.entry.label} failed: {why}" for outcome in result.outcomes for why in outcome.errors[:1]
+        ]
         if result.best is None:
-            said.append(
+            sentences.append(
                 f"{name}: no tuned method came to the target on every seed, so nobody is judged by rounds there."
             )
-    return said
+    return sentences

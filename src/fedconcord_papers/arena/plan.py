@@ -99,18 +99,18 @@ def labelled(methods: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: there is no such method, or two have one label.
     """
-    found: dict[str, str] = {}
+    by_label: dict[str, str] = {}
     imports.trust(*methods)
     for text in methods:
         read_method(text)
         spec = grammar.parse(text, "method")
         label = str(spec.kwargs.get("label") or spec)
-        if folders.folder_name(label).casefold() in {folders.folder_name(one).casefold() for one in found}:
+        if folders.folder_name(label).casefold() in {folders.folder_name(one).casefold() for one in by_label}:
             raise UserError(f"the method {label} is given twice; give one of them another label, as in label='b'")
-        found[label] = str(grammar.Spec(spec.name, spec.args, {**spec.kwargs, "label": label}))
-    if REFERENCE not in found:
-        found = {REFERENCE: f"{REFERENCE}(label={REFERENCE})", **found}
-    return found
+        by_label[label] = str(grammar.Spec(spec.name, spec.args, {**spec.kwargs, "label": label}))
+    if REFERENCE not in by_label:
+        by_label = {REFERENCE: f"{REFERENCE}(label={REFERENCE})", **by_label}
+    return by_label
 
 
 def fresh(seeds: Sequence[int]) -> Sequence[int]:

@@ -57,8 +57,8 @@ def table_of(results: Sequence[Result]) -> Table:
     """The standings over federations, all of one role."""
     ran = [one.entry.label for result in results for one in result.outcomes]
     labels = list(dict.fromkeys([*ran, *(label for result in results for label in result.refused)]))
-    found = [standing(label, results) for label in dict.fromkeys(ran)]
-    order = sorted(found, key=lambda s: (-s.near, -s.far, s.worst.value if s.ratios else math.inf))
+    standings = [standing(label, results) for label in dict.fromkeys(ran)]
+    order = sorted(standings, key=lambda s: (-s.near, -s.far, s.worst.value if s.ratios else math.inf))
     return Table(
         results[0].federation.role,
         tuple(results),
@@ -106,8 +106,8 @@ def outcome_of(result: Result, label: str) -> Outcome | None:
     return next((one for one in result.outcomes if one.entry.label == label), None)
 
 
-def _worst(found: Sequence[tuple[float, str]], which: Callable[..., tuple[float, str]]) -> Worst:
-    return Worst(*which(found, key=lambda one: one[0])) if found else Worst(math.nan, "")
+def _worst(values: Sequence[tuple[float, str]], which: Callable[..., tuple[float, str]]) -> Worst:
+    return Worst(*which(values, key=lambda one: one[0])) if values else Worst(math.nan, "")
 
 
 def _final(one: Outcome) -> float:
@@ -118,8 +118,8 @@ def _final(one: Outcome) -> float:
 
 def _ranks(results: Sequence[Result], labels: Sequence[str], score: Callable[[Outcome], float]) -> Ranks:
     """Of the methods that can run in all federations."""
-    found = {label: [outcome_of(result, label) for result in results] for label in labels}
-    shared = {label: [one for one in line if one is not None] for label, line in found.items() if None not in line}
+    by_label = {label: [outcome_of(result, label) for result in results] for label in labels}
+    shared = {label: [one for one in line if one is not None] for label, line in by_label.items() if None not in line}
     scores = np.array([[score(one) for one in line] for line in shared.values()]).reshape(len(shared), len(results))
     data = [result.federation.name for result in results]
     names = [(label,) * len(data) for label in shared]

@@ -18,7 +18,7 @@ from fedconcord.cli.progress import Show
 
 if TYPE_CHECKING:
     from fedconcord_papers.recipes.recipe import Recipe, SizeName
-    from fedconcord_papers.recipes.run import Asked
+    from fedconcord_papers.recipes.run import RecipeSpec
 
 OUT = "runs/papers"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -83,7 +83,7 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
     return "quick" if quick else "paper" if paper else "desk"
 
 
-def _one(asked: Asked, folder: Path, dry_run: bool, of_all: bool) -> None:
+def _one(asked: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
     from fedconcord_papers.recipes.whole import reproduced
 
     recipe = asked.recipe
@@ -102,7 +102,7 @@ def _one(asked: Asked, folder: Path, dry_run: bool, of_all: bool) -> None:
     say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")
 
 
-def _before(asked: Asked) -> list[str]:
+def _before(asked: RecipeSpec) -> list[str]:
     """What a person should know before it starts."""
     stated = asked.size
     said = [f"size {asked.size_name}: {stated.note or 'as in the paper'}"]
@@ -114,7 +114,7 @@ def _before(asked: Asked) -> list[str]:
     return said
 
 
-def _show_jobs(asked: Asked) -> None:
+def _show_jobs(asked: RecipeSpec) -> None:
     from fedconcord_papers.recipes import dry
 
     say_columns([{k: "" if v is None else str(v) for k, v in row.items()} for row in dry.rows(asked)])

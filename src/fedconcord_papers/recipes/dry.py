@@ -12,7 +12,7 @@ from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS
 from fedconcord.settings import Config
 from fedconcord_papers.recipes.recipe import Comparison
-from fedconcord_papers.recipes.run import Asked, entries_of, planned_texts, points_of
+from fedconcord_papers.recipes.run import RecipeSpec, entries_of, planned_texts, points_of
 
 
 class Shape(NamedTuple):
@@ -38,7 +38,7 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = {  # 
 COLUMNS = ("cell", "method", "data", "clients", "a round", "parameters", "samples", "local work", "rounds", "runs")
 
 
-def rows(asked: Asked) -> Iterator[dict[str, object]]:
+def rows(asked: RecipeSpec) -> Iterator[dict[str, object]]:
     """A row a method and cell, with its runs of search and comparison.
 
     Raises:

@@ -36,7 +36,7 @@ SEARCH_SEED = 1000  # which no final run has
 ALWAYS: Settings = {"validation": "none", "eval.clients": False, "checkpoint.every": 30.0}
 
 
-class Asked(NamedTuple):
+class RecipeSpec(NamedTuple):
     """What of a recipe is to be done, and how."""
 
     recipe: Recipe
@@ -60,54 +60,54 @@ class Asked(NamedTuple):
         return f"fedconcord reproduce {self.recipe.name} --{self.size_name}{seeds}{cells}{where}"
 
 
-def reproduce(asked: Asked, watch: Watch) -> Done:
+def reproduce(request: RecipeSpec, watch: Watch) -> Done:
     """Do a recipe, or what is left of it, and write done.json.
 
     Raises:
         UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    recipe, size = asked.recipe, asked.size
-    files.sweep(asked.out)
+    recipe, size = request.recipe, request.size
+    files.sweep(request.out)
     if isinstance(recipe.experiment, Comparison):
-        study = _compare(asked, recipe.experiment, watch.say)
-        found, chosen, searched, seconds = carry_out(study, asked.jobs, watch)
+        study = _compare(request, recipe.experiment, watch.say)
+        values, best, search_runs, seconds = carry_out(study, request.jobs, watch)
     else:
-        if asked.cells is not None or asked.seeds is not None:
+        if request.cells is not None or request.seeds is not None:
             raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
         began = time.perf_counter()
-        found = recipe.experiment.run(asked.out, asked.size_name, size.options, watch.say)
-        chosen, searched, seconds = {}, 0, time.perf_counter() - began
-    done = Done(
+        values = recipe.experiment.run(request.out, request.size_name, size.options, watch.say)
+        best, search_runs, seconds = {}, 0, time.perf_counter() - began
+    result = Done(
         recipe.name,
-        asked.size_name,
-        found,
+        request.size_name,
+        values,
         seconds,
-        chosen,
-        searched,
+        best,
+        search_runs,
         process.machine(),
-        asked.command,
+        request.command,
         fedconcord.__version__,
     )
-    asked.out.mkdir(parents=True, exist_ok=True)
-    done.write(asked.out / DONE)
-    return done
+    request.out.mkdir(parents=True, exist_ok=True)
+    result.write(request.out / DONE)
+    return result
 
 
 # -- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def cells_of(asked: Asked, experiment: Comparison) -> list[Cell]:
+def cells_of(request: RecipeSpec, experiment: Comparison) -> list[Cell]:
     """The cells that are done.
 
     Raises:
         UserError: there is no such cell at this size.
     """
-    names = [cell.name for cell in experiment.cells if asked.size.cells is None or cell.name in asked.size.cells]
-    for name in asked.cells or ():
+    names = [cell.name for cell in experiment.cells if request.size.cells is None or cell.name in request.size.cells]
+    for name in request.cells or ():
         if name not in names:
-            raise unknown(f"cell of {asked.recipe.name} at size {asked.size_name}", name, names)
-    return [cell for cell in experiment.cells if cell.name in (names if asked.cells is None else asked.cells)]
+            raise unknown(f"cell of {request.recipe.name} at size {request.size_name}", name, names)
+    return [cell for cell in experiment.cells if cell.name in (names if request.cells is None else request.cells)]
 
 
 def entries_of(size: Size, experiment: Comparison, cell: Cell) -> list[Entry]:
@@ -147,51 +147,51 @@ def first_of(entry: Entry) -> dict[str, Any]:
     return {key: values[0] for key, values in entry.grid.items()}
 
 
-def planned_texts(asked: Asked) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+def planned_texts(request: RecipeSpec) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """(cell, settings, methods) of every comparison of a recipe that needs no search before it, for checks."""
-    experiment = asked.recipe.experiment
+    experiment = request.recipe.experiment
     assert isinstance(experiment, Comparison)
-    for cell in cells_of(asked, experiment):
+    for cell in cells_of(request, experiment):
         yield (
             cell.name,
-            settings_of(experiment, asked.size, cell),
-            [text_of(entry, first_of(entry), entry.name) for entry in entries_of(asked.size, experiment, cell)],
+            settings_of(experiment, request.size, cell),
+            [text_of(entry, first_of(entry), entry.name) for entry in entries_of(request.size, experiment, cell)],
         )
 
 
 def _compare(
-    asked: Asked, experiment: Comparison, say: Callable[[str], None]
+    request: RecipeSpec, experiment: Comparison, say: Callable[[str], None]
 ) -> Stages[tuple[Values, dict[str, dict[str, dict[str, Any]]], int, float]]:
     """(values, best of the grid by cell and entry, runs of the search, seconds of all runs)."""
-    size, rows, seconds, searched = asked.size, list[Value](), 0.0, 0
-    chosen: dict[str, dict[str, dict[str, Any]]] = {}
-    if asked.size_name == "paper":
-        for _, settings, methods in planned_texts(asked):
-            _fits(settings, methods, asked.out)
+    size, rows, seconds, search_runs = request.size, list[Value](), 0.0, 0
+    best: dict[str, dict[str, dict[str, Any]]] = {}
+    if request.size_name == "paper":
+        for _, settings, methods in planned_texts(request):
+            _fits(settings, methods, request.out)
     by_name = {cell.name: cell for cell in experiment.cells}
-    for cell in cells_of(asked, experiment):
+    for cell in cells_of(request, experiment):
         settings, home = settings_of(experiment, size, cell), cell.tuned_in or cell.name
-        if home not in chosen:
+        if home not in best:
             there = by_name[home]
             entries = entries_of(size, experiment, there)
-            chosen[home] = {entry.name: first_of(entry) for entry in entries}
+            best[home] = {entry.name: first_of(entry) for entry in entries}
             if size.search is not None and any(len(points_of(entry)) > 1 for entry in entries):
                 say(f"{there.title}: the grid")
                 of_search = {**settings_of(experiment, size, there), **size.search}
-                chosen[home], tried = yield from _search(asked, experiment, entries, there, of_search)
-                searched += len(tried)
-                seconds += sum(_seconds(run.folder) for run in tried)
+                best[home], grid_runs = yield from _search(request, experiment, entries, there, of_search)
+                search_runs += len(grid_runs)
+                seconds += sum(_seconds(run.folder) for run in grid_runs)
                 for entry in entries:
                     if len(points_of(entry)) > 1:
                         words = ", ".join(
-                            f"{k.removeprefix('local.')} {v:g}" for k, v in chosen[home][entry.name].items()
+                            f"{k.removeprefix('local.')} {v:g}" for k, v in best[home][entry.name].items()
                         )
                         say(f"  {entry.name}: {words}")
         say(f"{cell.title}: the comparison")
         entries = entries_of(size, experiment, cell)
-        methods = [text_of(entry, chosen[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
-        seeds = list(size.seeds if asked.seeds is None else asked.seeds)
-        runs = yield from _runs(asked.out / cell.name / "final", settings, methods, seeds, asked.jobs)
+        methods = [text_of(entry, best[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
+        seeds = list(size.seeds if request.seeds is None else request.seeds)
+        runs = yield from _runs(request.out / cell.name / "final", settings, methods, seeds, request.jobs)
         seconds += sum(_seconds(run.folder) for run in runs)
         rows += [
             Value(measure.name, cell.name, run.head.label, run.head.seed, _value(measure, run))
@@ -199,11 +199,11 @@ def _compare(
             for run in runs
             if run.head.seed in seeds
         ]
-    return Values(tuple(rows)), chosen, searched, seconds
+    return Values(tuple(rows)), best, search_runs, seconds
 
 
 def _search(
-    asked: Asked, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings
+    request: RecipeSpec, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings
 ) -> Stages[tuple[dict[str, dict[str, Any]], list[Run]]]:
     """(best values of the grid by entry, all runs); entries without a choice are not run."""
     points = {
@@ -213,13 +213,13 @@ def _search(
         for k, values in enumerate(points_of(entry))
     }
     methods = [text_of(entry, values, label) for label, (entry, values) in points.items()]
-    runs = yield from _runs(asked.out / cell.name / "search", settings, methods, [SEARCH_SEED], asked.jobs)
+    runs = yield from _runs(request.out / cell.name / "search", settings, methods, [SEARCH_SEED], request.jobs)
     best = {entry.name: first_of(entry) for entry in entries}
     scores = {run.head.label: _scores(experiment, run) for run in runs}
     for entry in entries:
-        own = [label for label, (one, _) in points.items() if one.name == entry.name]
-        if own:
-            best[entry.name] = points[max(own, key=lambda label: scores[label])][1]
+        labels = [label for label, (one, _) in points.items() if one.name == entry.name]
+        if labels:
+            best[entry.name] = points[max(labels, key=lambda label: scores[label])][1]
     return best, runs
 
 

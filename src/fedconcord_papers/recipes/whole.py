@@ -10,7 +10,7 @@ from fedconcord.runs.events import Watch
 from fedconcord_papers.recipes import RECIPES, figures, pages
 from fedconcord_papers.recipes.pages import Judged
 from fedconcord_papers.recipes.recipe import Comparison, SizeName
-from fedconcord_papers.recipes.run import DONE, Asked, reproduce
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, reproduce
 
 SIZES = ("quick", "desk", "paper")
 
@@ -23,7 +23,7 @@ def request(
     seeds: Sequence[int] | None = None,
     cells: Sequence[str] | None = None,
     device: str | None = None,
-) -> Asked:
+) -> RecipeSpec:
     """What is asked of a recipe, below the folder of all.
 
     Args:
@@ -40,20 +40,20 @@ def request(
     if device is not None:
         there = recipe.sizes[size]._replace(settings={**recipe.sizes[size].settings, "engine.device": device})
         recipe = recipe._replace(sizes={**recipe.sizes, size: there})
-    return Asked(recipe, size, folder / name / size, jobs, seeds, cells)
+    return RecipeSpec(recipe, size, folder / name / size, jobs, seeds, cells)
 
 
-def reproduced(asked: Asked, watch: Watch) -> Judged:
+def reproduced(recipe_request: RecipeSpec, watch: Watch) -> Judged:
     """Do a recipe, or what is left of it: runs, figures, verdicts and its page.
 
     Raises:
         UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    watch.begin(asked.out)
-    done = reproduce(asked, watch)
-    if isinstance(asked.recipe.experiment, Comparison):
-        figures.draw(asked.recipe, asked.out)
-    judged = pages.judge(asked.recipe, done, asked.out / DONE)
+    watch.begin(recipe_request.out)
+    result = reproduce(recipe_request, watch)
+    if isinstance(recipe_request.recipe.experiment, Comparison):
+        figures.draw(recipe_request.recipe, recipe_request.out)
+    judged = pages.judge(recipe_request.recipe, result, recipe_request.out / DONE)
     pages.write_one(judged)
     return judged
