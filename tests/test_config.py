@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedconcord import settings as settings
 from fedconcord.algorithms import METHODS, family, plugins
-from fedconcord.basis import factories, folders, grammar
+from fedconcord.basis import factories, files, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import Spec, parse, split_list
 from fedconcord.core import Oracle
@@ -187,13 +187,9 @@ def test_wrong_parameters(text: str, said: str) -> None:
 def test_options_are_described() -> None:
     found = {option.name: option for option in factories.options(factory)}
     assert "given" not in found
-    assert (found["alpha"].kind, found["alpha"].range, found["alpha"].meaning) == (
-        "number",
-        "> 0 and <= 1",
-        "the mixture",
-    )
-    assert found["steps"].kind == "integer >= 1 or auto"
-    assert found["start"].kind == "one of warm, server"
+    assert (found["alpha"].values, found["alpha"].meaning) == ("number > 0 and <= 1", "the mixture")
+    assert found["steps"].values == "integer >= 1 or auto"
+    assert found["start"].values == "one of warm, server"
     assert factories.describe(factory) == ("Mixtures: a thing for tests.", "Paper, 2020, Algorithm 1.")
 
 
@@ -217,9 +213,9 @@ def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry
 
 
 def test_folder_names_are_safe() -> None:
-    assert folders.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
-    assert folders.folder_name("../a b/(x)") == "a-b-x"
-    assert folders.folder_name("((") == "run"
+    assert files.folder_name("fedprox(mu=0.1,local.lr=0.05)") == "fedprox-mu=0.1-local.lr=0.05"
+    assert files.folder_name("../a b/(x)") == "a-b-x"
+    assert files.folder_name("((") == "run"
 
 
 # -- sources -------------------------------------------------------------------------------------------------------

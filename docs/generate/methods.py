@@ -83,7 +83,7 @@ def parameters(factory: Callable[..., Algorithm]) -> str:
         (
             code(option.name),
             "needed" if option.required else code(grammar.text(option.default)),
-            plain(f"{option.kind} {option.range}".strip()),
+            plain(option.values),
             plain(str(search_of(option.annotation) or "")),
             plain(option.meaning),
         )

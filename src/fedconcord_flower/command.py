@@ -58,7 +58,7 @@ def try_(
 ) -> None:
     """Run a job on this machine as it would run on real sites. A server, a process a site, TLS, keys."""
     with importing():
-        from fedconcord.basis.folders import free_folder
+        from fedconcord.basis.files import free_folder
         from fedconcord.report import write_report
         from fedconcord.runs.folder import refuse_taken
         from fedconcord_flower import trial

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from fedconcord import settings as settings_module
 from fedconcord.api import sources_of
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.core import Algorithm
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, RunOptions
@@ -104,7 +104,7 @@ def audited(
     jobs = {one.label or "": settings_module.build(one) for one in runs}
     private = [one for one in runs if one.privacy.clip is not None]
     plain = {one.label or "": settings_module.build(settings_module.unprotected(one)) for one in private}
-    folder = Path(out) if out else folders.free_folder(Path("runs"), "audit")
+    folder = Path(out) if out else files.free_folder(Path("runs"), "audit")
     say(
         f"{len(jobs)} method{'s' * (len(jobs) > 1)} trained to round {round}, whose messages are attacked for "
         f"{attack.iterations} iterations each; into {folder}"

@@ -16,13 +16,13 @@ class LostError(RuntimeError):
     """Another process of a distributed job is gone, so that this one cannot go on. Its text is one sentence."""
 
 
-def nearest(given: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that was meant, or None if none is near: one with the same last part, then by another word for
     it, then the most similar. Dashes, dots and capitals do not count.
     """
     whole = {_plain(name): name for name in reversed(list(known))}  # of two names the first one stays
     ends = {name.rpartition(".")[2]: whole[name] for name in whole}
-    word = _plain(given)
+    word = _plain(word)
     last = word.rpartition(".")[2]
     for name in (*SYNONYMS.get(word, ()), last, *SYNONYMS.get(last, ())):
         if name in ends:
@@ -33,9 +33,9 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
     return None
 
 
-def closest(given: str, known: Iterable[str]) -> str:
-    """' (did you mean 'x'?)' for the known name nearest to the given one, or '' if none is near."""
-    name = nearest(given, known)
+def closest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean 'x'?)' for the known name nearest to the word one, or '' if none is near."""
+    name = nearest(word, known)
     return "" if name is None else f" (did you mean {name!r}?)"
 
 
@@ -48,10 +48,10 @@ def reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The sentence for a name that is not in a list of names."""
     names = sorted(known)
-    return UserError(f"unknown {what} {given!r}{closest(given, names)}; known: {', '.join(names) if names else 'none'}")
+    return UserError(f"unknown {what} {name!r}{closest(name, names)}; known: {', '.join(names) if names else 'none'}")
 
 
 def sentence(error: UserError | LostError | OSError) -> str:

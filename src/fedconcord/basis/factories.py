@@ -20,8 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
 from fedconcord.basis.errors import UserError, closest, unknown
-from fedconcord.basis.grammar import Spec, Value, parse, plain, shown, text
-from fedconcord.basis.wanted import alternatives, bounds, must_be, near
+from fedconcord.basis.grammar import Spec, Value, decimal, parse, plain, shown, spread, text
 
 
 class Search(NamedTuple):
@@ -46,9 +45,8 @@ class Option:
     """One parameter that a user may set."""
 
     name: str
-    kind: str  # 'number', 'one of warm, server', ...
+    values: str  # 'number >= 0', 'one of warm, server', ...
     default: Value  # inspect.Parameter.empty where there is none
-    range: str  # '>= 0', '' where every value of the type will do
     meaning: str
     annotation: Any
 
@@ -91,27 +89,13 @@ def options(factory: Callable[..., Any]) -> tuple[Option, ...]:
 
 
 def _options(factory: Callable[..., Any]) -> tuple[Option, ...]:
-    found = []
+    rows = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            continue
-        schema = _adapter(parameter.annotation).json_schema()
-        leaves = alternatives(schema, schema)
-        ranges = [bounds(leaf) for leaf in leaves if bounds(leaf)]
-        bare = {k: v for k, v in schema.items() if not k.lower().endswith(("minimum", "maximum"))}
-        kind = must_be(bare if len(leaves) == 1 else schema).removeprefix("a ").removeprefix("an ")
-        meaning = schema.get("description", "")
-        found.append(
-            Option(
-                parameter.name,
-                kind,
-                parameter.default,
-                ranges[0] if len(leaves) == 1 and ranges else "",
-                meaning,
-                parameter.annotation,
-            )
-        )
-    return tuple(found)
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            schema = _adapter(parameter.annotation).json_schema()
+            meaning = schema.get("description", "")
+            rows.append(Option(parameter.name, in_words(schema), parameter.default, meaning, parameter.annotation))
+    return tuple(rows)
 
 
 _read_once = functools.cache(_options)  # a schema takes milliseconds to make, and a search asks for thousands
@@ -182,3 +166,82 @@ def build(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | st
 def _count(names: Iterable[str]) -> str:
     listed = list(names)
     return f"{len(listed)} parameter{'s' * (len(listed) > 1)} ({', '.join(listed)})"
+
+
+# -- what a value must be, in words, from its JSON schema ---------------------------------------------------------
+
+
+def must_be(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in words, for 'x must be ...'."""
+    return _phrase(schema, schema)
+
+
+def in_words(schema: Mapping[str, Any]) -> str:
+    """`must_be` without the article."""
+    return must_be(schema).removeprefix("a ").removeprefix("an ")
+
+
+def near(schema: Mapping[str, Any], value: Value) -> str:
+    """' (did you mean 'x'?)' where a schema has choices and the value is close to one, where it is a number with a
+    decimal comma, or a list that a range stands in."""
+    leaves = alternatives(schema, schema)
+    if isinstance(value, list):
+        return spread(value) if any(leaf.get("type") == "array" for leaf in leaves) else ""
+    if not isinstance(value, str):
+        return ""
+    choices = [str(choice) for leaf in leaves for choice in leaf.get("enum", [leaf.get("const", "")])]
+    numbers = any(leaf.get("type") == "number" for leaf in leaves)
+    return (decimal(value) if numbers else "") or closest(value, choices)
+
+
+def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The branches of a union, references followed."""
+    if "$ref" in schema:
+        return alternatives(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
+    if "anyOf" in schema:
+        return [leaf for branch in schema["anyOf"] for leaf in alternatives(branch, root)]
+    return [schema]
+
+
+def bounds(schema: Mapping[str, Any]) -> str:
+    """'between 0 and 1', '> 0 and <= 1', '>= 0' or ''."""
+    if "minimum" in schema and "maximum" in schema:
+        return f"between {text(schema['minimum'])} and {text(schema['maximum'])}"
+    marks = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    return " and ".join(f"{mark} {text(schema[key])}" for key, mark in marks.items() if key in schema)
+
+
+WORDS = {
+    "number": ("a number", "numbers"),
+    "integer": ("an integer", "integers"),
+    "boolean": ("true or false", "true or false"),
+    "string": ("text", "texts"),
+    "null": ("none", "none"),
+    "object": ("a table", "tables"),
+}
+
+
+def _phrase(schema: Mapping[str, Any], root: Mapping[str, Any], plural: bool = False) -> str:
+    """'a number >= 0', 'one of fast, exact', 'an integer >= 1 or auto', 'a list of numbers'."""
+    if "wanted" in schema:  # said by hand: Field(json_schema_extra={"wanted": "..."})
+        return str(schema["wanted"])
+    leaves = alternatives(schema, root)
+    phrases: list[str] = []
+    for leaf in leaves:
+        choices = leaf.get("enum", [leaf["const"]] if "const" in leaf else None)
+        if choices is not None:
+            words = [text(choice) for choice in choices]
+            phrases += words if len(leaves) > 1 or len(words) == 1 else [f"one of {', '.join(words)}"]
+        elif leaf.get("type") == "array":
+            phrases.append(f"{'lists' if plural else 'a list'} of {_items(leaf, root)}")
+        else:
+            phrases.append(f"{WORDS.get(leaf.get('type', ''), ('a value', 'values'))[plural]} {bounds(leaf)}".strip())
+    return " or ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
+
+
+def _items(leaf: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """What an array holds: 'numbers >= 0', 'one or more integers', '2 values'."""
+    least, most = leaf.get("minItems", 0), leaf.get("maxItems")
+    count = f"{least} " if least == most else "one or more " if least == 1 else ""
+    kinds = leaf.get("prefixItems", [leaf.get("items") or {}])
+    return count + ("values" if len(kinds) > 1 else _phrase(kinds[0], root, plural=True))

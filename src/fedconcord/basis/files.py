@@ -1,4 +1,4 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of one."""
+"""Atomic writes, where a reader sees the old file or the new one and never half of one; names of folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,22 @@ def inert(cell: Any) -> Any:
 def plain(cell: str) -> str:
     """The text of a cell that `inert` wrote."""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULA) else cell
+
+
+def folder_name(label: str) -> str:
+    """A label as a file name that no shell or browser stumbles over: fedprox(mu=0.1) -> fedprox-mu=0.1."""
+    return re.sub(r"-+", "-", re.sub(r"[^\w.=+-]", "-", label)).strip("-.") or "run"
+
+
+def free_folder(parent: Path, stem: str) -> Path:
+    """The first of parent/stem-1, parent/stem-2, ... that does not exist."""
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def user_cache() -> Path:
+    """Where the program keeps what it can make or fetch again; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache).expanduser() if cache else Path.home() / ".cache") / "fedconcord"

@@ -92,17 +92,17 @@ class _Reader:
 
     def take(self, mark: str) -> bool:
         self.skip()
-        found = self.source.startswith(mark, self.at)
-        self.at += len(mark) * found
-        return found
+        is_here = self.source.startswith(mark, self.at)
+        self.at += len(mark) * is_here
+        return is_here
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         self.skip()
-        found = pattern.match(self.source, self.at)
-        if not found:
+        match = pattern.match(self.source, self.at)
+        if not match:
             return None
-        self.at = found.end()
-        return found.group()
+        self.at = match.end()
+        return match.group()
 
     def here(self) -> str:
         """What stands at the place of a mistake."""
@@ -210,3 +210,26 @@ def plain(value: Value) -> Value:
     if isinstance(value, Spec):
         return str(value)
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested tables: 'a.b' -> value. An empty table is a leaf."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def count(name: str, value: object) -> int:
+    """A number of things, at least one, which may be written as text.
+
+    Raises:
+        UserError: it is none.
+    """
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise UserError(f"{name} must be an integer >= 1, given {value!r}")
+    return number

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from fedconcord.basis import factories, objects
+from fedconcord.basis import objects
 from fedconcord.basis.errors import UserError, closest
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -77,7 +77,7 @@ def load(path: str, what: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     module, _, names = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        thing: Any = importlib.import_module(module)
     except Exception as error:  # whatever somebody else's module raises when imported
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
@@ -85,12 +85,12 @@ def load(path: str, what: str) -> Callable[..., Any]:
             f"the current directory"
         ) from error
     for name in names.split("."):
-        if not hasattr(found, name):
-            raise UserError(f"{what} {path}: {module} has no {name!r}{closest(name, vars(found))}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise UserError(f"{what} {path} is {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(thing, name):
+            raise UserError(f"{what} {path}: {module} has no {name!r}{closest(name, vars(thing))}")
+        thing = getattr(thing, name)
+    if not callable(thing):
+        raise UserError(f"{what} {path} is {type(thing).__name__}, not a function")
+    return thing  # type: ignore[no-any-return]
 
 
 def with_options(function: Callable[..., Any], path: str, what: str, leading: tuple[str, ...]) -> Callable[..., Any]:
@@ -100,6 +100,8 @@ def with_options(function: Callable[..., Any], path: str, what: str, leading: tu
     Raises:
         UserError: it does not take as many leading values, or needs one that no setting can say.
     """
+    from fedconcord.basis import factories  # pydantic, which `--help` needs not
+
     try:
         signature = inspect.signature(function, eval_str=True)
         signature.bind_partial(*leading)
@@ -121,9 +123,9 @@ def with_options(function: Callable[..., Any], path: str, what: str, leading: tu
                     )
                 continue
             parameters.append(parameter.replace(annotation=annotation))
-    made = functools.partial(function)
-    made.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return made
+    described = functools.partial(function)
+    described.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return described
 
 
 def maker(
@@ -132,17 +134,17 @@ def maker(
     """`with_options`, of a factory whose product is checked to be of a kind of ours."""
     called = with_options(function, path, what, leading)
 
-    def make(*given: Any, **options: Any) -> T:
+    def make(*values: Any, **options: Any) -> T:
         try:
-            made = called(*given, **options)
+            product = called(*values, **options)
         except UserError:
             raise
         except Exception as error:  # whatever somebody else's factory raises
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(f"{what} {path} failed when it was made: {why}") from error
-        if not isinstance(made, kind):
-            raise UserError(f"{what} {path} returned {type(made).__name__}; return a fedconcord.{kind.__name__}")
-        return made
+        if not isinstance(product, kind):
+            raise UserError(f"{what} {path} returned {type(product).__name__}; return a fedconcord.{kind.__name__}")
+        return product
 
     make.__signature__, make.__doc__ = inspect.signature(called), function.__doc__  # type: ignore[attr-defined]
     return make
@@ -182,7 +184,7 @@ def path_of(thing: Any) -> str | None:
     path = f"{module}:{name}"
     if module in (None, "__main__") or not is_path(path):
         return None
-    found: Any = sys.modules.get(str(module))
+    known: Any = sys.modules.get(str(module))
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return path if found is thing else None
+        known = getattr(known, part, None)
+    return path if known is thing else None

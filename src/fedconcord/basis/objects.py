@@ -35,10 +35,10 @@ def hold(name: str, digest: str, thing: Any, words: str) -> NamedObject:
     return keep(NamedObject(text, thing, words))
 
 
-def keep(held: NamedObject) -> NamedObject:
+def keep(thing: NamedObject) -> NamedObject:
     """Make a thing known by its text; a newer one of the same text takes its place."""
-    _KNOWN[held.text] = held
-    return held
+    _KNOWN[thing.text] = thing
+    return thing
 
 
 def is_object(text: object) -> bool:
@@ -58,10 +58,10 @@ def held(text: str, what: str) -> NamedObject:
     Raises:
         UserError: nobody holds it here.
     """
-    found = _KNOWN.get(text.partition("(")[0].strip())
-    if found is None:
+    thing = _KNOWN.get(text.partition("(")[0].strip())
+    if thing is None:
         raise UserError(
             f"the {what} {text} was given from Python as an object, which this process does not have; go on from "
             f"Python and give the same one again, as in fedconcord.run(resume=..., {ARGUMENT.get(what, what)}=...)"
         )
-    return found
+    return thing

@@ -1,4 +1,4 @@
-"""Ranges that parameters of factories often have, and what is said of a parameter beside its range.
+"""Ranges that parameters of factories often have, and what is extra of a parameter beside its range.
 
 `Annotated[Positive, about("server step size")]`: no infinity and no NaN is a number here, see `factories`.
 """
@@ -25,6 +25,6 @@ def about(meaning: str, wanted: str | None = None, usual: object = None) -> Fiel
         wanted: what its value must be, where the type does not say it.
         usual: what none comes to.
     """
-    said = {key: value for key, value in (("wanted", wanted), ("usual", usual)) if value is not None}
-    field: FieldInfo = Field(description=meaning, json_schema_extra=said or None)  # type: ignore[arg-type]
+    extra = {key: value for key, value in (("wanted", wanted), ("usual", usual)) if value is not None}
+    field: FieldInfo = Field(description=meaning, json_schema_extra=extra or None)  # type: ignore[arg-type]
     return field

@@ -52,7 +52,7 @@ def _quotas(root: Path) -> list[float]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    quotas: list[float] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -62,8 +62,8 @@ def _quotas(root: Path) -> list[float]:
             below = top / path.lstrip("/")
             # a container may see its own group as the top, under another path than this one
             groups = [top, *(group for group in (below, *below.parents) if group.is_relative_to(top) and group != top)]
-            found += [quota for group in groups if (quota := _quota(group)) is not None]
-    return found
+            quotas += [quota for group in groups if (quota := _quota(group)) is not None]
+    return quotas
 
 
 def _quota(group: Path) -> float | None:

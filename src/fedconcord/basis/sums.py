@@ -32,7 +32,7 @@ def write(path: Path, content: bytes) -> None:
     if path.name in known:  # what is damaged now stays so
         there = [one for one in there if one in known[path.name]]
     known[path.name] = sorted({*there, _sum(content)})
-    files.write_json(path.with_name(NAME), {**known, NAME: [_own(known)]})
+    files.write_json(path.with_name(NAME), {**known, NAME: [_total(known)]})
     files.write_bytes(path, content)
 
 
@@ -44,9 +44,9 @@ def read(path: Path) -> bytes:
         DamagedError: it, or the folder's checksums, are not what was written.
     """
     for _ in range(TRIES):  # its writer may have been faster than this
-        wanted = _known(path.parent).get(path.name)
+        expected = _known(path.parent).get(path.name)
         content = path.read_bytes()
-        if wanted is None or _sum(content) in wanted:
+        if expected is None or _sum(content) in expected:
             return content
     raise DamagedError(f"its checksum differs; if it was changed on purpose, remove {path.with_name(NAME)}")
 
@@ -65,10 +65,9 @@ def text(path: Path) -> str:
 def _known(folder: Path) -> dict[str, list[str]]:
     path = folder / NAME
     try:
-        found = json.loads(path.read_bytes())
-        own = found.pop(NAME)
-        if own == [_own(found)]:
-            return dict(found)
+        sums = json.loads(path.read_bytes())
+        if sums.pop(NAME) == [_total(sums)]:
+            return dict(sums)
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -76,7 +75,7 @@ def _known(folder: Path) -> dict[str, list[str]]:
     raise DamagedError(f"{path} is damaged; if the files beside it are right, remove it")
 
 
-def _own(known: dict[str, list[str]]) -> str:
+def _total(known: dict[str, list[str]]) -> str:
     return _sum(json.dumps(known, sort_keys=True).encode())
 
 

@@ -37,7 +37,7 @@ def describe(
     sources = sources_of(given)
     with importing():
         from fedconcord import settings as settings
-        from fedconcord.basis import folders
+        from fedconcord.basis import files
         from fedconcord.federation.describe import describe as measure
         from fedconcord.federation.describe import summary
         from fedconcord.report.division import write_description
@@ -45,7 +45,7 @@ def describe(
 
     resolved = settings.resolve_run(*sources)
     found = measure(*settings.divided(resolved))
-    folder = Path(out) if out else folders.free_folder(Path("runs"), "partition")
+    folder = Path(out) if out else files.free_folder(Path("runs"), "partition")
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, found, title)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedconcord.basis import files, folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.cli import plugins
 from fedconcord.cli.base import app, console, say
@@ -75,7 +75,7 @@ def _listing() -> dict[str, Any]:
     """
     if entry_points(group=PLUGINS):
         return make_listing()
-    path = folders.user_cache() / "list.json"
+    path = files.user_cache() / "list.json"
     key = _fingerprint()
     with suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, 
         (
             option.name,
             "needed" if option.required else grammar.text(option.default),
-            f"{option.kind} {option.range}".strip() + _tuned(factories.search_of(option.annotation)),
+            option.values + _tuned(factories.search_of(option.annotation)),
             option.meaning,
         )
         for option in factories.options(factory)

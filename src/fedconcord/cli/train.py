@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, DIVERGED, app, complain, importing, say
 from fedconcord.cli.options import Given, Grow, Jobs, Resume, Trust, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, refuse_interrupted, resuming, say_summary

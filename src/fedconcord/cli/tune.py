@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedconcord.basis import process
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, app, complain, importing, say
 from fedconcord.cli.options import Given, Resume, Trust, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, say_summary

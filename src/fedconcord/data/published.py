@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 
 
@@ -79,7 +79,7 @@ def data_folder(named: str | None) -> Path:
 
 def usual_folder() -> Path:
     """Where data files lie if nobody names a folder."""
-    return folders.user_cache() / "data"
+    return files.user_cache() / "data"
 
 
 def damaged(path: Path, why: str) -> UserError:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tensors
 from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
@@ -107,7 +107,7 @@ def folder_of(subject: Subject, out: str | None) -> Path:
         return Path(out).expanduser()
     if subject.run is not None:
         return subject.run
-    return folders.free_folder(Path("runs"), f"{settings_module.folder_name(subject.config.data)}-diagnosis")
+    return files.free_folder(Path("runs"), f"{settings_module.folder_name(subject.config.data)}-diagnosis")
 
 
 def notes(subject: Subject) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.basis import grammar
-from fedconcord.basis.nested import flatten
+from fedconcord.basis.grammar import flatten
 from fedconcord.report.load import UNPAIRED_KEYS, Run, is_chosen, show, varying
 from fedconcord.report.page import details, pairs, terms
 from fedconcord.report.summary import Summary

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.files import as_csv
 from fedconcord.report import tables
@@ -58,7 +58,7 @@ def build_several(sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out:
     page.section("Ranks", pairs(main.rows, main.header, main.caption), page.figures([critical(r)]))
     page.section("Data set by data set")
     for name, s in every.items():
-        key = folders.folder_name(name)
+        key = files.folder_name(name)
         one = tables.table(s, s.rows)
         page.files |= {
             f"tables/{key}.csv": tables.to_csv(s),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.nested import flatten
+from fedconcord.basis.grammar import flatten
 from fedconcord.basis.readers import read_csv, read_json
 
 Array = NDArray[np.float64]

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.report import again, baselines, clients, tables
 from fedconcord.report.curves import band_words
 from fedconcord.report.datasets_page import build_several
@@ -28,7 +28,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     """
     sets = load_data_sets(paths)
     if out is None:
-        out = paths[0] if len(sets) == 1 else folders.free_folder(Path("runs"), "report")
+        out = paths[0] if len(sets) == 1 else files.free_folder(Path("runs"), "report")
     out = Path(out)
     page = build(next(iter(sets.values())), paths, out) if len(sets) == 1 else build_several(sets, paths, out)
     return page.write(out / "report.html")
@@ -78,7 +78,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     page.files |= {
         "tables/summary.csv": tables.to_csv(s),
         "tables/summary.md": tables.to_markdown(main),
-        "tables/summary.tex": tables.to_latex(titled, folders.folder_name(data_of(s))),
+        "tables/summary.tex": tables.to_latex(titled, files.folder_name(data_of(s))),
         "figures/figures.tex": tables.figures_tex(page.drawn),
     }
     return page

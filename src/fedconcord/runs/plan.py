@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
-from fedconcord.basis import files, folders, process, sums
+from fedconcord.basis import files, process, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.readers import read_json
 from fedconcord.jobs import Row
@@ -194,7 +194,7 @@ def _entries(config: Config, folder: Path, validation_reason: str | None) -> lis
     return [
         Entry(
             one,
-            folder / folders.folder_name(one.label or "") / f"seed-{one.seed}",
+            folder / files.folder_name(one.label or "") / f"seed-{one.seed}",
             validation_reason=validation_reason,
         )
         for one in settings_module.runs(config)
@@ -258,7 +258,7 @@ def new_folder(config: Config, what: str) -> Path:
 def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
         data = settings_module.folder_name(config.data)
-        return folders.free_folder(Path("runs"), f"{data}-{what}")
+        return files.free_folder(Path("runs"), f"{data}-{what}")
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out {folder} is a file; give a folder")

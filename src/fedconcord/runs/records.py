@@ -14,7 +14,7 @@ from typing import Any
 from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, sums
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.nested import flatten
+from fedconcord.basis.grammar import flatten
 from fedconcord.basis.readers import read_json
 from fedconcord.runs.events import Entry, Finished
 from fedconcord.runs.folder import read_description

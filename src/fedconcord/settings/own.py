@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedconcord.basis import factories, folders, grammar, imports, objects
+from fedconcord.basis import factories, files, grammar, imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS, Dataset, data_folder
 from fedconcord.data.inputs import Input, is_file
@@ -33,8 +33,8 @@ def folder_name(data: str) -> str:
     """A short name of the data, for folders."""
     kind = kind_of(data)
     if kind == "file":
-        return folders.folder_name(Path(data).stem)
-    return folders.folder_name(objects.name_of(grammar.parse(data, "data set").name))
+        return files.folder_name(Path(data).stem)
+    return files.folder_name(objects.name_of(grammar.parse(data, "data set").name))
 
 
 def absolute(config: Config) -> Config:

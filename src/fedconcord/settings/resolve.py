@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.algorithms import plugins
-from fedconcord.basis import folders, grammar, imports
+from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.federation.partitions import LABEL_FREE
 from fedconcord.problems import PROBLEMS
@@ -92,7 +92,7 @@ def check_distinct(config: Config) -> None:
     for what, names in (("method", labels), ("baseline", config.baselines), ("seed", seeds)):
         seen = set()
         for name in names:
-            folder = folders.folder_name(name).casefold()
+            folder = files.folder_name(name).casefold()
             if folder in seen:
                 raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
             seen.add(folder)

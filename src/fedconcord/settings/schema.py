@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedconcord.basis import grammar, wanted
+from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
 from fedconcord.settings.sections import SECTIONS
@@ -48,7 +48,7 @@ def default_text(schema: Mapping[str, Any]) -> str:
 
 def values_text(schema: Mapping[str, Any]) -> str:
     """What a key must be, without the article."""
-    return wanted.must_be(schema).removeprefix("a ").removeprefix("an ").removesuffix(" or none")
+    return factories.in_words(schema).removesuffix(" or none")
 
 
 def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
@@ -64,5 +64,5 @@ def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, or
             value = value[part]
         place = f" ({origin[full]})" if full in origin else ""
         schema = keys()[full.split(": ")[-1]]
-        given = f"{grammar.shown(value)}{wanted.near(schema, value)}{place}"
-        raise UserError(f"{full} must be {wanted.must_be(schema)}, given {given}") from None
+        given = f"{grammar.shown(value)}{factories.near(schema, value)}{place}"
+        raise UserError(f"{full} must be {factories.must_be(schema)}, given {given}") from None

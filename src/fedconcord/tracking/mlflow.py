@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedconcord.basis.nested import flatten
+from fedconcord.basis.grammar import flatten
 from fedconcord.jobs import Row
 from fedconcord.runs.callbacks import Run
 from fedconcord.runs.events import Finished

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedconcord.basis.folders import folder_name
+from fedconcord.basis.files import folder_name
 from fedconcord.jobs import Row
 from fedconcord.runs.callbacks import Run
 from fedconcord.runs.events import Finished

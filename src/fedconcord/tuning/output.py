@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedconcord.basis import files, folders
+from fedconcord.basis import files
 from fedconcord.report.again import to_toml
 from fedconcord.runs.tables import rows_of
 from fedconcord.settings import Config
@@ -49,7 +49,7 @@ def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
     texts = winners(tuning.config, searches)
     for search in searches:
         if search.space.method in texts:
-            name = f"{folders.folder_name(search.space.method)}.toml"
+            name = f"{files.folder_name(search.space.method)}.toml"
             files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
     comment = "The best settings of each method, for fedconcord compare --config"
     files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), comment))

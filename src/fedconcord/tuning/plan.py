@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import files, folders, grammar, sums
+from fedconcord.basis import files, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
 from fedconcord.basis.readers import read_json
@@ -72,7 +72,7 @@ class Tuning(NamedTuple):
 
     def place(self, space: Space, number: int, seed: int) -> Path:
         """The folder of such a run."""
-        return self.folder / "trials" / folders.folder_name(space.method) / str(number) / f"seed-{seed}"
+        return self.folder / "trials" / files.folder_name(space.method) / str(number) / f"seed-{seed}"
 
 
 def plan_tuning(spec: SearchSpec, *sources: Source) -> Tuning:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.nested import flatten
+from fedconcord.basis.grammar import flatten
 from fedconcord.runs.events import Entry, Finished, Stage
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import read_description, shrink

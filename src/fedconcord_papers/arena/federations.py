@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import folders, grammar, imports
+from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.settings import Config
 
@@ -48,7 +48,7 @@ class Federation(NamedTuple):
     @property
     def folder(self) -> str:
         """Its folder in that of an arena."""
-        return folders.folder_name(self.name)
+        return files.folder_name(self.name)
 
     @property
     def nested(self) -> dict[str, Any]:

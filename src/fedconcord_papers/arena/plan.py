@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord import settings as settings_module
-from fedconcord.basis import folders, grammar, imports
+from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError
 from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import settle
@@ -90,7 +90,7 @@ class FederationFolder(NamedTuple):
 
     def search(self, label: str) -> Path:
         """The search of a method for few rounds to the target."""
-        return self.folder / "tuning" / folders.folder_name(label)
+        return self.folder / "tuning" / files.folder_name(label)
 
 
 def labelled(methods: Sequence[str]) -> dict[str, str]:
@@ -105,7 +105,7 @@ def labelled(methods: Sequence[str]) -> dict[str, str]:
         read_method(text)
         spec = grammar.parse(text, "method")
         label = str(spec.kwargs.get("label") or spec)
-        if folders.folder_name(label).casefold() in {folders.folder_name(one).casefold() for one in by_label}:
+        if files.folder_name(label).casefold() in {files.folder_name(one).casefold() for one in by_label}:
             raise UserError(f"the method {label} is given twice; give one of them another label, as in label='b'")
         by_label[label] = str(grammar.Spec(spec.name, spec.args, {**spec.kwargs, "label": label}))
     if REFERENCE not in by_label:

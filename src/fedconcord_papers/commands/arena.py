@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedconcord.basis import process
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, importing, say, say_columns
 from fedconcord.cli.options import option
 from fedconcord.cli.progress import Show

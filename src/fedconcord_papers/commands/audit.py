@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.cli.base import importing, say
 from fedconcord.cli.options import Given, check_choice, option, sources_of, takes_settings
 

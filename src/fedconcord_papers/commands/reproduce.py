@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.wanted import count
+from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, PROGRAM, complain, console, importing, say, say_columns
 from fedconcord.cli.options import Jobs, option
 from fedconcord.cli.progress import Show

@@ -18,7 +18,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from fedconcord.basis import folders
+from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 
 CHILD = "import sys; from fedconcord.local.compiled.loading import compile_into; compile_into(*sys.argv[1:])"
@@ -76,12 +76,12 @@ def _folder() -> Path:
 
     llvm = importlib.import_module("llvmlite.binding")  # it has no types
 
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in files)
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    source = b"".join(path.read_bytes() + f"{path.absolute()} {path.stat().st_mtime_ns}".encode() for path in sources)
     machine = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
     versions = f"{numba.__version__} {np.__version__} {sys.implementation.cache_tag}"
     name = hashlib.sha256(source + f"{machine} {versions}".encode()).hexdigest()[:16]
-    folder = folders.user_cache() / "compiled" / name
+    folder = files.user_cache() / "compiled" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # no place to keep it: compiled anew in every process
