@@ -30,11 +30,9 @@ from fedconcord.problems import quadratics
 from fedconcord.remote import codec, masks, member
 from fedconcord.remote.client import Kept, RemoteClient
 from fedconcord.remote.codec import Frame
-from fedconcord.remote.ledger import Ledger
-from fedconcord.remote.link import Traffic
 from fedconcord.remote.member import Member, Secret
 from fedconcord.remote.secure import Secure
-from fedconcord.remote.server import RemoteServer
+from fedconcord.remote.store import RemoteStore
 from fedconcord.remote.sums import PLAIN
 from fedconcord.remote.terms import Scale, Terms
 from fedconcord.remote.way import Hooks
@@ -110,18 +108,20 @@ class Party:
             part = None if terms is None else Member(i, RUN, terms, Safe(held), self.space)
             own = problem.objective.alone(i)
             self.clients[i] = RemoteClient(i, self.job.duty, own, held, self.forms, RUN, part)
-        self.ledger, self.traffic, self.log = Ledger(), Traffic(), list[Frame]()
+        self.log = list[Frame]()
         self.refused: list[tuple[int, str]] = []
         self.voids: list[str] = []
         self.meddle: Callable[[int, Frame], Frame | None] = lambda client, frame: frame
         hooks = Hooks(lambda i: f"client {i}", "", lambda i: None, lambda i, why: self.refused.append((i, why)))
-        self.hooks = hooks._replace(void=self.voids.append)
-        self.sums = PLAIN if terms is None else Secure(terms)
+        way = SimpleNamespace(method=RUN, tries=1, is_simulated=False, counts={}, begin=lambda: self.exchange)
+        way.hooks = hooks._replace(void=self.voids.append)
+        self.store = RemoteStore(way, algorithm, problem, (), sums=PLAIN if terms is None else Secure(terms))  # type: ignore[arg-type]
         self.server: Tree = algorithm.init(problem.init(3), population_of(self.job))
 
     def change(self, **parts: Any) -> None:
         """Another part of the job, at both ends."""
         self.job = replace(self.job, **parts)
+        self.store.algorithm = self.job.algorithm
         for client in self.clients.values():
             client.duty = self.job.duty
 
@@ -146,22 +146,14 @@ class Party:
     def round(self, t: int) -> Outcome:
         algorithm, plan = self.job.algorithm, self.job.schedule.plan(t, self.job.algorithm, self.job.problem.roster)
         if algorithm.phases.prologue is not None and t == 0:
-            half = self.half()
-            self.server, self.traffic = half.prologue(self.server, population_of(self.job)).server, half.traffic
-        half = self.half()
-        decision = decide(half, algorithm, self.space, self.server, plan)
-        if decision.message is not None:
-            self.ledger.owe(t, decision.message, decision.plan.ids[decision.plan.heard].tolist())
-        self.server, self.traffic = decision.outcome.server, half.traffic
-        return decision.outcome
-
-    def half(self) -> RemoteServer:
-        x0 = self.job.problem.init
-        way = SimpleNamespace(method=RUN, tries=1, hooks=self.hooks, sums=self.sums)
-        return RemoteServer(
-            *(self.job.algorithm, self.space, self.forms, self.ledger, way, self.exchange, self.traffic),
-            lambda: x0(3),
+            self.server = self.store.prologue(self.server, population_of(self.job)).server
+        outcome, kept, message = self.store.attempt(
+            self.server, plan, lambda half: decide(half, algorithm, self.space, self.server, plan)
         )
+        if message is not None:
+            self.store.deliver(kept, message)
+        self.server = outcome.server
+        return outcome
 
     def cohort(self, t: int) -> list[int]:
         ids: list[int] = self.job.schedule.plan(t, self.job.algorithm, self.job.problem.roster).ids.tolist()
@@ -172,7 +164,7 @@ class Party:
         rows = []
         for i, held in self.held.items():
             assert held.kept is not None
-            counts = list(self.ledger.counted.get(i, ())) == held.kept.mark[:2].tolist()
+            counts = list(self.store.ledger.counted.get(i, ())) == held.kept.mark[:2].tolist()
             rows.append(held.kept.pending if counts else held.kept.row)
         return rows
 
@@ -341,12 +333,12 @@ def test_below_the_threshold_a_round_changes_nothing() -> None:
     plain, secure = Party(make("scaffold"), None), Party(make("scaffold"), FINE)
     for kind, t in (("keys", 0), ("dealt", 1), ("reply", 2), ("shares", 3)):
         before, rows = secure.server, [None if held.kept is None else held.kept.row for held in secure.held.values()]
-        counted = dict(secure.ledger.counted)
+        counted = dict(secure.store.ledger.counted)
         secure.meddle = lose(kind, *secure.cohort(t)[: 3 if kind != "keys" else 4])
         secure.round(t)
         assert len(secure.voids) == t + 1
         assert far(secure.server, before) == 0
-        assert secure.ledger.counted == counted
+        assert secure.store.ledger.counted == counted
         now = [None if held.kept is None else held.kept.row for held in secure.held.values()]
         assert all(old is None or far(old, new) == 0 for old, new in zip(rows, now, strict=True))
     assert secure.voids == [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from fedconcord.deploy.exchange import Exchange
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.server import NOT_FINITE
-from fedconcord.remote.way import Hooks
+from fedconcord.remote.way import Hooks, Send
 from fedconcord.runs.events import Event
 
 IN_A_ROW = 3  # refused answers, until a site is left out
@@ -53,12 +54,20 @@ class Joining(Protocol):
 
 
 class Post:
-    """Asks sites by their number. One that has not joined is asked what its handshake needs instead.
+    """Asks sites by their number; the way of a `remote.store.RemoteStore` to them.
+
+    One that has not joined is asked what its handshake needs instead.
 
     Args:
         wait: seconds for the answers of one exchange.
         most: bytes of an answer's tensors.
     """
+
+    name = "sites"
+    elsewhere = "the checkpoint is of a run without sites; resume it with the command that began it"
+    tries = 1
+    is_simulated = False
+    counts: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -70,6 +79,7 @@ class Post:
         most: int = 2**26,
     ) -> None:
         self.sites, self.run, self.exchange, self.wait, self.most = tuple(sites), run, exchange, wait, most
+        self.method: str | None = run
         self.lasted = self.waited = 0.0  # seconds, of the last exchange and of all
         self.see = see or (lambda event: None)
         self.records = [Record() for _ in sites]
@@ -158,16 +168,6 @@ class Post:
                 found[i] = frame
         return found
 
-    def send(self, sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
-        """An exchange of `RemoteServer`, which takes or refuses what comes."""
-        return list(self.ask(dict(sent), ROUNDS).items())
-
-    @property
-    def hooks(self) -> Hooks:
-        """How a `RemoteServer` speaks of sites, and to whom."""
-        remedy = "go on with the run (resume) when the site is there again, or use"
-        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.void)
-
     def accept(self, site: int, what: str = ROUNDS) -> None:
         """Its answer was what was asked for."""
         self.records[site].in_a_row.pop(what, None)
@@ -200,12 +200,32 @@ class Post:
             said = f"site {name} answers again" if there else f"site {name} did not answer; waited {self.lasted:.0f} s"
             self.see(Event("back" if there else "missing", said, name))
 
-    def write(self) -> dict[str, Any]:
-        """All that is counted, as plain values."""
-        return {"number": self.number, "voids": self.voids, "records": [asdict(record) for record in self.records]}
+    # -- as `remote.way.Way` -----------------------------------------------------------------------------------------
 
-    def restore(self, written: Mapping[str, Any]) -> None:
-        """The inverse of `write`."""
+    def begin(self) -> Send:
+        """As `Way` says; a server that is lost here is lost with its process."""
+        return lambda sent, silent: list(self.ask(dict(sent), ROUNDS).items())
+
+    @property
+    def hooks(self) -> Hooks:
+        """How a `RemoteServer` speaks of sites, and to whom."""
+        remedy = "go on with the run (resume) when the site is there again, or use"
+        return Hooks(lambda i: f"site {self.sites[i]}", remedy, self.accept, self.refuse, self.void)
+
+    def write(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """As `Way` says: all that is counted."""
+        records = [asdict(record) for record in self.records]
+        return {"post": {"number": self.number, "voids": self.voids, "records": records}}, {}
+
+    def restore(self, frame: Frame) -> None:
+        """As `Way` says.
+
+        Raises:
+            UserError: the checkpoint is of another deployment.
+        """
+        if frame.method != self.run:
+            raise UserError("the checkpoint and deployment.json are of two runs; restore the folder as it was")
+        written = frame.fields["post"]
         self.number, self.voids = int(written["number"]), int(written["voids"])
         self.records = [Record(**record) for record in written["records"]]
 

@@ -38,6 +38,7 @@ class Abilities(NamedTuple):
 
     clients_here: bool = True  # this process has the samples and the rows of all clients
     choices: Mapping[str, Any] = MappingProxyType({})  # that it makes for a job, by their keys; none if it makes none
+    stored_row: Callable[[Tree], Tree] = lambda row: row  # what it stores of a client with this row
 
 
 class CohortLink(Protocol):
@@ -100,10 +101,6 @@ class Engine(Protocol):
 
     def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Engine:
         """This engine with every choice made, for so many rounds like this one, that it would make in each round."""
-        ...
-
-    def stored_row(self, template: Tree) -> Tree:
-        """What is stored of a client whose row is like the template."""
         ...
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:

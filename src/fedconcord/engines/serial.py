@@ -39,10 +39,6 @@ class Serial:
         """Itself: there is nothing to choose."""
         return self
 
-    def stored_row(self, template: Tree) -> Tree:
-        """The row itself."""
-        return template
-
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """Rows as the storage keeps them."""
         return storage.open(template, first, problem.roster.n)

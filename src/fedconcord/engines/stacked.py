@@ -95,10 +95,6 @@ class Stacked:
             )
         return replace(self, chunk=width, workers=number, kernel=by)
 
-    def stored_row(self, template: Tree) -> Tree:
-        """The row itself."""
-        return template
-
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """Rows as the storage keeps them."""
         return storage.open(template, first, problem.roster.n)

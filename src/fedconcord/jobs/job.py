@@ -146,7 +146,7 @@ def state_bytes(job: Job, rounds: int) -> int:
 
 def row_bytes(job: Job) -> int:
     """Bytes that one client's row takes between rounds."""
-    return job.storage.row_bytes(job.engine.stored_row(template(job)))
+    return job.storage.row_bytes(job.engine.can.stored_row(template(job)))
 
 
 def template(job: Job) -> Tree:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from fedconcord.core import rng
+from fedconcord.remote.codec import Frame
+from fedconcord.remote.way import Hooks, RestartError, Send
+
+if TYPE_CHECKING:
+    from fedconcord.remote.client import RemoteClient
+
+RESTARTS = 3  # of the server in one round, so that every round ends
 
 
 class Faults(NamedTuple):
@@ -54,49 +63,82 @@ class Parcel(NamedTuple):
     data: bytes
 
 
-Answer = Callable[[int, bytes], list[bytes]]
-"""(client, bytes) -> what that client answers."""
-
-
 class Link:
-    """Carries messages in exchanges: the server sends, clients answer, what has arrived is handed over."""
+    """The way to clients in this process; see `remote.way.Way`. What a client does not keep itself a restart loses.
 
-    def __init__(self, faults: Faults) -> None:
-        self.faults, self.now, self._sent = faults, 0, 0
+    Args:
+        tries: exchanges that a client has to reply in.
+        seed: of the faults.
+        make: a client as it is after a restart; it is made when it is first reached.
+    """
+
+    name = "wire"
+    elsewhere = "the checkpoint is of a run on another engine than wire; resume with the engine it had"
+    method: str | None = None
+    is_simulated = True
+    hooks = Hooks()
+
+    def __init__(self, faults: Faults, tries: int, seed: int, make: Callable[[int], RemoteClient]) -> None:
+        self.faults, self.tries, self.seed, self.make = faults, tries, seed, make
+        self.number = self._sent = 0
+        self.counts = dict.fromkeys(("lost", "duplicated", "delayed", "corrupted", "client_restarts"), 0)
         self._queue: list[Parcel] = []
-        self.lost = self.duplicated = self.delayed = self.corrupted = self.restarts = 0
+        self._clients: dict[int, RemoteClient] = {}
 
-    def exchange(
-        self, draw: np.random.Generator, sent: list[tuple[int, bytes]], answer: Answer, silent: frozenset[int]
+    def begin(self) -> Send:
+        """As `Way` says; the server restarts a few times at most."""
+        draw, restarts = rng.generator(self.seed, rng.Purpose.FAULT, self.number), 0
+
+        def exchange(sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
+            nonlocal restarts
+            arrived = self._exchange(draw, sent, silent)
+            if self.faults.server_restart and restarts < RESTARTS and draw.random() < self.faults.server_restart:
+                restarts += 1
+                raise RestartError
+            return arrived
+
+        return exchange
+
+    def _exchange(
+        self, draw: np.random.Generator, sent: list[tuple[int, bytes]], silent: frozenset[int]
     ) -> list[tuple[int, bytes]]:
         """Send to clients and hand over what comes in, from earlier exchanges too, as (client, bytes).
 
         Args:
-            answer: called for every message that reaches a client.
             silent: clients of which nothing arrives.
         """
-        self.now += 1
+        self.number += 1
         for client, data in sent:
             self._post(draw, client, False, data)
         arrived = []
-        while self._queue and self._queue[0].due <= self.now:
+        while self._queue and self._queue[0].due <= self.number:
             parcel = heapq.heappop(self._queue)
             if parcel.up:
                 arrived.append((parcel.client, parcel.data))
                 continue
-            for reply in answer(parcel.client, parcel.data):
+            for reply in self._replies(draw, parcel):
                 if parcel.client not in silent:
                     self._post(draw, parcel.client, True, reply)
         return arrived
+
+    def _replies(self, draw: np.random.Generator, parcel: Parcel) -> list[bytes]:
+        """What a client that a parcel reaches answers."""
+        if self.faults.restart and draw.random() < self.faults.restart:
+            self._clients.pop(parcel.client, None)
+            self.counts["client_restarts"] += 1
+        if parcel.client not in self._clients:
+            self._clients[parcel.client] = self.make(parcel.client)
+        return self._clients[parcel.client].receive(parcel.data)
 
     def _post(self, draw: np.random.Generator, client: int, up: bool, data: bytes) -> None:
         faults = self.faults
         copies = 1
         if faults.any():
-            lost, twice, late, broken = draw.random(4) < (faults.loss, faults.duplicate, faults.delay, faults.corrupt)
-            self.lost, self.duplicated = self.lost + int(lost), self.duplicated + int(twice)
-            self.delayed, self.corrupted = self.delayed + int(late), self.corrupted + int(broken)
-            copies = 0 if lost else 1 + int(twice)
+            struck = draw.random(4) < (faults.loss, faults.duplicate, faults.delay, faults.corrupt)
+            lost, twice, late, broken = struck.tolist()
+            for name, is_so in zip(("lost", "duplicated", "delayed", "corrupted"), struck.tolist(), strict=True):
+                self.counts[name] += is_so
+            copies = 0 if lost else 1 + twice
             if broken:
                 spoilt = bytearray(data)
                 spoilt[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
@@ -106,15 +148,19 @@ class Link:
             self._sent += 1
             # with faults messages of one exchange overtake each other
             order = int(draw.integers(2**31)) if faults.any() else self._sent
-            heapq.heappush(self._queue, Parcel(self.now + behind, order, client, up, data))
+            heapq.heappush(self._queue, Parcel(self.number + behind, order, client, up, data))
 
-    def on_their_way(self) -> list[Parcel]:
-        """What has not arrived yet."""
-        return sorted(self._queue)
+    def write(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """As `Way` says: the messages that are under way, and the counts."""
+        parcels = sorted(self._queue)
+        pieces = {str(k): parcel.data for k, parcel in enumerate(parcels, 1)}
+        return {"now": self.number, "parcels": [[*parcel[:4], len(parcel.data)] for parcel in parcels]}, pieces
 
-    def restore(self, now: int, parcels: list[Parcel], counts: Traffic) -> None:
-        """Take up what a checkpoint held."""
-        self.now, self._queue = now, list(parcels)
+    def restore(self, frame: Frame) -> None:
+        traffic = Traffic(*frame.fields["traffic"])._asdict()
+        self.counts, self.number = {name: traffic[name] for name in self.counts}, frame.fields["now"]
+        self._queue = [
+            Parcel(due, order, client, up, frame.tensors[str(k)].numpy().tobytes())
+            for k, (due, order, client, up, _) in enumerate(frame.fields["parcels"], 1)
+        ]
         heapq.heapify(self._queue)
-        self.lost, self.duplicated, self.delayed = counts.lost, counts.duplicated, counts.delayed
-        self.corrupted, self.restarts = counts.corrupted, counts.client_restarts

@@ -6,9 +6,10 @@ were heard, and its row stays as it was, for nobody tells it that its reply coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     PRELUDE,
-    Algorithm,
     Costs,
     Gathered,
     Orders,
@@ -25,7 +25,6 @@ from fedconcord.core import (
     Phase,
     Plan,
     Population,
-    Space,
     Tree,
     finite,
     orders_of,
@@ -34,11 +33,11 @@ from fedconcord.core import (
 )
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.remote.ledger import Ledger
-from fedconcord.remote.link import Traffic
 from fedconcord.remote.sums import Requests
-from fedconcord.remote.way import Send, Way
-from fedconcord.transforms.forms import Forms
+from fedconcord.remote.way import Send
+
+if TYPE_CHECKING:
+    from fedconcord.remote.store import RemoteStore
 
 NO_FRAMES: Mapping[int, Frame] = MappingProxyType({})
 NOT_FINITE = "a number that is not finite"  # why a reply is refused
@@ -63,32 +62,22 @@ class Reply(NamedTuple):
 
 
 class RemoteServer:
-    """One server's half of a round, as `engines.base.CohortLink`; of the prologue and of losses too.
+    """A server's half of one attempt at a round, as `engines.base.CohortLink`; of the prologue and of losses too.
+
+    It changes copies of what the store keeps between rounds, which count when the attempt is over.
 
     Args:
-        space: what it knows of the objectives.
-        forms: of the method's messages.
         send: one exchange.
-        traffic: counted on from here.
-        x0: the model before round 0 [d], which is sent to clients that join later and need it.
+        seed: of the model before round 0, which is sent to clients that join later and need it.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        space: Space,
-        forms: Forms,
-        ledger: Ledger,
-        way: Way,
-        send: Send,
-        traffic: Traffic,
-        x0: Callable[[], Tensor],
-    ) -> None:
-        self.algorithm, self.space, self.forms, self.ledger = algorithm, space, forms, ledger
-        self.way, self.send, self.traffic, self.x0 = way, send, traffic, x0
-        self.hooks, self.tries = way.hooks, way.tries
-        self.method = way.method or codec.digest(algorithm.identity)
-        self._before, self._gradient_steps = traffic, 0
+    def __init__(self, store: RemoteStore, send: Send, seed: int) -> None:
+        self.algorithm, self.space, self.forms, self.sums = store.algorithm, store.space, store.forms, store.sums
+        self.ledger, self.traffic = store.ledger.copy(), store.traffic
+        self.send, self.x0 = send, partial(store.problem.init, seed)
+        self.hooks, self.tries = store.way.hooks, store.way.tries
+        self.method = store.way.method or codec.digest(store.algorithm.identity)
+        self._before, self._gradient_steps = self.traffic, 0
         self._asked: Mapping[int, Request] = {}  # before the local steps
         self._broadcast: Tree = ()
         self._replies: Mapping[int, Reply] = {}  # to what was asked last
@@ -100,7 +89,7 @@ class RemoteServer:
         """As `CohortLink` says: who does not reply in `tries` exchanges is left out."""
         requests = self._asks(phase, plan) if phase.number == PRELUDE else self._orders(phase, plan)
         self._spoilt = []
-        plan, self._replies, total = self.way.sums.sum(self, requests, phase)
+        plan, self._replies, total = self.sums.sum(self, requests, phase)
         self._gradient_steps += sum(reply.gradient_steps for reply in self._replies.values())
         return Gathered(plan, total, tuple(self._spoilt))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,13 +16,13 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, space_of, tree_map
 from fedconcord.local.duty import settled
-from fedconcord.remote import codec
-from fedconcord.remote import ledger as ledgers
+from fedconcord.remote import codec, ledger
 from fedconcord.remote.client import Kept, kept_like
 from fedconcord.remote.codec import Frame
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
 from fedconcord.remote.server import RemoteServer
+from fedconcord.remote.sums import PLAIN, Sums
 from fedconcord.remote.way import RestartError, Way
 from fedconcord.state import Store
 from fedconcord.transforms.forms import forms
@@ -32,25 +31,38 @@ T = TypeVar("T")
 
 
 class RemoteStore:
-    """The server's ledger, its counts and its way to the clients; the store beneath has the rows that are here."""
+    """The server's ledger, its counts and its way to the clients.
 
-    def __init__(self, way: Way, algorithm: Algorithm, problem: Problem, template: Tree, beneath: Store) -> None:
-        self.way, self.algorithm, self.problem, self.template, self.beneath = way, algorithm, problem, template, beneath
+    Args:
+        beneath: the rows of clients in this process, as they keep them; None: they are elsewhere.
+        sums: where contributions are summed.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        algorithm: Algorithm,
+        problem: Problem,
+        template: Tree,
+        beneath: Store | None = None,
+        sums: Sums = PLAIN,
+    ) -> None:
+        self.way, self.algorithm, self.problem, self.template = way, algorithm, problem, template
+        self.beneath, self.sums = beneath, sums
         self.space, self.forms = space_of(problem), forms(algorithm, problem.init(0))
         self.ledger, self.traffic = Ledger(), Traffic()
 
     def run(self, action: Callable[[RemoteServer], T], seed: int = 0) -> T:
         """What the server's half does from its ledger on; a restart begins it again."""
-        before, send, x0 = self.traffic, self.way.begin(), partial(self.problem.init, seed)
+        before, send = self.traffic, self.way.begin()
         while True:
-            ledger = self.ledger.copy()
-            half = RemoteServer(self.algorithm, self.space, self.forms, ledger, self.way, send, self.traffic, x0)
+            half = RemoteServer(self, send, seed)
             try:
                 result = action(half)
             except RestartError:
                 self.traffic = _again(before, half.traffic)
                 continue
-            self.ledger, self.traffic = ledger, self.way.counted(half.traffic)
+            self.ledger, self.traffic = half.ledger, half.traffic._replace(**self.way.counts)
             return result
 
     # -- as `engines.base.Clients` -----------------------------------------------------------------------------------
@@ -60,7 +72,7 @@ class RemoteStore:
 
     def losses(self, x: Tensor, ids: np.ndarray) -> np.ndarray:
         """As `Clients` says; who does not answer is chosen last."""
-        by_client = self.run(lambda half: half.losses(x, ids.tolist(), self.way.exchanges))
+        by_client = self.run(lambda half: half.losses(x, ids.tolist(), self.way.number))
         losses = np.array([by_client.get(int(i), -np.inf) for i in ids])
         return losses if self.way.is_simulated else np.where(np.isfinite(losses), losses, -np.inf)
 
@@ -75,11 +87,15 @@ class RemoteStore:
     # -- as a store --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self.beneath)
+        return 0 if self.beneath is None else len(self.beneath)
 
     def gather(self, ids: np.ndarray) -> Tree:
-        """Rows of these clients after their last reply that counted, stacked [S, ...]."""
-        kept: Kept = self.beneath.gather(ids)
+        """Rows of these clients after their last reply that counted, stacked [S, ...].
+
+        Raises:
+            UserError: they are elsewhere.
+        """
+        kept: Kept = self._here.gather(ids)
         settle, rows = self.algorithm.phases.settle, kept.row
         for k, i in enumerate(ids.tolist()):
             counted = self.ledger.counted.get(i)
@@ -93,15 +109,21 @@ class RemoteStore:
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         """Put rows that count where the clients keep theirs."""
-        self.beneath.scatter(ids, Kept(rows, rows, kept_like(()).mark.expand(len(ids), -1)))
+        self._here.scatter(ids, Kept(rows, rows, kept_like(()).mark.expand(len(ids), -1)))
+
+    @property
+    def _here(self) -> Store:
+        if self.beneath is None:
+            raise UserError("clients' rows never leave their sites; what needs them cannot be had of a deployment")
+        return self.beneath
 
     def known(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these clients [S] have a row, [S] bool."""
-        return self.beneath.known(ids)
+        """Which of these clients [S] have a row here, [S] bool."""
+        return np.zeros(len(ids), bool) if self.beneath is None else self.beneath.known(ids)
 
     def ids(self) -> np.ndarray:
-        """Clients that have a row, sorted."""
-        return self.beneath.ids()
+        """Clients that have a row here, sorted."""
+        return np.empty(0, np.int64) if self.beneath is None else self.beneath.ids()
 
     def export(self) -> dict[str, Tensor]:
         """What is stored, and as bytes the ledger, the counts and what is on its way."""
@@ -109,11 +131,13 @@ class RemoteStore:
         fields = {"traffic": list(self.traffic), **fields}
         tensors = {name: _bytes(piece) for name, piece in {"ledger": self.ledger.write(), **pieces}.items()}
         frame = Frame(self.way.name, self.way.method or "", 0, 0, json.loads(json.dumps(fields)), tensors)
-        return self.beneath.export() | {self.way.name: _bytes(codec.write(frame))}
+        rows = {} if self.beneath is None else self.beneath.export()
+        return rows | {self.way.name: _bytes(codec.write(frame))}
 
     def commit(self) -> None:
         """Told when what was exported last is safe on disk."""
-        self.beneath.commit()
+        if self.beneath is not None:
+            self.beneath.commit()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `export`.
@@ -124,12 +148,13 @@ class RemoteStore:
         name = self.way.name
         if name not in tensors:
             raise UserError(self.way.elsewhere)
-        self.beneath.restore({key: leaf for key, leaf in tensors.items() if key != name})
+        if self.beneath is not None:
+            self.beneath.restore({key: leaf for key, leaf in tensors.items() if key != name})
         frame = codec.read(tensors[name].cpu().numpy().tobytes())
-        traffic = Traffic(*frame.fields["traffic"])
-        self.way.restore(frame, traffic)
+        self.way.restore(frame)
         records = frame.tensors["ledger" if "ledger" in frame.tensors else "0"]  # as the wire called it before
-        self.traffic, self.ledger = traffic, ledgers.read(records.numpy().tobytes(), self.forms, self.space.device)
+        self.traffic = Traffic(*frame.fields["traffic"])
+        self.ledger = ledger.read(records.numpy().tobytes(), self.forms, self.space.device)
 
 
 def _bytes(data: bytes) -> Tensor:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from fedconcord.remote.codec import Frame
-from fedconcord.remote.link import Traffic
-
-if TYPE_CHECKING:
-    from fedconcord.remote.sums import Sums
 
 Send = Callable[[list[tuple[int, bytes]], frozenset[int]], list[tuple[int, bytes]]]
 """(messages to clients, clients that nothing arrives of) -> what came in, as (client, bytes)."""
@@ -39,7 +35,8 @@ class Way(Protocol):
         tries: exchanges that a client has to reply in.
         is_simulated: whether the clients are in this process: the message after the server's step goes at once, and not
             with the next orders, and what they say of their losses is believed if it is not finite.
-        sums: where contributions are summed.
+        number: of exchanges so far, which questions beside the rounds are known by.
+        counts: fields of `Traffic` that the way alone knows.
     """
 
     name: str
@@ -47,26 +44,22 @@ class Way(Protocol):
     method: str | None
     tries: int
     is_simulated: bool
-    hooks: Hooks
-    sums: Sums
+    number: int
 
     @property
-    def exchanges(self) -> int:
-        """How many there were, which questions beside the rounds are known by."""
-        ...
+    def counts(self) -> Mapping[str, int]: ...
+
+    @property
+    def hooks(self) -> Hooks: ...
 
     def begin(self) -> Send:
         """Exchanges of one attempt, which raise `RestartError` where it is to be begun again."""
-        ...
-
-    def counted(self, traffic: Traffic) -> Traffic:
-        """The traffic with what the way alone knows of it."""
         ...
 
     def write(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """All that a checkpoint has to hold of it: fields, and bytes by name."""
         ...
 
-    def restore(self, frame: Frame, traffic: Traffic) -> None:
+    def restore(self, frame: Frame) -> None:
         """The inverse of `write`, from the fields and tensors of a frame."""
         ...
