@@ -276,9 +276,6 @@ MUTATIONS: dict[str, Mutation] = {
     "processes: one without clients counts": Mutation(
         (Edit("engines/stacked.py", "tree_map(torch.zeros_like, computed.total)", "computed.total"),), RANKS
     ),
-    "processes: one without clients speaks before the local steps": Mutation(
-        (Edit("engines/stacked.py", "return Computed(tree_map(torch.zeros_like, total))", "pass"),), RANKS
-    ),
     "robust: contributions with their weights": Mutation(
         (Edit("transforms/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
     ),

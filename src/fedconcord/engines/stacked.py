@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from fedconcord.core import (
     Phase,
     Plan,
     Problem,
-    Space,
     Tree,
     cohort_of,
     finite,
@@ -117,6 +117,7 @@ class Share(NamedTuple):
     """What a process computes of a cohort."""
 
     plan: Plan  # without steps where the process is idle
+    cohort: Cohort
     chunks: list[np.ndarray]  # positions in the plan, most steps first
     store: Store
     is_idle: bool  # the cohort has none of its clients
@@ -127,13 +128,12 @@ class Share(NamedTuple):
         return np.concatenate(self.chunks)
 
 
-@dataclass
-class Computed:
-    """What a process computed of a phase, before any reply is refused."""
+class Computed(NamedTuple):
+    """What came of some chunks in a phase, before any reply is refused."""
 
-    total: Tree = ()  # of the contributions; all of them, [S, ...], where the method combines them
-    rows: list[Tree] = field(default_factory=list)  # by chunk, as they are stored
-    finite: list[Tensor] = field(default_factory=list)  # by chunk, [S] bool: whether the reply is
+    total: Tree = ()  # of the contributions; all of them, [S, ...], where the method combines them; () without messages
+    made: Sequence[Tree] = ()  # by chunk: rows as they are stored, or full gradients before the local steps
+    finite: Sequence[Tensor] = ()  # by chunk, [S] bool: whether the reply is; none without messages
     bytes_up: int = 0
     gradient_steps: int = 0
 
@@ -143,10 +143,10 @@ class StackedCohort:
 
     def __init__(self, engine: Stacked, clients: Simulated, server: Tree) -> None:
         self.engine, self.clients, self.server = engine, clients, server
-        self.problem, self.duty, self.store = clients.problem, clients.duty, clients.store
-        self.space, self.costs = space_of(self.problem), Costs()
-        self.gradients: list[Tensor] = []  # by chunk, where a prelude evaluated them and the local steps use them
-        self.trained: tuple[Share, list[Tree]] | None = None  # whose new rows are not stored yet, by chunk
+        self.objective, self.duty, self.algorithm = clients.problem.objective, clients.duty, clients.duty.algorithm
+        self.space, self.costs, self.store_lock = space_of(clients.problem), Costs(), threading.Lock()
+        self.gradients: Sequence[Tensor] = ()  # by chunk, where a prelude evaluated them and the local steps use them
+        self.trained: tuple[Share, Sequence[Tree]] | None = None  # whose new rows are not stored yet, by chunk
 
     def gather(self, phase: Phase, plan: Plan) -> Gathered:
         # every contribution depends on who is in, and they are summed: where a reply is refused, the others' are
@@ -157,22 +157,29 @@ class StackedCohort:
             return Gathered(plan, None)
         while True:
             share = self._share(plan)
-            computed = self._evaluate(phase, share) if phase.number == PRELUDE else self._train(phase, share)
+            computed = self._compute(phase, share)
             total, is_finite = self._sum(share, computed, bytes_down, is_counted=plan is chosen)
             kept = self.clients.sound(plan, is_finite)
             if kept is plan:
                 break
-            plan, self.gradients = kept, []
+            plan, self.gradients = kept, ()
+        if phase.number == PRELUDE:
+            self.gradients = computed.made if self.algorithm.needs.full_gradient else ()
+        else:
+            self.trained = share, computed.made
         heard = np.flatnonzero(plan.heard)
         if phase.combine is not None and len(heard):
             rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[heard]], total)
-            total = phase.combine(rows, senders_of(self.space, plan, heard), cohort_of(self.space, plan))
+            total = phase.combine(rows, senders_of(self.space, plan, heard), share.cohort)
         refused = tuple(np.setdiff1d(chosen.ids, plan.ids).tolist())
         return Gathered(plan, total if len(heard) else None, refused)
 
     def train_silently(self, plan: Plan) -> None:
-        share = self._share(plan) if len(plan.ids) else None
-        computed = Computed() if share is None else self._train(None, share)
+        share, computed = None, Computed()
+        if len(plan.ids):
+            share = self._share(plan)
+            computed = self._compute(None, share)
+            self.trained = share, computed.made
         self._sum(share, computed, self.clients.bytes_down(self.server, None, plan))
         self.keep(plan)
 
@@ -185,7 +192,7 @@ class StackedCohort:
 
     def _share(self, plan: Plan) -> Share:
         """What this process computes of a plan with clients."""
-        chunk, store = self.engine.chunk, self.store
+        chunk, store, cohort = self.engine.chunk, self.clients.store, cohort_of(self.space, plan)
         assert isinstance(chunk, int)
         everyone = np.argsort(-plan.steps, kind="stable")
         order = everyone[self.engine.team.owns(plan.ids[everyone])]
@@ -194,61 +201,75 @@ class StackedCohort:
             order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
             store = MemoryStore(store.template)
         number = -(-len(order) // chunk)
-        return Share(plan, [order[k::number] for k in range(number)], store, is_idle)  # dealt out: about the same work
+        chunks = [order[k::number] for k in range(number)]  # dealt out: about the same work
+        return Share(plan, cohort, chunks, store, is_idle)
 
-    def _evaluate(self, phase: Phase, share: Share) -> Computed:
-        """The full gradients of this process's clients, before the local steps."""
-        objective, plan, x = self.problem.objective, share.plan, self.server.x
-        cohort = cohort_of(self.space, plan)
-        total, computed = None, Computed()
-        for select in share.chunks:
-            ids = plan.ids[select]
-            opened, _, _ = open_rows(objective, x, share.store.gather(ids), ids)
-            gradient = full_gradient(opened, x.expand(len(ids), -1), ids)
-            total = _add(total, _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), cohort)))
-            computed.bytes_up += tree_bytes(gradient)
-            computed.gradient_steps += passes_of(objective, self.duty, plan, select)
-            computed.finite.append(finite(gradient, len(ids)))
-            if self.duty.algorithm.needs.full_gradient:
-                self.gradients.append(gradient)
-        if share.is_idle:
-            return Computed(tree_map(torch.zeros_like, total))
-        computed.total = total
-        return computed
+    def _compute(self, phase: Phase | None, share: Share) -> Computed:
+        """This process's part of a phase, or of a round without messages; nothing is stored."""
+        before_steps = phase is not None and phase.number == PRELUDE
+        threads = self.engine.workers if _threads_may(self.objective, self.duty) and not before_steps else 1
+        assert isinstance(threads, int)
+        join = _beside if phase is not None and phase.combine is not None else _add
 
-    def _train(self, phase: Phase | None, share: Share) -> Computed:
-        """The local steps of this process's clients; their rows are not stored."""
-        problem, duty, plan, gradients = self.problem, self.duty, share.plan, self.gradients
-        down = duty.algorithm.broadcast(self.server) if phase is None else phase.down
-        cohort = None if phase is None else cohort_of(self.space, plan)
-        store_lock = threading.Lock()
-        assert isinstance(self.engine.workers, int)
+        def work(k: int) -> Computed:
+            select = share.chunks[k]
+            if phase is not None and before_steps:
+                return self._evaluate(phase, share, select)
+            return self._train(phase, share, select, self.gradients[k] if self.gradients else None)
 
-        def work(k: int) -> Trained:
-            select, gradient = share.chunks[k], gradients[k] if gradients else None
-            ids = plan.ids[select]
-            with store_lock:
-                rows = share.store.gather(ids)
-            kernel, graphs = self.engine.kernel, self.engine.graphs
-            return train(
-                problem.objective, self.space, duty, ids, down, rows, plan, select, cohort, gradient, kernel, graphs
-            )
+        computed: Computed | None = None
+        for more in workers.ordered(work, range(len(share.chunks)), threads):
+            computed = more if computed is None else _joined(computed, more, join)
+        assert computed is not None
+        return Computed(tree_map(torch.zeros_like, computed.total)) if share.is_idle else computed
 
-        join = _add if duty.algorithm.phases.combine is None else _beside
-        computed = Computed()
-        threads = self.engine.workers if _threads_may(problem.objective, duty) else 1
-        for done in workers.ordered(work, range(len(share.chunks)), threads):
-            computed.rows.append(done.rows)
-            computed.gradient_steps += done.gradient_steps
-            if phase is not None:
-                is_first = len(computed.rows) == 1
-                computed.total = done.share if is_first else join(computed.total, done.share)
-                computed.bytes_up += done.bytes_up
-                computed.finite.append(done.sound)
-        if share.is_idle:
-            computed = Computed(tree_map(torch.zeros_like, computed.total))
-        self.trained = share, computed.rows
-        return computed
+    def _evaluate(self, phase: Phase, share: Share, select: np.ndarray) -> Computed:
+        """The full gradients of some clients, before the local steps."""
+        plan, x = share.plan, self.server.x
+        ids = plan.ids[select]
+        objective, _, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
+        gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+        total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
+        passes = passes_of(objective, self.duty, plan, select)
+        return Computed(total, [gradient], [finite(gradient, len(ids))], tree_bytes(gradient), passes)
+
+    def _train(self, phase: Phase | None, share: Share, select: np.ndarray, gradient: Tensor | None) -> Computed:
+        """`local.step.client_step` of some clients at once, and the server's share of what they send.
+
+        Args:
+            select: [S] their positions in the plan, most steps first.
+            gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
+        """
+        algorithm, duty, plan = self.algorithm, self.duty, share.plan
+        down = algorithm.broadcast(self.server) if phase is None else phase.down
+        ids, x = plan.ids[select], model_of(down)
+        with self.store_lock:
+            stored = share.store.gather(ids)
+        objective, rows, private = open_rows(self.objective, x, stored, ids)
+        client = clients_of(objective, plan, select, algorithm.needs.weight)
+        orders = [orders_of(plan, int(k), algorithm) for k in select]
+        evaluations = 0
+        if duty.uses_full_gradient:
+            if gradient is None:
+                gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+                evaluations += passes_of(objective, duty, plan, select)
+            client = client._replace(gradient=gradient)
+        if algorithm.step.hessian_at is not None:
+            points = algorithm.step.hessian_at(down, rows).expand(len(ids), -1)
+            triples = zip(points, ids, orders, strict=True)
+            squares = [curvature(objective, at, int(place), order.id) for at, place, order in triples]
+            client = client._replace(hessian=torch.stack(squares))
+        local = with_oracle(algorithm.start(down, rows, client), duty.oracle, x, client.gradient)
+        is_compiled = self.engine.kernel == "compiled"
+        done, cost = solve(objective, duty, local, ids, orders, is_compiled, self.engine.graphs)
+        up, rows = algorithm.finish(down, rows, done, client)
+        computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
+        if phase is None:
+            return computed
+        total = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
+        total = _reduce(total) if phase.combine is None else total
+        bytes_up = tree_bytes(up) // len(select) * int(plan.heard[select].sum())
+        return computed._replace(total=total, finite=[finite(up, len(select))], bytes_up=bytes_up)
 
     def _sum(
         self, share: Share | None, computed: Computed, bytes_down: int, is_counted: bool = True
@@ -258,7 +279,7 @@ class StackedCohort:
         spoilt = np.zeros(0 if share is None else len(share.plan.ids), bool)
         if share is not None and computed.finite:
             # the one value of a round that the host reads
-            spoilt[share.positions] = ~torch.cat(computed.finite).cpu().numpy()
+            spoilt[share.positions] = ~torch.cat(list(computed.finite)).cpu().numpy()
             spoilt &= share.plan.heard
         counts = bytes_down, computed.bytes_up, computed.gradient_steps, int(spoilt.sum())
         total, (*costs, number) = self.engine.team.total(computed.total, counts)
@@ -267,67 +288,6 @@ class StackedCohort:
         if number and self.engine.team.size > 1:
             spoilt = np.array(self.engine.team.any(*spoilt.tolist()))
         return total, ~spoilt
-
-
-class Trained(NamedTuple):
-    """What some clients of a round made."""
-
-    share: Tree  # their contributions, summed unless the method combines them; None in a round without messages
-    rows: Tree  # [S, ...] as they are stored
-    sound: Tensor  # [S] bool: whether the message is finite
-    bytes_up: int
-    gradient_steps: int
-
-
-def train(
-    objective: Objective,
-    space: Space,
-    duty: Duty,
-    places: np.ndarray,
-    down: Tree,
-    rows: Tree,
-    plan: Plan,
-    select: np.ndarray,
-    cohort: Cohort | None,
-    gradient: Tensor | None,
-    kernel: str = "torch",
-    graphs: Graphs | None = None,
-) -> Trained:
-    """`local.step.client_step` of several clients at once, and the server's share of what they send.
-
-    Args:
-        places: [S] of the clients in the objective.
-        down: the broadcast, a prelude's total in it.
-        rows: their stored rows [S, ...].
-        select: [S] their positions in the plan, most steps first.
-        cohort: None in a round without messages.
-        gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
-        kernel: what computes the local steps, as `Stacked` has it.
-    """
-    algorithm, oracle, x = duty.algorithm, duty.oracle, model_of(down)
-    own, rows, private = open_rows(objective, x, rows, places)
-    client = clients_of(objective, plan, select, algorithm.needs.weight)
-    orders = [orders_of(plan, int(k), algorithm) for k in select]
-    evaluations = 0
-    if duty.uses_full_gradient:
-        if gradient is None:
-            gradient = full_gradient(own, x.expand(len(places), -1), places)
-            evaluations += passes_of(objective, duty, plan, select)
-        client = client._replace(gradient=gradient)
-    if algorithm.step.hessian_at is not None:
-        points = algorithm.step.hessian_at(down, rows).expand(len(places), -1)
-        triples = zip(points, places, orders, strict=True)
-        squares = [curvature(own, at, int(place), order.id) for at, place, order in triples]
-        client = client._replace(hessian=torch.stack(squares))
-    local = with_oracle(algorithm.start(down, rows, client), oracle, x, client.gradient)
-    done, cost = solve(own, duty, local, places, orders, kernel == "compiled", graphs)
-    up, rows = algorithm.finish(down, rows, done, client)
-    share, heard = None, int(plan.heard[select].sum())
-    if cohort is not None:
-        share = algorithm.contribute(up, senders_of(space, plan, select), cohort)
-        share = _reduce(share) if algorithm.phases.combine is None else share
-    sound = finite(up, len(select))
-    return Trained(share, close_rows(rows, private), sound, tree_bytes(up) // len(select) * heard, evaluations + cost)
 
 
 def passes_of(objective: Objective, duty: Duty, plan: Plan, select: np.ndarray) -> int:
@@ -345,8 +305,14 @@ def _reduce(shares: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.sum(0), shares)
 
 
+def _joined(some: Computed, more: Computed, join: Callable[[Tree, Tree], Tree]) -> Computed:
+    made, finite_ = [*some.made, *more.made], [*some.finite, *more.finite]
+    bytes_up, steps = some.bytes_up + more.bytes_up, some.gradient_steps + more.gradient_steps
+    return Computed(join(some.total, more.total), made, finite_, bytes_up, steps)
+
+
 def _add(total: Tree, more: Tree) -> Tree:
-    return more if total is None else tree_map(torch.add, total, more)
+    return tree_map(torch.add, total, more)
 
 
 def _beside(some: Tree, more: Tree) -> Tree:
