@@ -339,7 +339,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("analysis/surrogate.py", "(p - w) ** 2 / w)", "(p - w) ** 2 / p)"),), (DIAGNOSIS, "-k", "chi")
     ),
     "processes: rows gathered out of order": Mutation(
-        (Edit("engines/distributed.py", 'found["ids"].argsort()', 'torch.arange(len(found["ids"]))'),), RANKS
+        (Edit("engines/distributed.py", 'every["ids"].argsort()', 'torch.arange(len(every["ids"]))'),), RANKS
     ),
     "privacy: each tensor clipped by itself": private(
         "torch.stack(squares).sum(0).sqrt()", "torch.stack(squares).amax(0).sqrt()"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedconcord.core import Plan, Problem, Tree
-from fedconcord.deploy.post import Post
+from fedconcord.deploy.site_link import SiteLink
 from fedconcord.engines.base import Abilities, Clients
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.duty import Duty
@@ -22,7 +22,7 @@ from fedconcord.state import First, Storage, Store
 class Sites:
     """Runs rounds at sites. Who does not answer in a round is out of it, and asked again in the next."""
 
-    post: Post
+    link: SiteLink
     sums: Sums = PLAIN
     team: Team = ALONE
 
@@ -37,7 +37,7 @@ class Sites:
 
     def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
         """What the server remembers of its sites."""
-        return RemoteStore(self.post, duty.algorithm, problem, template, sums=self.sums)
+        return RemoteStore(self.link, duty.algorithm, problem, template, sums=self.sums)
 
     def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
         """The sites."""

@@ -39,7 +39,7 @@ from fedconcord.deploy.differences import (
     without_value,
 )
 from fedconcord.deploy.form import Form, facts, input_settings, is_private, shell, source_of
-from fedconcord.deploy.post import Post
+from fedconcord.deploy.site_link import SiteLink
 from fedconcord.remote.codec import Frame
 from fedconcord.settings import Source
 
@@ -61,7 +61,7 @@ class Agreed(NamedTuple):
     later: Sequence[str] = ()  # sites that were not there
 
 
-def agreed(settings: str, post: Post, begins: bool, later: Mapping[str, int]) -> Agreed:
+def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]) -> Agreed:
     """The handshake of the sites that are there.
 
     Args:
@@ -74,12 +74,12 @@ def agreed(settings: str, post: Post, begins: bool, later: Mapping[str, int]) ->
     """
     source = source_of(settings)
     given = input_settings(source)
-    there = [i for i, name in enumerate(post.sites) if name not in later]
+    there = [i for i, name in enumerate(link.sites) if name not in later]
     if not there:
         raise UserError("all sites are to come later, and a run begins with one at least; leave one out of --later")
-    sites = [post.sites[i] for i in there]
-    hello = {i: {"clients": len(post.sites)} for i in there}
-    here = [read_here(name, one) for name, one in zip(sites, _all(post, "hello", "here", hello), strict=True)]
+    sites = [link.sites[i] for i in there]
+    hello = {i: {"clients": len(link.sites)} for i in there}
+    here = [read_here(name, one) for name, one in zip(sites, _all(link, "hello", "here", hello), strict=True)]
     raise_any(versions_differ(sites, here))
     own = [bool(one["own"]) for one in here]
     if any(own) and not all(own):
@@ -89,32 +89,32 @@ def agreed(settings: str, post: Post, begins: bool, later: Mapping[str, int]) ->
         )
     told, sent, said = None, ["its number of samples"], list[str]()
     if all(own):
-        form, told, sent, said = _of_files(post, there, source, given, [one["data"] for one in here])
+        form, told, sent, said = _of_files(link, there, source, given, [one["data"] for one in here])
     else:
         if later:
             raise UserError("a site that comes later has a file of its own, and these have parts of the job's data")
         raise_any(parts_differ(sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
-    config, job = shell(source, form, len(post.sites))
-    fields = setup_of(len(post.sites), form, told, begins)
-    ready = _all(post, "setup", "ready", dict.fromkeys(there, fields))
-    theirs = {i: read_ready(post.sites[i], one) for i, one in zip(there, ready, strict=True)}
+    config, job = shell(source, form, len(link.sites))
+    fields = setup_of(len(link.sites), form, told, begins)
+    ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
+    theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
-    raise_any([text for i, one in theirs.items() for text in facts_differ(post.sites[i], one.facts, mine)])
+    raise_any([text for i, one in theirs.items() for text in facts_differ(link.sites[i], one.facts, mine)])
     counts = {
-        name: len(held_out(i, later[name], given.test_share)) for i, name in enumerate(post.sites) if name in later
+        name: len(held_out(i, later[name], given.test_share)) for i, name in enumerate(link.sites) if name in later
     }
     samples = [
         theirs[i].samples if i in theirs else [later[name] - counts[name], counts[name]]
-        for i, name in enumerate(post.sites)
+        for i, name in enumerate(link.sites)
     ]
     raise_any(
-        [f"site {name} has no training sample" for name, one in zip(post.sites, samples, strict=True) if not one[0]]
+        [f"site {name} has no training sample" for name, one in zip(link.sites, samples, strict=True) if not one[0]]
     )
     if not sum(tested for _, tested in samples):
         raise DifferError([f"no site has a test sample; raise input.test_share, which is {given.test_share:g}"])
     first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(own) else None
-    return Agreed(post.run, list(post.sites), form, samples, said, sent, told, first, sorted(later))
+    return Agreed(link.run, list(link.sites), form, samples, said, sent, told, first, sorted(later))
 
 
 def setup_of(clients: int, form: Form, told: Mapping[str, Any] | None, begins: bool) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def setup_of(clients: int, form: Form, told: Mapping[str, Any] | None, begins: b
 
 
 def _of_files(
-    post: Post, there: Sequence[int], source: Source, given: Input, data: Sequence[Mapping[str, Any]]
+    link: SiteLink, there: Sequence[int], source: Source, given: Input, data: Sequence[Mapping[str, Any]]
 ) -> tuple[Form, dict[str, Any], list[str], list[str]]:
     """What the sites' files come to: (form, what sites are told, what they sent, what was guessed)."""
-    sites = [post.sites[i] for i in there]
+    sites = [link.sites[i] for i in there]
     raise_any(columns_differ(sites, data, given))
     raise_any(labels_differ(sites, data))
     try:
@@ -146,14 +146,14 @@ def _of_files(
                 "privacy.clip does not cover the sums that sites send of their columns and target before round 0; give "
                 "input.statistics, a file of public ones, and a target of classes"
             )
-        first = _all(post, "sums", "summed", dict.fromkeys(there, fields))
+        first = _all(link, "sums", "summed", dict.fromkeys(there, fields))
         known, y = (_sums(sites, first, part, count) for part, count in _counts(digits, target.names, target.kind))
         texts = [read_texts(site, one, words) for site, one in zip(sites, first, strict=True)]
         seen = {name: {text for one in texts for text in one[name]} for name in words}
         raise_any(without_value(digits, known, seen) if kinds and not statistics else [])
         means = {"columns": torch.from_numpy(mean_of(known)), "target": torch.from_numpy(mean_of(y))}
         tree = {f"means/{name}": leaf for name, leaf in means.items()}
-        second = _all(post, "squares", "summed", dict.fromkeys(there, fields), tree)
+        second = _all(link, "squares", "summed", dict.fromkeys(there, fields), tree)
         spread, y2 = (_sums(sites, second, part, count) for part, count in _counts(digits, target.names, target.kind))
         rows = sum(
             one["rows"] - len(held_out(i, one["rows"], given.test_share)) for i, one in zip(there, data, strict=True)
@@ -196,7 +196,7 @@ def _of_files(
 
 
 def _all(
-    post: Post,
+    link: SiteLink,
     kind: str,
     wanted: str,
     fields: Mapping[int, Mapping[str, Any]],
@@ -213,16 +213,16 @@ def _all(
         missing = {i: own for i, own in fields.items() if i not in found and i not in why}
         if not missing:
             break
-        for i, frame in post.frames(kind, wanted, missing, tensors or {}).items():
-            post.accept(i, kind)
+        for i, frame in link.frames(kind, wanted, missing, tensors or {}).items():
+            link.accept(i, kind)
             found[i] = frame
-        why |= post.why
-    silent = [post.sites[i] for i in fields if i not in found and i not in why]
-    sentences = [f"site {post.sites[i]}: {text}" for i, text in sorted(why.items())]
+        why |= link.why
+    silent = [link.sites[i] for i in fields if i not in found and i not in why]
+    sentences = [f"site {link.sites[i]}: {text}" for i, text in sorted(why.items())]
     if silent:
         sentences.append(
             f"site{'s' * (len(silent) > 1)} {', '.join(silent)} gave no answer in {TRIES} tries, after "
-            f"{post.waited:.0f} s of at most {TRIES * post.wait:g}: not connected, or its app failed, see its log; "
+            f"{link.waited:.0f} s of at most {TRIES * link.wait:g}: not connected, or its app failed, see its log; "
             "start them, leave them out, or have them come later (--later)"
         )
     raise_any(sentences)

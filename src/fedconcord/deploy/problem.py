@@ -14,7 +14,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, roster_of
 from fedconcord.deploy.judging import Figures, form_of, of_site, pooled
-from fedconcord.deploy.post import Post
+from fedconcord.deploy.site_link import SiteLink
 from fedconcord.problems import Supervised
 from fedconcord.problems.per_client import Scores
 from fedconcord.remote import codec
@@ -32,8 +32,8 @@ class Deployed:
         samples: [N, 2] trained on and tested on, at each site.
     """
 
-    def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], post: Post) -> None:
-        self.shell, self.post = shell, post
+    def __init__(self, shell: Supervised, samples: Sequence[Sequence[int]], link: SiteLink) -> None:
+        self.shell, self.link = shell, link
         self.samples = np.array(samples, np.int64)
         offsets = np.concatenate([[0], np.cumsum(self.samples[:, 0])]).astype(np.int64)
         self.objective, self.roster = _nowhere(shell.objective, offsets), roster_of(offsets)
@@ -60,24 +60,24 @@ class Deployed:
         if not bool(torch.isfinite(x).all()):
             return self._nothing()
         for _ in range(TRIES):
-            missing = [i for i in range(self.roster.n) if i not in self.last and self.post.records[i].left_out is None]
+            missing = [i for i in range(self.roster.n) if i not in self.last and self.link.records[i].left_out is None]
             none: dict[int, dict[str, Any]] = {i: {} for i in missing}
-            for i, frame in self.post.frames("judge", "judged", none, sent).items():
+            for i, frame in self.link.frames("judge", "judged", none, sent).items():
                 try:
                     found: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
                     if found.counts.tolist() != self.samples[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
-                    self.post.refuse(i, str(wrong), "judge")
+                    self.link.refuse(i, str(wrong), "judge")
                 else:
-                    self.post.accept(i, "judge")
+                    self.link.accept(i, "judge")
                     self.last[i] = found
             if self.last:
                 return pooled(self.shell, list(self.last.values()))
-            if missing and all(self.post.why.get(i) == NOT_FINITE for i in missing):
+            if missing and all(self.link.why.get(i) == NOT_FINITE for i in missing):
                 return self._nothing()
         raise UserError(
-            f"no site judged the model within {TRIES} times {self.post.wait:g} s; go on with the run (resume) when "
+            f"no site judged the model within {TRIES} times {self.link.wait:g} s; go on with the run (resume) when "
             "sites are there again"
         )
 

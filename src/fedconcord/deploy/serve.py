@@ -20,8 +20,8 @@ from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.form import model_of, shell, source_of, terms_of
 from fedconcord.deploy.handshake import Agreed
 from fedconcord.deploy.late import Newcomers
-from fedconcord.deploy.post import Post
 from fedconcord.deploy.problem import Deployed
+from fedconcord.deploy.site_link import SiteLink
 from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
@@ -53,7 +53,7 @@ def check(
         UserError: the job's settings are wrong, or cannot be deployed.
     """
     try:
-        handshake.agreed(settings, Post(_names(sites), secrets.token_hex(8), exchange, wait, None), False, later)
+        handshake.agreed(settings, SiteLink(_names(sites), secrets.token_hex(8), exchange, wait, None), False, later)
     except DifferError as differ:
         return differ.sentences
     return []
@@ -98,10 +98,10 @@ def serve(
             f"{folder} has the sites {', '.join(found.sites)}, given {', '.join(sites)}; resume it with the same"
         )
     run = secrets.token_hex(8) if found is None else found.run
-    post = Post(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
+    link = SiteLink(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
     if found is None:
         try:
-            found = handshake.agreed(settings, post, True, later)
+            found = handshake.agreed(settings, link, True, later)
         except DifferError as differ:
             more = len(differ.sentences) - 1
             raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None
@@ -111,31 +111,31 @@ def serve(
     tell(Event("ready", f"{len(found.sites)} sites with {trained} samples to train on and {tested} to test on"))
     source = source_of(settings)
     config, job = shell(source, found.form, len(found.sites))
-    post.await_(found.later, Newcomers(source, config, job, found))
+    link.await_(found.later, Newcomers(source, config, job, found))
     job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):
-        return _served(config, job, found, post, folder, tell, known and resume, clock)
+        return _served(config, job, found, link, folder, tell, known and resume, clock)
 
 
 def _served(
     config: Config,
     job: Job,
     found: Agreed,
-    post: Post,
+    link: SiteLink,
     folder: Path,
     tell: Callable[[Event], None],
     resume: bool,
     clock: Clock,
 ) -> Finished:
     inner = model_of(job)
-    deployed = Deployed(inner, found.samples, post)
+    deployed = Deployed(inner, found.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config)
-    job = replace(job, problem=problem, engine=Sites(post, PLAIN if terms is None else _secure(terms)))
+    job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms)))
     prepared = prepare_job(job, folder, config.rounds)
     if (said := privacy_note(config, private.GENERATOR)) is not None:
         tell(Event("private", said))
-    post.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
+    link.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
     every = config.eval.every or 1
     settings = {**config.as_dict(), "data": "sites"}
     info: dict[str, Any] = {
@@ -174,7 +174,7 @@ def _served(
     length = results.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
-    seen = SitesSeen(deployed, found, post, folder)
+    seen = SitesSeen(deployed, found, link, folder)
     results.train(prepared, folder, length, info, on_row, options, clock, [seen])
     return finished(folder)
 
@@ -188,8 +188,8 @@ def _secure(terms: Terms) -> Sums:
 class SitesSeen(Observer):
     """What run.json and clients.csv say of the sites."""
 
-    def __init__(self, problem: Deployed, found: Agreed, post: Post, folder: Path) -> None:
-        self.problem, self.found, self.post, self.folder = problem, found, post, folder
+    def __init__(self, problem: Deployed, found: Agreed, link: SiteLink, folder: Path) -> None:
+        self.problem, self.found, self.link, self.folder = problem, found, link, folder
         before = read_description(folder) if (folder / "run.json").exists() else {}
         self.judged: dict[str, Any] | None = before.get("clients_judged")
 
@@ -216,10 +216,10 @@ class SitesSeen(Observer):
                 "bytes_got": record.bytes_out,
             }
             for name, (trained, tested), record in zip(
-                self.found.sites, self.found.samples, self.post.records, strict=True
+                self.found.sites, self.found.samples, self.link.records, strict=True
             )
         ]
-        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.post.voids}
+        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
         return said if self.judged is None else said | {"clients_judged": self.judged}
 
 

@@ -198,8 +198,8 @@ def first_rows(problem: Problem, duty: Duty, server: Tree, template: Tree) -> Fi
     empty = template.row if isinstance(template, TwoBlockRow) else template
 
     def rows(ids: np.ndarray) -> Tree:
-        found = [prologue.row(empty, block_gradients(problem.objective, duty, int(i), int(i), x)) for i in ids]
-        stacked = tree_map(lambda *leaves: torch.stack(leaves), *found)
+        each = [prologue.row(empty, block_gradients(problem.objective, duty, int(i), int(i), x)) for i in ids]
+        stacked = tree_map(lambda *leaves: torch.stack(leaves), *each)
         if not isinstance(template, TwoBlockRow):
             return stacked
         return TwoBlockRow(stacked, template.private.expand(len(ids), *template.private.shape).clone())

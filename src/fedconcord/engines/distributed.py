@@ -93,10 +93,10 @@ class Ranks(NamedTuple):
         return tree_unflatten(tree, summed), tuple(sum(int(d) << BITS * k for k, d in enumerate(n)) for n in of_counts)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        found = torch.tensor(flags, dtype=torch.uint8)
+        set_anywhere = torch.tensor(flags, dtype=torch.uint8)
         with _together(self.timeout):
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-        return tuple(map(bool, found.tolist()))
+            dist.all_reduce(set_anywhere, dist.ReduceOp.MAX)
+        return tuple(map(bool, set_anywhere.tolist()))
 
     def tell(self, text: Callable[[], str]) -> str:
         """However long rank 0 takes: while it does, the others hear that it lives."""
@@ -132,19 +132,19 @@ class Ranks(NamedTuple):
             return rows
         counts = [form["ids"][1][0] for form in forms]
         fields = max(forms, key=len)  # a rank without rows does not know them
-        found = {name: torch.empty(sum(counts), *shape[1:], dtype=dtype) for name, (dtype, shape) in fields.items()}
+        every = {name: torch.empty(sum(counts), *shape[1:], dtype=dtype) for name, (dtype, shape) in fields.items()}
         for source, form in enumerate(forms):
             begin = sum(counts[:source])
             for name in form:
-                here = found[name][begin : begin + counts[source]]
+                here = every[name][begin : begin + counts[source]]
                 if source == 0:
                     here.copy_(rows[name])
                     continue
                 for piece in _pieces(here):
                     with _together(self.timeout):
                         dist.recv(piece, source)
-        order = found["ids"].argsort()
-        return {name: leaf[order] for name, leaf in found.items()}
+        order = every["ids"].argsort()
+        return {name: leaf[order] for name, leaf in every.items()}
 
 
 def _busy(now: bool) -> bool:
@@ -157,11 +157,11 @@ def _busy(now: bool) -> bool:
 @contextmanager
 def _beating(every: float) -> Iterator[None]:
     """On rank 0: tell the others every so many seconds that it is busy; nothing else may be sent meanwhile."""
-    done = threading.Event()
+    end = threading.Event()
 
     def beat() -> None:
         with suppress(RuntimeError):  # another process is gone, which the next message says
-            while not done.wait(every):
+            while not end.wait(every):
                 _busy(True)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -169,7 +169,7 @@ def _beating(every: float) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        end.set()
         thread.join()
 
 

@@ -132,7 +132,7 @@ class Computed(NamedTuple):
     """What came of some chunks in a phase, before any reply is refused."""
 
     total: Tree = ()  # of the contributions; all of them, [S, ...], where the method combines them; () without messages
-    made: Sequence[Tree] = ()  # by chunk: rows as they are stored, or full gradients before the local steps
+    results: Sequence[Tree] = ()  # by chunk: rows as they are stored, or full gradients before the local steps
     finite: Sequence[Tensor] = ()  # by chunk, [S] bool: whether the reply is; none without messages
     bytes_up: int = 0
     gradient_steps: int = 0
@@ -164,9 +164,9 @@ class StackedCohort:
                 break
             plan, self.gradients = kept, ()
         if phase.number == PRELUDE:
-            self.gradients = computed.made if self.algorithm.needs.full_gradient else ()
+            self.gradients = computed.results if self.algorithm.needs.full_gradient else ()
         else:
-            self.trained = share, computed.made
+            self.trained = share, computed.results
         heard = np.flatnonzero(plan.heard)
         if phase.combine is not None and len(heard):
             rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[heard]], total)
@@ -179,7 +179,7 @@ class StackedCohort:
         if len(plan.ids):
             share = self._share(plan)
             computed = self._compute(None, share)
-            self.trained = share, computed.made
+            self.trained = share, computed.results
         self._sum(share, computed, self.clients.bytes_down(self.server, None, plan))
         self.keep(plan)
 
@@ -306,9 +306,9 @@ def _reduce(shares: Tree) -> Tree:
 
 
 def _joined(some: Computed, more: Computed, join: Callable[[Tree, Tree], Tree]) -> Computed:
-    made, finite_ = [*some.made, *more.made], [*some.finite, *more.finite]
+    results, are_finite = [*some.results, *more.results], [*some.finite, *more.finite]
     bytes_up, steps = some.bytes_up + more.bytes_up, some.gradient_steps + more.gradient_steps
-    return Computed(join(some.total, more.total), made, finite_, bytes_up, steps)
+    return Computed(join(some.total, more.total), results, are_finite, bytes_up, steps)
 
 
 def _add(total: Tree, more: Tree) -> Tree:

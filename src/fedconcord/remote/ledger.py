@@ -60,12 +60,12 @@ def read(data: bytes, forms: Forms, device: torch.device) -> Ledger:
         FrameError: the bytes are damaged.
     """
     frame = codec.read(data)
-    found = frame.fields
+    fields = frame.fields
     return Ledger(
-        counted={i: (round, mark) for i, round, mark in found["counted"]},
-        owed=dict(found["owed"]),
-        settles={t: codec.unpack(f"settle{t}", frame, forms.settled, device) for t in found["settles"]},
-        silent=dict(found["silent"]),
-        joined=set(found["joined"]),
-        late=set(found["late"]),
+        counted={i: (round, mark) for i, round, mark in fields["counted"]},
+        owed=dict(fields["owed"]),
+        settles={t: codec.unpack(f"settle{t}", frame, forms.settled, device) for t in fields["settles"]},
+        silent=dict(fields["silent"]),
+        joined=set(fields["joined"]),
+        late=set(fields["late"]),
     )

@@ -63,13 +63,13 @@ class Secure:
         kind = self.terms.scale.kind(len(met.places))
         like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
         among = before.ids.tolist()
-        told = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
+        scalars = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
         covered = {}
         columns = {"w": before.w, "p": before.p, "steps": behind(before), "inclusion": before.inclusion}
         for k, i in enumerate(among):
             sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
             request = requests.of_client[i]
-            fields = {"part": phase.number, "among": among, "cohort": told, "sender": sender}
+            fields = {"part": phase.number, "among": among, "cohort": scalars, "sender": sender}
             sealed = torch.stack([met.dealt[j].sealed[met.places[i]] for j in among])
             frame = request.frame._replace(
                 fields={**request.frame.fields, "sum": fields},
@@ -78,7 +78,7 @@ class Secure:
             covered[i] = request._replace(frame=frame, name="covered", like=like)
         replies = half.hear(Requests(before, covered, lost=requests.lost))
         after = half.only(before, replies)
-        total = self._opened(half, met, phase.number, {i: replies[i] for i in after.ids.tolist()}, told, covered)
+        total = self._opened(half, met, phase.number, {i: replies[i] for i in after.ids.tolist()}, scalars, covered)
         if isinstance(total, str):
             return self._void(half, after, total)
         message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
@@ -90,7 +90,7 @@ class Secure:
     def _meet(self, half: RemoteServer, plan: Plan, part: int) -> _Pact | str:
         """Keys and shares of a cohort, or why there is no sum."""
         t = plan.round
-        answers = half.answers(_asked(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
+        answers = half.answers(_to_all(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
         for i in [i for i, one in answers.items() if not all(map(masks.usable, _halves(_raw(one.tree))))]:
             half.hooks.refuse(i, "a key that is none")
             del answers[i]
@@ -101,7 +101,7 @@ class Secure:
         keys = {i: _raw(answers[i].tree) for i in ids}
         fields, sent = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
         form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
-        dealt = half.answers(_asked(half, "deal", "dealt", t, ids, fields, sent, form))
+        dealt = half.answers(_to_all(half, "deal", "dealt", t, ids, fields, sent, form))
         needed = self.terms.needed(len(ids))
         plan = half.only(plan, dealt)
         if len(plan.ids) < needed:
@@ -120,18 +120,18 @@ class Secure:
         requests: Mapping[int, Request],
     ) -> np.ndarray | str:
         """The total [L] in integers of what came under masks, or why it cannot be had."""
-        among, came = met.plan.ids.tolist(), sorted(heard)
-        if len(came) < met.needed:
-            return _too_few(len(came), len(met.places), met.needed)
-        form, fields = _bytes(len(among), SHARE), {"part": part, "heard": came}
-        asked = _asked(half, "open", "shares", met.plan.round, came, fields, {}, form)
-        shares = half.answers(asked, left_out=False)
+        among, senders = met.plan.ids.tolist(), sorted(heard)
+        if len(senders) < met.needed:
+            return _too_few(len(senders), len(met.places), met.needed)
+        form, fields = _bytes(len(among), SHARE), {"part": part, "heard": senders}
+        opening = _to_all(half, "open", "shares", met.plan.round, senders, fields, {}, form)
+        shares = half.answers(opening, left_out=False)
         if len(shares) < met.needed:
             return _too_few(len(shares), len(met.places), met.needed)
         secrets = {}
         for k, i in enumerate(among):
-            given = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
-            usable = [(place, share) for place, share in given.items() if any(share)][: met.needed]
+            by_place = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
+            usable = [(place, share) for place, share in by_place.items() if any(share)][: met.needed]
             if len(usable) < met.needed:
                 return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {met.needed} are needed"
             secrets[i] = masks.joined(dict(usable))
@@ -140,14 +140,14 @@ class Secure:
             if i not in heard and masks.public_of(secrets[i]) != met.keys[i][KEY:]:
                 return f"the shares that came are not of the key of {half.hooks.name(i)}"
         kind = self.terms.scale.kind(len(met.places))
-        rows = [heard[i].tree.cpu().numpy().view(kind) for i in came]
+        rows = [heard[i].tree.cpu().numpy().view(kind) for i in senders]
         total = np.sum(rows, axis=0, dtype=kind)
         bond = bound(met.about, among, cohort, requests[among[0]].frame.tensors)
         for i in among:
             if i in heard:
                 total = total - masks.mask(secrets[i], len(total), kind)
             else:
-                others = {j: met.keys[j][KEY:] for j in came}
+                others = {j: met.keys[j][KEY:] for j in senders}
                 total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
         return np.asarray(total)
 
@@ -157,7 +157,7 @@ class Secure:
         return Summed(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
 
 
-def _asked(
+def _to_all(
     half: RemoteServer,
     kind: str,
     answer: str,

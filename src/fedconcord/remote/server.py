@@ -252,8 +252,8 @@ class RemoteServer:
 
     def hear(self, requests: Requests) -> dict[int, Reply]:
         """The replies of a cohort, and what their coming shows of earlier messages."""
-        asked = {i: request for i, request in requests.of_client.items() if not self._is_void(request)}
-        replies = self.answers(asked, requests.again, requests.lost)
+        usable = {i: request for i, request in requests.of_client.items() if not self._is_void(request)}
+        replies = self.answers(usable, requests.again, requests.lost)
         for i in replies:
             self.ledger.joined.add(i)
             if self.ledger.owed.get(i, requests.plan.round) < requests.plan.round:

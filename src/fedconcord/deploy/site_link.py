@@ -53,7 +53,7 @@ class Joining(Protocol):
     def heard(self, site: int, data: bytes) -> bool: ...
 
 
-class Post:
+class SiteLink:
     """Asks sites by their number; the way of a `remote.store.RemoteStore` to them.
 
     One that has not joined is asked what its handshake needs instead.
@@ -102,29 +102,29 @@ class Post:
         if not left:
             raise UserError(f"no site is left: {'; '.join(r.left_out for r in self.records if r.left_out)}")
         messages = {i: self._question(i, data) for i, data in messages.items()}
-        asked = {self.sites[i]: data for i, data in messages.items() if self.records[i].left_out is None}
+        by_name = {self.sites[i]: data for i, data in messages.items() if self.records[i].left_out is None}
         began = time.monotonic()
-        came = self.exchange(asked, self.wait) if asked else {}
+        answers = self.exchange(by_name, self.wait) if by_name else {}
         self.lasted = time.monotonic() - began
         self.waited += self.lasted
-        found = {}
+        usable = {}
         for i, data in messages.items():
             record, name = self.records[i], self.sites[i]
-            if name not in asked:
+            if name not in by_name:
                 continue
             record.asked, record.bytes_out = record.asked + 1, record.bytes_out + len(data)
-            self._presence(i, name in came)
-            if name in came:
-                record.bytes_in += len(came[name])
+            self._presence(i, name in answers)
+            if name in answers:
+                record.bytes_in += len(answers[name])
                 try:
-                    _check(came[name], self.most + SLACK)
+                    _check(answers[name], self.most + SLACK)
                     if record.joined:
-                        found[i] = came[name]
+                        usable[i] = answers[name]
                     else:
-                        self._welcome(i, came[name])
+                        self._welcome(i, answers[name])
                 except FrameError as wrong:
                     self.refuse(i, str(wrong), what)
-        return found
+        return usable
 
     def await_(self, sites: Sequence[str], joining: Joining) -> None:
         """Take these sites for ones that have not joined yet."""
@@ -147,26 +147,26 @@ class Post:
             self.see(Event("joined", f"site {name} joins", name))
 
     def frames(
-        self, kind: str, wanted: str, fields: Mapping[int, Mapping[str, Any]], tensors: Mapping[str, Tensor]
+        self, kind: str, answer_kind: str, fields: Mapping[int, Mapping[str, Any]], tensors: Mapping[str, Tensor]
     ) -> dict[int, Frame]:
-        """One exchange beside the rounds: answers of the kind that is wanted.
+        """One exchange beside the rounds: answers of the kind that is answer_kind.
 
         Args:
             fields: of each site's message.
             tensors: of all messages.
         """
         number = self.number
-        found = {}
-        sent = {i: codec.write(Frame(kind, self.run, number, i, own, tensors)) for i, own in fields.items()}
+        answers = {}
+        sent = {i: codec.write(Frame(kind, self.run, number, i, one, tensors)) for i, one in fields.items()}
         for i, data in self.ask(sent, kind).items():
             frame = codec.read(data)
-            if (frame.kind, frame.method, frame.round, frame.client) != (wanted, self.run, number, i):
+            if (frame.kind, frame.method, frame.round, frame.client) != (answer_kind, self.run, number, i):
                 self.refuse(i, "an answer to another question", kind)
             elif not all(bool(t.isfinite().all()) for t in frame.tensors.values() if t.is_floating_point()):
                 self.refuse(i, NOT_FINITE, kind)
             else:
-                found[i] = frame
-        return found
+                answers[i] = frame
+        return answers
 
     def accept(self, site: int, what: str = ROUNDS) -> None:
         """Its answer was what was asked for."""
@@ -197,8 +197,8 @@ class Post:
         record.missed += not there
         if there != record.there:
             record.there = there
-            said = f"site {name} answers again" if there else f"site {name} did not answer; waited {self.lasted:.0f} s"
-            self.see(Event("back" if there else "missing", said, name))
+            text = f"site {name} answers again" if there else f"site {name} did not answer; waited {self.lasted:.0f} s"
+            self.see(Event("back" if there else "missing", text, name))
 
     # -- as `remote.way.Way` -----------------------------------------------------------------------------------------
 
@@ -225,9 +225,9 @@ class Post:
         """
         if frame.method != self.run:
             raise UserError("the checkpoint and deployment.json are of two runs; restore the folder as it was")
-        written = frame.fields["post"]
-        self.number, self.voids = int(written["number"]), int(written["voids"])
-        self.records = [Record(**record) for record in written["records"]]
+        counts = frame.fields["post"]
+        self.number, self.voids = int(counts["number"]), int(counts["voids"])
+        self.records = [Record(**record) for record in counts["records"]]
 
 
 def _check(data: bytes, limit: int) -> None:
