@@ -13,6 +13,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.files import write_text
 
 PACKAGE = "fedconcord_job"
+README = Path(__file__).with_name("app_readme.md")  # its text, with places for the sites
 
 
 class Order(NamedTuple):
@@ -45,7 +46,10 @@ def write_app(folder: Path, settings: str, order: Order) -> None:
             f'app = {half}(Path(__file__).with_name("job.toml").read_text(encoding="utf-8"))\n'
         )
         write_text(folder / PACKAGE / f"{half}_app.py", text)
-    write_text(folder / "README.md", README.format(sites=", ".join(order.sites), first=order.sites[0]))
+    write_text(
+        folder / "README.md",
+        README.read_text(encoding="utf-8").format(sites=", ".join(order.sites), first=order.sites[0]),
+    )
 
 
 def later_of(text: str, sites: Sequence[str]) -> dict[str, int]:
@@ -87,61 +91,4 @@ resume = {json.dumps(order.resume)}
 check = false
 events = {json.dumps(order.events)}
 later = {json.dumps(",".join(f"{name}={rows}" for name, rows in order.later.items()))}
-"""
-
-
-README = """# This job on your own sites
-
-Sites: {sites}. The job is `fedconcord_job/job.toml`; server and sites read the same file, and compare what they
-make of it before round 0. Change it, and submit again.
-
-## Once
-Everybody installs `pip install 'fedconcord[flower]'`, the same version on the server and at the sites.
-
-The server's operator makes the server's certificate, for the name or address by which sites reach it:
-
-    fedconcord flower keys server --host server.example.org --out keys
-
-and gives `keys/ca.crt` to every site. `keys/server.key` stays on the server.
-
-Each site makes its own key and gives `{first}.pub` to the server's operator, who puts it into `keys`. `{first}.key`
-never leaves the site:
-
-    fedconcord flower keys site {first} --out keys
-
-## Every time
-On the server; one port (8443 here) is open to the sites, for HTTPS:
-
-    fedconcord flower server --keys keys --port 8443
-
-At each site, which opens no port to the outside; it calls the server:
-
-    fedconcord flower site {first} --server server.example.org:8443 --keys keys --data {first}.csv
-
-Submit from anywhere that reaches the server's port; Flower's own settings (`flwr config list` says where) need
-`[superlink.team]` with `address = "server.example.org:8443"` and `root-certificates = "/where/it/is/ca.crt"`:
-
-    flwr run . team --stream --run-config check=true   # compares server and sites, trains nothing
-    flwr run . team --stream
-
-Results are written at the server, to `folder` of `[tool.flwr.app.config]` in `pyproject.toml`. After the server
-went down, start it again, set `resume = true` there and submit again. `later = "{first}=120"` there would begin
-without that site and take it in when it comes; 120 is how many rows its file has.
-
-`fedconcord flower site` starts Flower's SuperNode. A team that runs `flower-supernode` itself gives it
-`--node-config site.toml` with a file of three lines: `name = "{first}"`, `data = "/data/{first}.csv"`, `folder =
-"/data/fedconcord"`, the last for what the site remembers between rounds; and registers the key under the same name
-(`flwr supernode register {first}.pub team --name {first}`).
-
-## Who sees what
-* The samples and a site's own rows (control variates, dual variables) stay at the site, in `--data` and `--folder`.
-* The server sees each site's messages: models or moves, counts, sums of an evaluation. From these, samples can
-  sometimes be reconstructed (`fedconcord audit` tries). With `secure.clip` in the job it sees the sum of a round's
-  messages alone. It sees which sites are there.
-* A site sees the model and what the method broadcasts, nothing of other sites' messages.
-* On the way TLS hides everything but amounts and times. A site is let in by its key; the server is known by
-  `ca.crt`.
-* Whoever reaches the server's port can submit and stop runs: Flower's SuperLink asks no password of operators. Let
-  only sites' and operators' addresses reach the port.
-* An app is code: a site runs what the operator submits. Flower's `--trusted-entities` lets in signed apps alone.
 """

@@ -1,4 +1,4 @@
-"""Commands that start a SuperLink, a SuperNode and the worker for their tasks: `deploy.grid` as a module."""
+"""Commands that start a SuperLink, a SuperNode and the worker for their tasks: `fedconcord_flower.grid` as a module."""
 
 from __future__ import annotations
 

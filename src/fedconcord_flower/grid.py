@@ -3,7 +3,7 @@
 `server` and `client` make the two apps that Flower runs (message API). `Control` speaks to a SuperLink as its operator.
 `work` runs the tasks of SuperLink and SuperNodes, in place of Flower's SuperExec, which starts an interpreter for every
 message: here one process has imported everything and forks, which takes 0.1 s instead of seconds. Run as a module the
-file is a SuperLink, a SuperNode or that worker; `deploy.commands` has their commands.
+file is a SuperLink, a SuperNode or that worker; `commands` has their commands.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def work(runtimes: Path) -> None:
 
 
 def _places(runtimes: Path) -> set[tuple[str, ...]]:
-    """(kind of tasks, address, certificate) of each place that `deploy.commands.write_runtimes` wrote."""
+    """(kind of tasks, address, certificate) of each place that `commands.write_runtimes` wrote."""
     return {tuple(place) for place in json.loads(runtimes.read_text())}
 
 
@@ -371,7 +371,7 @@ def forgetting(finish: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """A SuperLink, a SuperNode or a worker, as `deploy.commands` says."""
+    """A SuperLink, a SuperNode or a worker, as `commands` says."""
     what, *rest = arguments
     if what == "superlink":
         from flwr.superlink.cli import flower_superlink

@@ -14,7 +14,7 @@ from fedconcord_flower import commands
 from fedconcord_flower.processes import Ended, Processes, exit_words, free_port, lost_sentence, quoted
 
 Tell = Callable[[Mapping[str, Any]], None]
-"""Is told what happens: the events of `deploy.grid`, {"say": a sentence}, {"sites": state by name}."""
+"""Is told what happens: the events of `fedconcord_flower.grid`, {"say": a sentence}, {"sites": state by name}."""
 
 WORKER = "worker"
 HELD = 180.0  # seconds to wait until a SuperLink takes a killed SuperNode for gone; it does after about 60
