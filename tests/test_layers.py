@@ -25,7 +25,7 @@ class Wing(NamedTuple):
     rooms: tuple[tuple[str, ...], ...] = ()  # from the ground up
 
 
-SIBLINGS = {"fedconcord_papers": Wing(7800, 6200), "fedconcord_flower": Wing(1900, 1500)}
+SIBLINGS = {"fedconcord_papers": Wing(7450, 6200), "fedconcord_flower": Wing(1800, 1500)}
 # They import the library, and never the reverse.
 WINGS = {  # from the ground up: a wing imports from those above it here, a room from those before it in its wing
     "support": Wing(1300, 1000, (("basis",),)),
@@ -36,7 +36,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         (("data",), ("models",), ("problems",), ("analysis/fairness", "analysis/spread"), ("federation",)),
     ),
     "execution": Wing(
-        6000,
+        5850,
         4900,
         (
             *(("state",), ("remote",), ("engines",), ("jobs",), ("analysis/accountant", "analysis/personalisation")),
@@ -45,7 +45,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         ),
     ),
     "study": Wing(
-        7400,
+        7300,
         5300,
         (
             ("settings", "options"),
@@ -55,14 +55,14 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         ),
     ),
     "insight": Wing(
-        6700,
+        6600,
         5900,
         (
             *(("report",), ("tuning/page", "tuning/figures", "tuning/output")),
             *(("analysis",), ("advice",), ("diagnosis",)),
         ),
     ),
-    "deployment": Wing(2600, 2250, (("deploy",),)),
+    "deployment": Wing(2500, 2250, (("deploy",),)),
     "interface": Wing(2600, 2200, (("trained",), ("tracking",), ("api",), ("cli",))),
     "testing": Wing(1350, 1300, (("testing",),)),
     "root": Wing(220, 200, (("__init__", "__main__"),)),
