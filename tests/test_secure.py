@@ -526,6 +526,22 @@ def spoil(kind: str, name: str, clients: list[int], rows: list[int]) -> Callable
     return meddle
 
 
+def test_a_sum_before_the_local_steps_that_cannot_be_opened_ends_the_round() -> None:
+    """Nobody is given orders, nobody's reply counts, and the next round goes on as if there had been none."""
+    party, before = Party(make("mimesvrg"), FINE), Party(make("mimesvrg"), FINE).server
+    party.meddle = lose("gradient", *party.cohort(0)[1:])
+    outcome = party.round(0)
+    assert far(party.server, before) == 0
+    assert len(party.voids) == 1
+    assert not party.store.ledger.counted
+    assert "reply" not in {frame.kind for frame in party.log}
+    assert outcome.refused == ()
+    party.meddle = lambda client, frame: frame
+    party.round(1)
+    assert far(party.server, before) > 0
+    assert sorted(party.store.ledger.counted) == party.cohort(1)
+
+
 def test_wrong_shares_void_a_round_or_are_not_needed() -> None:
     plain, secure = Party(make("fedavg"), None), Party(make("fedavg"), FINE)
     ids = secure.cohort(0)

@@ -43,10 +43,10 @@ def run_round(engine: Engine, problem: Problem, duty: Duty, server: Tree, store:
     """
     algorithm, space = duty.algorithm, space_of(problem)
     clients = engine.clients(problem, duty, store)
-    outcome, kept, message = clients.attempt(server, plan, lambda link: decide(link, algorithm, space, server, plan))
+    outcome, final, message = clients.attempt(server, plan, lambda link: decide(link, algorithm, space, server, plan))
     if message is None:
         return outcome
-    return outcome._replace(bytes_down=outcome.bytes_down + clients.deliver(kept, message))
+    return outcome._replace(bytes_down=outcome.bytes_down + clients.deliver(final, message))
 
 
 def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, plan: Plan) -> Decision:
@@ -54,8 +54,7 @@ def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, p
     if algorithm.phases.communicates is not None and not algorithm.phases.communicates(cohort_of(space, plan)):
         link.train_silently(plan)
         return Decision(Outcome(server, *link.costs), plan)
-    broadcast = algorithm.broadcast(server)
-    down = message = broadcast
+    down = message = broadcast = algorithm.broadcast(server)
     refused: tuple[int, ...] = ()
     if algorithm.phases.prelude is not None:
         phase = Phase(PRELUDE, broadcast, broadcast, algorithm.phases.prelude.contribute)
