@@ -16,7 +16,7 @@ from fedconcord.cli.options import Given, option, sources_of, takes_settings
 @app.command()
 @takes_settings("run", without=("method", "methods", "server", "seeds", "out"))
 def advise(
-    given: Given,
+    options: Given,
     stateless: Annotated[
         bool, typer.Option("--stateless", help="Advise for clients that keep nothing between rounds.")
     ] = False,
@@ -30,7 +30,7 @@ def advise(
     json_: Annotated[bool, typer.Option("--json", help="Print the advice as JSON.")] = False,
 ) -> None:
     """Name the methods to tune first on a federation, and why. Nothing is trained."""
-    sources = sources_of(given)
+    sources = sources_of(options)
     with importing():
         from fedconcord import advice, settings
 
@@ -39,20 +39,20 @@ def advise(
     if not json_:
         for sentence in settings.notes(config):
             say(sentence)
-    found, path = advice.advise(config, wishes), given["config"]
+    advised, path = advice.advise(config, wishes), options["config"]
     file = None
     if path is not None:
         with suppress(UserError):  # a file that is no federation by itself: the next command says all of it
             file = advice.File(path, advice.federation_of(sources[0]))
-    for line in [json.dumps(advice.as_json(found, file), indent=2)] if json_ else advice.told(found, file):
+    for line in [json.dumps(advice.as_json(advised, file), indent=2)] if json_ else advice.told(advised, file):
         say(line)
 
 
-def _uplink(given: str | None) -> int | Literal["slow"] | None:
-    if given is None:
+def _uplink(value: str | None) -> int | Literal["slow"] | None:
+    if value is None:
         return None
-    if given == "slow":
+    if value == "slow":
         return "slow"
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"--uplink must be slow or a number of bytes >= 1, given {given!r}")
-    return int(given)
+    if not value.isdecimal() or int(value) < 1:
+        raise UserError(f"--uplink must be slow or a number of bytes >= 1, given {value!r}")
+    return int(value)

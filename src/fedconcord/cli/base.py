@@ -49,8 +49,8 @@ fedconcord: many clients whose data and speed differ train one model. Begin with
 console = Console(highlight=False, soft_wrap=False, quiet=RANK != "0")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"fedconcord {fedconcord.__version__}")
         raise typer.Exit()
 

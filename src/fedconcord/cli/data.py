@@ -30,11 +30,11 @@ def root(context: typer.Context) -> None:
 @app_data.command()
 @takes_settings("data")
 def describe(
-    given: Given,
+    options: Given,
     out: Annotated[str | None, option("Folder for the figure and the tables. [runs/partition-<n>]", "DIR")] = None,
 ) -> None:
     """Draw a partition and measure it: how much of what each client holds."""
-    sources = sources_of(given)
+    sources = sources_of(options)
     with importing():
         from fedconcord import settings as settings
         from fedconcord.basis import files
@@ -44,15 +44,15 @@ def describe(
         from fedconcord.report.load import data_name
 
     resolved = settings.resolve_run(*sources)
-    found = measure(*settings.divided(resolved))
+    description = measure(*settings.divided(resolved))
     folder = Path(out) if out else files.free_folder(Path("runs"), "partition")
     data = data_name(resolved.data)
-    title = f"{data}, {resolved.partition}, {len(found.sizes)} clients, seed {resolved.seed}"
-    page = write_description(folder, found, title)
+    title = f"{data}, {resolved.partition}, {len(description.sizes)} clients, seed {resolved.seed}"
+    page = write_description(folder, description, title)
     for sentence in settings.notes(resolved):
         say(sentence)
     say(title)
-    lines = summary(found)
+    lines = summary(description)
     wide = max(len(quantity) for quantity, _ in lines)
     for quantity, value in lines:
         say(f"  {quantity:{wide}}  {value}")
@@ -81,8 +81,8 @@ def fetch(
     folder = data_folder(data_dir)
     if list_:
         for name, published in PUBLISHED.items():
-            there = all((folder / path).is_file() for download in published.downloads for path in download.files)
-            say(f"{name}: {'there' if there else 'not there'}, in {folder}")
+            is_there = all((folder / path).is_file() for download in published.downloads for path in download.files)
+            say(f"{name}: {'there' if is_there else 'not there'}, in {folder}")
             for download in published.downloads:
                 say(f"  {download.urls[0]} ({download.checksum or 'no checksum'})")
                 if download.note:

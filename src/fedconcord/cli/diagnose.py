@@ -17,7 +17,7 @@ from fedconcord.cli.progress import SAY_EVERY, Left
 @app.command()
 @takes_settings("run", hidden=("methods", "seeds"))
 def diagnose(
-    given: Given,
+    options: Given,
     run: Annotated[
         str | None,
         typer.Argument(help="Folder of a run to train again; without it, the settings are trained.", metavar="[RUN]"),
@@ -26,10 +26,10 @@ def diagnose(
     trust: Trust = False,
 ) -> None:
     """Show why a federation is hard, and what a method does about it."""
-    if run is not None and given["config"] is not None:
-        raise UserError(f"RUN {run} and --config {given['config']} are two jobs; give one of them")
+    if run is not None and options["config"] is not None:
+        raise UserError(f"RUN {run} and --config {options['config']} are two jobs; give one of them")
     rounds = None if at is None else _rounds(at)
-    sources = sources_of(given)
+    sources = sources_of(options)
     with importing():
         from fedconcord.diagnosis import subject as subjects
         from fedconcord.diagnosis.diagnosis_page import diagnosed
@@ -40,28 +40,30 @@ def diagnose(
     subject = subjects.of_settings(sources, rounds) if run is None else subjects.of_run(Path(run), rounds, *sources)
     for sentence in subjects.notes(subject):
         say(sentence)
-    folder, last = subjects.folder_of(subject, given["out"]), subject.rounds[-1]
+    folder, last = subjects.folder_of(subject, options["out"]), subject.rounds[-1]
     say(f"the page goes into {folder}")
     with console.status("") as status:
-        left, said = Left(last), time.monotonic()
+        left, last_said = Left(last), time.monotonic()
 
         def see(t: int) -> None:
-            nonlocal said
+            nonlocal last_said
             left.see(0, t)
             words = f"round {t} of {last}{left.words()}"
             status.update(words)
-            if not console.is_terminal and time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
+            if not console.is_terminal and time.monotonic() - last_said > SAY_EVERY:
+                last_said = time.monotonic()
                 say(f"diagnose: {words}")
 
-        done = diagnosed(subject, folder, see)
-    for sentence in done.verdict:
+        result = diagnosed(subject, folder, see)
+    for sentence in result.verdict:
         say(f"- {sentence}")
-    if done.same_model is not None:
-        end = "at" if done.same_model else "NOT at"
-        other = "" if done.same_model else f": it was computed otherwise ({done.why_other}), which moves last digits"
+    if result.same_model is not None:
+        end = "at" if result.same_model else "NOT at"
+        other = (
+            "" if result.same_model else f": it was computed otherwise ({result.why_other}), which moves last digits"
+        )
         say(f"the rounds trained again end {end} the run's own model, bit for bit{other}")
-    say(f"diagnosis: {done.page}")
+    say(f"diagnosis: {result.page}")
 
 
 def _rounds(at: str) -> list[int]:

@@ -40,10 +40,10 @@ def _usage(error: Any) -> str:
         text = f"unknown option {name}{closest(name, _options(context))}"
     elif text.startswith("No such command"):
         commands = context.command.list_commands(context)
-        given = text.split("'")[1]
-        text = f"unknown command {given!r}{closest(given, commands)}"
-    elif text.startswith("Got unexpected extra argument") and "=" in (given := text.partition("(")[2][:-1].split()[0]):
-        text = f"unexpected argument {given!r}{_assigned(given, _options(context))}"
+        word = text.split("'")[1]
+        text = f"unknown command {word!r}{closest(word, commands)}"
+    elif text.startswith("Got unexpected extra argument") and "=" in (word := text.partition("(")[2][:-1].split()[0]):
+        text = f"unexpected argument {word!r}{_assigned(word, _options(context))}"
     return f"{text[0].lower()}{text[1:]}; `{path} --help` shows what there is"
 
 
@@ -51,11 +51,11 @@ def _options(context: Any) -> list[str]:
     return [option for parameter in context.command.params if not parameter.hidden for option in parameter.opts]
 
 
-def _assigned(given: str, options: Sequence[str]) -> str:
+def _assigned(word: str, options: Sequence[str]) -> str:
     """' (did you mean '--clients 10'?)' for client=10."""
-    key, _, value = given.partition("=")
+    key, _, value = word.partition("=")
     option = nearest(key, options)
-    way = f"--set {given}" if "." in key and "--set" in options else option and f"{option} {value}"
+    way = f"--set {word}" if "." in key and "--set" in options else option and f"{option} {value}"
     return f" (did you mean {way!r}?)" if way else ""
 
 
@@ -103,11 +103,11 @@ def main() -> None:
 
 def _as_first_interrupt() -> Callable[[int, FrameType | None], None]:
     """A handler as gentle as one Ctrl-C, however often it is called: schedulers and `timeout` send SIGTERM twice."""
-    told = threading.Event()
+    is_stopping = threading.Event()
 
     def heed(number: int, frame: FrameType | None) -> None:
-        if not told.is_set():
-            told.set()
+        if not is_stopping.is_set():
+            is_stopping.set()
             signal.raise_signal(signal.SIGINT)
 
     return heed

@@ -55,14 +55,14 @@ def takes_settings(
     names = [option.name for option in OPTIONS if option.stage in stages and option.name not in without]
 
     def dress(command: Command) -> Command:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        _, *others = inspect.signature(command, eval_str=True).parameters.values()
         types: dict[str, Any] = {name: Annotated[str | None, setting(name, name in hidden)] for name in names}
-        types |= {p.name: p.annotation for p in own} | {"config": ConfigFile, "set": Set}
-        defaults = {p.name: p.default for p in own}
+        types |= {p.name: p.annotation for p in others} | {"config": ConfigFile, "set": Set}
+        defaults = {p.name: p.default for p in others}
 
         def called(**values: Any) -> None:
-            given = {name: values.pop(name) for name in (*names, "config", "set")}
-            command(given, **values)
+            settings = {name: values.pop(name) for name in (*names, "config", "set")}
+            command(settings, **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def takes_settings(
     return dress
 
 
-def sources_of(given: Given) -> list[Source]:
+def sources_of(values: Given) -> list[Source]:
     """The settings file and the options of a command; wrong keys and values are refused here, without torch."""
     from fedconcord import settings as config
     from fedconcord.basis import grammar, imports
@@ -88,15 +88,15 @@ def sources_of(given: Given) -> list[Source]:
             value if option.literal else grammar.scalar(value),
         )
         for option in OPTIONS
-        if (value := given.get(option.name)) is not None
+        if (value := values.get(option.name)) is not None
     }
-    file = [] if given["config"] is None else [config.from_file(Path(given["config"]))]
-    sources = [*file, config.from_options(options, given["set"] or ())]
+    file = [] if values["config"] is None else [config.from_file(Path(values["config"]))]
+    sources = [*file, config.from_options(options, values["set"] or ())]
     config.shaped(*config.merge(sources))
     imports.trust(*(source.values for source in sources))
     return sources
 
 
-def check_choice(option: str, given: str, choices: Sequence[str]) -> None:
-    if given not in choices:
-        raise UserError(f"{option} must be one of {', '.join(choices)}, given {given!r}{closest(given, choices)}")
+def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UserError(f"{option} must be one of {', '.join(choices)}, given {value!r}{closest(value, choices)}")

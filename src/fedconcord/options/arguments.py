@@ -19,13 +19,13 @@ def listed(takes: type, without: Container[str] = ()) -> Callable[[Function], Fu
     """
 
     def dress(function: Function) -> Function:
-        given = inspect.signature(function)
+        signature = inspect.signature(function)
         types = {name: kind for name, kind in get_type_hints(takes).items() if name not in without}
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = [p for p in given.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        first, others = [p for p in own if p.kind is not keyword], [p for p in own if p.kind is keyword]
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        first, others = [p for p in parameters if p.kind is not keyword], [p for p in parameters if p.kind is keyword]
         named = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in types.items()]
-        function.__signature__ = given.replace(parameters=[*first, *named, *others])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*first, *named, *others])  # type: ignore[attr-defined]
         shown = {*types, *(p.name for p in first)}
         lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name in shown)
         head, mark, tail = inspect.cleandoc(function.__doc__ or "").partition("Raises:")

@@ -122,21 +122,21 @@ def advise(config: Config) -> None:
             "validation, as in 0.1",
             stacklevel=2,
         )
-    given = config.algorithm
-    if config.method != "fedvra" or not isinstance(given["d"], int | float):
+    parameters = config.algorithm
+    if config.method != "fedvra" or not isinstance(parameters["d"], int | float):
         return
     local, problem = config.local, problem_of(config)
     if local.seconds is not None or not isinstance(local.lr, float):
         return
-    written = local.epochs if local.steps is None else local.steps
-    drawn = call_of("local.epochs", written if isinstance(written, str) else f"fixed({written or 1})").resolved()
+    work = local.epochs if local.steps is None else local.steps
+    drawn = call_of("local.epochs", work if isinstance(work, str) else f"fixed({work or 1})").resolved()
     most: int = drawn.get("high") or drawn.get("value") or 1
     if local.steps is None:
         largest = int(problem.roster.samples.max())
         most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
-    gamma = max(given["gamma"]) if isinstance(given["gamma"], list) else given["gamma"]
+    gamma = max(parameters["gamma"]) if isinstance(parameters["gamma"], list) else parameters["gamma"]
     share = config.cohort / config.clients
-    family.check(family.conditions(share, given["a"], given["d"], gamma, local.lr, most))
+    family.check(family.conditions(share, parameters["a"], parameters["d"], gamma, local.lr, most))
 
 
 def refuse(job: Job, config: Config) -> None:

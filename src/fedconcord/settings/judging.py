@@ -87,14 +87,14 @@ def judged(config: Config) -> tuple[Config, str | None]:
         return config, None
     problem = first_problem(config)
     per_round, of = samples_a_round(config, problem), judges(problem)
-    found = rule(of, per_round, chosen)
-    forward = 0 if of is None else of.tested + min(found.train_samples or 0, of.trained)
-    settled = config.model_copy(update={"eval": found})
-    if (found.every, found.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
+    settings = rule(of, per_round, chosen)
+    forward = 0 if of is None else of.tested + min(settings.train_samples or 0, of.trained)
+    settled = config.model_copy(update={"eval": settings})
+    if (settings.every, settings.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
         return settled, None
-    how_often = "every round" if found.every == 1 else f"every {found.every} rounds"
+    how_often = "every round" if settings.every == 1 else f"every {settings.every} rounds"
     return settled, (
-        f"evaluates {how_often}, the train loss on {found.train_samples:,} samples: an evaluation puts {forward:,} "
+        f"evaluates {how_often}, the train loss on {settings.train_samples:,} samples: an evaluation puts {forward:,} "
         f"samples forward and a round trains on about {round(per_round):,}; eval.every and eval.train_samples change it"
     )
 
@@ -135,8 +135,8 @@ def evaluation(config: Config, problem: Problem, why: str | None) -> dict[str, o
     if config.eval.clients is None and not clients:
         left = "leaves out the look at all clients after the last round: it costs more than half of all evaluations"
         why = "; ".join(filter(None, [why, f"{left}; eval.clients=true asks for it"]))
-    said: dict[str, object] = {"every": config.eval.every, "train_samples": config.eval.train_samples}
-    return {**said, "clients": clients, **({} if why is None else {"why": why})}
+    facts: dict[str, object] = {"every": config.eval.every, "train_samples": config.eval.train_samples}
+    return {**facts, "clients": clients, **({} if why is None else {"why": why})}
 
 
 def judges(problem: Problem) -> Judged | None:
@@ -154,14 +154,14 @@ def judges(problem: Problem) -> Judged | None:
 def samples_a_round(config: Config, problem: Problem) -> float:
     """Samples that the clients of a round train on, about: passes or steps of the job's local settings, which methods
     may have of their own; work in simulated seconds counts as one pass."""
-    local, held = config.local, float(problem.roster.samples.mean())
-    written = local.steps if local.steps is not None else local.epochs if local.seconds is None else 1
-    work, n = work_of(written or 1), min(problem.roster.n, DRAWN)
+    local, samples = config.local, float(problem.roster.samples.mean())
+    setting = local.steps if local.steps is not None else local.epochs if local.seconds is None else 1
+    work, n = work_of(setting or 1), min(problem.roster.n, DRAWN)
     amount = float(np.mean([work(0, 0, client) for client in range(n)]))
     if local.steps is None:
-        return config.cohort * amount * held
+        return config.cohort * amount * samples
     batch = None if local.batch_size == "full" else local.batch_size
-    return config.cohort * amount * held / epoch_steps(round(held), batch)
+    return config.cohort * amount * samples / epoch_steps(round(samples), batch)
 
 
 def _round_up(value: float) -> int:

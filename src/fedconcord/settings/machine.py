@@ -32,10 +32,10 @@ def device_of(config: Config) -> torch.device:
     Raises:
         UserError: cuda is asked for and not there.
     """
-    wanted, there = config.engine.device, torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+    device, has_cuda = config.engine.device, torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
         raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
-    if not there or wanted == "cpu":
+    if not has_cuda or device == "cpu":
         return torch.device("cpu")
     if config.engine.name != "distributed":
         return torch.device("cuda")

@@ -21,11 +21,11 @@ from fedconcord.settings.settings import NATURAL, Config
 from fedconcord.settings.sources import prepare
 
 
-def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
+def read_method(method: str, algorithm: Mapping[str, Any] | None = None) -> tuple[factories.Call, dict[str, Value]]:
     """A method's text, with the parameters of the `algorithm` table, as a checked call and its settings by full key:
     `local.*`, `privacy.*`, parts such as `server`, canonical, and the `label` that reports call it by. A parameter of
     the method goes before a part of the same name."""
-    parsed = grammar.parse(written, "method")
+    parsed = grammar.parse(method, "method")
     methods = registry_of(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
@@ -33,15 +33,15 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
         for key, value in parsed.kwargs.items()
         if key.startswith(("local.", "privacy.")) or (key in (*PARTS_OF_METHOD, "label") and key not in takes)
     }
-    own = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
+    parameters = {key: value for key, value in parsed.kwargs.items() if key not in overrides}
     for key, value in (algorithm or {}).items():
-        if own.get(key, value) != value:
+        if parameters.get(key, value) != value:
             raise UserError(
-                f"method {parsed.name}: {key} is given twice, as {grammar.text(own[key])} and as "
+                f"method {parsed.name}: {key} is given twice, as {grammar.text(parameters[key])} and as "
                 f"algorithm.{key} = {grammar.text(value)}; give it once"
             )
-        own[key] = value
-    call = factories.check(methods, "method", grammar.Spec(parsed.name, parsed.args, own))
+        parameters[key] = value
+    call = factories.check(methods, "method", grammar.Spec(parsed.name, parsed.args, parameters))
     local_for(LocalSettings(), call.name, overrides)
     privacy_for(PrivacySettings(), call.name, overrides)
     for key in PARTS.keys() & overrides.keys():
@@ -54,8 +54,8 @@ def read_method(written: str, algorithm: Mapping[str, Any] | None = None) -> tup
     return call, overrides
 
 
-def _label(method: str, given: Value) -> str:
-    label = given if isinstance(given, str) else grammar.text(given)
+def _label(method: str, value: Value) -> str:
+    label = value if isinstance(value, str) else grammar.text(value)
     if not label.strip() or not label.isprintable():
         raise UserError(f"method {method}: label must be a line of text, given {label!r}; write label='FedVRA (tuned)'")
     return label.strip()
@@ -79,8 +79,8 @@ def privacy_for(base: PrivacySettings, method: str, overrides: Mapping[str, Any]
     """The privacy of one method: the job's, with the method's own `privacy.*` over it."""
     plain = _given("privacy", PrivacySettings, method, overrides)
     values = base.model_dump() | {k: prepare(f"privacy.{k}", v) for k, v in plain.items()}
-    found: PrivacySettings = validated(PrivacySettings, values, f"method {method}: privacy.", {})
-    return check_privacy(found)
+    privacy: PrivacySettings = validated(PrivacySettings, values, f"method {method}: privacy.", {})
+    return check_privacy(privacy)
 
 
 def check_privacy(privacy: PrivacySettings) -> PrivacySettings:
@@ -93,12 +93,12 @@ def check_privacy(privacy: PrivacySettings) -> PrivacySettings:
 def _given(section: str, model: type[BaseModel], method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A method's own settings of a table, by their key in it."""
     known = [f"{section}.{name}" for name in model.model_fields]
-    found = {key: grammar.plain(value) for key, value in overrides.items() if key.startswith(f"{section}.")}
-    for key in found:
+    values = {key: grammar.plain(value) for key, value in overrides.items() if key.startswith(f"{section}.")}
+    for key in values:
         if key not in known:
             near = closest(key, known)
             raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(known)}")
-    return {key.removeprefix(f"{section}."): value for key, value in found.items()}
+    return {key.removeprefix(f"{section}."): value for key, value in values.items()}
 
 
 def check_local(local: LocalSettings) -> LocalSettings:
@@ -113,21 +113,21 @@ def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
     """The local settings of a method with the step size that is usual where none is given; none if it has a rule."""
     if local.lr is not None:
         return local
-    made = factories.build(registry_of(call.name), "method", grammar.Spec(call.name, (), call.given))
-    has_rule = isinstance(made, Algorithm) and made.step.size is not None  # what is no method is refused later
+    method = factories.build(registry_of(call.name), "method", grammar.Spec(call.name, (), call.given))
+    has_rule = isinstance(method, Algorithm) and method.step.size is not None  # what is no method is refused later
     return local if has_rule else local.model_copy(update={"lr": LR})
 
 
 def labelled(config: Config, call: factories.Call, overrides: Mapping[str, Value]) -> dict[str, Value]:
     """A method's settings with the label of its job, which has no other method."""
-    own = overrides.get("label", config.label)
+    label = overrides.get("label", config.label)
     if objects.is_object(call.name) and config.label is not None:  # it has a label by itself
-        own = config.label
-    if config.label not in (None, own):
+        label = config.label
+    if config.label not in (None, label):
         raise UserError(
-            f"label is given twice, as {config.label!r} and as {own!r} behind the method {call.name}; give it once"
+            f"label is given twice, as {config.label!r} and as {label!r} behind the method {call.name}; give it once"
         )
-    return dict(overrides) if own is None else {**overrides, "label": own}
+    return dict(overrides) if label is None else {**overrides, "label": label}
 
 
 def single(config: Config, method: str, seed: int) -> Config:
@@ -169,11 +169,11 @@ def weights_by(
     kind = config.objective
     if kind == "paper" or "weights" in call.given or "weights" not in call.resolved():
         return {}
-    drawn = part("sampling", config.sampling).by_size
+    by_size = part("sampling", config.sampling).by_size
     if kind == "auto":
-        own = config.partition == NATURAL and kind_of(config.data) != "named"
-        return {"weights": "size"} if own and not drawn and privacy.clip is None and aggregate is None else {}
-    if drawn:
+        is_own_data = config.partition == NATURAL and kind_of(config.data) != "named"
+        return {"weights": "size"} if is_own_data and not by_size and privacy.clip is None and aggregate is None else {}
+    if by_size:
         raise UserError(
             f"objective {kind} weighs the clients of a cohort, and sampling {config.sampling} draws them by size; "
             f"leave objective out, or say the weights of the method, as in {call.name}(weights=uniform)"
@@ -184,7 +184,7 @@ def weights_by(
 def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
     """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
     whoever set them, the local settings of its own, and its label."""
-    common = {key: grammar.parse(written) for key in PARTS_OF_METHOD if (written := getattr(config, key)) is not None}
+    common = {key: grammar.parse(text) for key in PARTS_OF_METHOD if (text := getattr(config, key)) is not None}
     every = {**common, **overrides}
     tables: dict[str, type[BaseModel]] = {"local": LocalSettings, "privacy": PrivacySettings}
     inner = [f"{table}.{name}" for table, model in tables.items() for name in model.model_fields]

@@ -92,17 +92,17 @@ def _spec(value: Any) -> Any:
 
 def words(texts: Mapping[str, Any]) -> dict[str, str]:
     """What each object among these settings is, by its key."""
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     for key, text in objects_of(texts):
         about = objects.held(text, key).words
-        found[key] = f"{found[key]}; {about}" if key in found else about
-    return found
+        by_key[key] = f"{by_key[key]}; {about}" if key in by_key else about
+    return by_key
 
 
 def objects_of(texts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Key and text of every object among these settings."""
     listed = {key: texts[key] if isinstance(texts[key], list) else [texts[key]] for key in KEYS if key in texts}
-    every = [(key, text) for key, given in listed.items() for text in given if objects.is_object(text)]
+    every = [(key, text) for key, texts_of_key in listed.items() for text in texts_of_key if objects.is_object(text)]
     return [(key, grammar.parse(text, key).name) for key, text in every]
 
 
@@ -117,17 +117,17 @@ def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
     """
     values = dict(source.values)
     for key in (key for key in KEYS if key in values):
-        given, was = prepare(key, values[key]), saved.get(key)
-        several = isinstance(given, list)
-        if not any(imports.PATH.match(str(text)) for text in (given if several else [given])):
+        value, before = prepare(key, values[key]), saved.get(key)
+        several = isinstance(value, list)
+        if not any(imports.PATH.match(str(text)) for text in (value if several else [value])):
             continue
         if key == "methods":
-            values[key] = [text for text in given if _bare(text) not in map(_bare, was or ())]
-        if _bare(given) == _bare(was) or not values[key]:
+            values[key] = [text for text in value if _bare(text) not in map(_bare, before or ())]
+        if _bare(value) == _bare(before) or not values[key]:
             del values[key]
-        elif key != "methods" and objects.is_object(given):
+        elif key != "methods" and objects.is_object(value):
             raise UserError(
-                f"{key} is {given} ({objects.held(given, key).words}), and {folder} was begun with {was}; resume it "
+                f"{key} is {value} ({objects.held(value, key).words}), and {folder} was begun with {before}; resume it "
                 "with the same object, or start anew without resume"
             )
     return replace(source, values=values)
@@ -166,15 +166,15 @@ def _model(value: Any) -> NamedObject:
 def _data(value: Any) -> NamedObject:
     if callable(value):
         return _function("data", value)
-    found = arrays_of(value)
-    digest = digest_of(found)
-    if isinstance(found, Dataset):
-        name, arrays = found.name, {"train_x": found.train_x, "train_y": found.train_y, "test_x": found.test_x}
+    data = arrays_of(value)
+    digest = digest_of(data)
+    if isinstance(data, Dataset):
+        name, arrays = data.name, {"train_x": data.train_x, "train_y": data.train_y, "test_x": data.test_x}
     else:
-        name, arrays = "arrays", dict(found)
+        name, arrays = "arrays", dict(data)
     listed = ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())
     about = f"{type(value).__name__}: {listed}; sha256 {digest}"
-    return objects.hold(name, digest, partial(_itself, found), about)
+    return objects.hold(name, digest, partial(_itself, data), about)
 
 
 def _partition(value: Any) -> NamedObject:
@@ -228,9 +228,9 @@ def _one_line(value: Any) -> str:
 def digest_of(value: Any) -> str:
     """SHA-256 of what a thing is: arrays, plain values and containers by content, functions by their code and what they
     hold of these, modules of torch by class and weights; anything else by its class alone."""
-    found = hashlib.sha256()
-    _feed(found.update, value, ())
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    _feed(digest.update, value, ())
+    return digest.hexdigest()
 
 
 def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> None:
@@ -276,8 +276,8 @@ def _feed(update: Callable[[Any], None], value: Any, above: tuple[int, ...]) -> 
         each(*(fields or vars(value).values()))
     else:
         say("other", type(value).__module__, type(value).__qualname__)
-        held = vars(value) if hasattr(value, "__dict__") else {}
-        each({name: part for name, part in held.items() if isinstance(part, int | float | str | np.ndarray)})
+        attributes = vars(value) if hasattr(value, "__dict__") else {}
+        each({name: part for name, part in attributes.items() if isinstance(part, int | float | str | np.ndarray)})
 
 
 def _frozen(module: nn.Module) -> list[list[str]]:

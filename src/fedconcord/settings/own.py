@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedconcord.basis import factories, files, grammar, imports, objects
 from fedconcord.basis.errors import UserError
@@ -50,7 +51,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings) -> Dataset:
+def dataset_of(data: str, data_dir: str | None, seed: int, input: InputSettings) -> Dataset:
     """The data set. The last one of a file is kept: the seeds of a comparison share it.
 
     Raises:
@@ -58,37 +59,29 @@ def dataset_of(data: str, data_dir: str | None, seed: int, given: InputSettings)
     """
     kind = kind_of(data)
     if kind == "named":
-        found: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
-        return found
-    settings = input_of(given)
+        named: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+        return named
+    settings = input_of(input)
     if kind == "file":
-        return _read(data, settings, stamp(data, given))
+        return _read(data, settings, stamp(data, input))
     from fedconcord.data.own import checked  # pyarrow, which other data do not need
 
     call = factories.check(imports.open_factories(DATASETS, "data set", LEADING), "data set", data)
     try:
-        brought = call(data_folder(data_dir), seed)
+        product = call(data_folder(data_dir), seed)
     except (UserError, OSError):
         raise
     except Exception as error:  # whatever somebody else's function raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"data {data} failed when they were made: {why}") from error
-    return checked(brought, settings, data)
+    return checked(product, settings, data)
 
 
-def input_of(given: InputSettings) -> Input:
+def input_of(settings: InputSettings) -> Input:
     """How data of one's own are read, as their readers take it."""
-    lists = {key: tuple(getattr(given, key)) for key in ("label", "ignore", "categories", "missing")}
-    return Input(
-        **lists,
-        client=given.client,
-        target=given.target,
-        test=given.test,
-        test_share=given.test_share,
-        statistics=given.statistics,
-        image_size=given.image_size,
-        memory=given.memory,
-    )
+    fields = settings.model_dump().items()
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields}
+    return Input(**values)
 
 
 @functools.lru_cache(maxsize=1)
@@ -98,17 +91,17 @@ def _read(data: str, settings: Input, stamp: str) -> Dataset:
     return read_own(Path(data), settings)
 
 
-def stamp(data: str, given: InputSettings) -> str:
+def stamp(data: str, input: InputSettings) -> str:
     """What changes when one of the files that such data are read from is written anew; '' where they are not files."""
     if kind_of(data) != "file":
         return ""
-    found = hashlib.sha256()
-    for path in (data, given.test, given.statistics):
+    digest = hashlib.sha256()
+    for path in (data, input.test, input.statistics):
         for file in () if path is None else _files(Path(path).expanduser()):
             state = file.stat()
             # the time of change too, for a copy may keep the time of writing
-            found.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
-    return found.hexdigest()
+            digest.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
+    return digest.hexdigest()
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -129,9 +122,9 @@ def notes(config: Config) -> list[str]:
     return [f"data {dataset.name}: {note}" for note in (dataset.preprocessing or {}).get("said", [])]
 
 
-def check_unused(config: Config, given: Iterable[str]) -> None:
+def check_unused(config: Config, keys: Iterable[str]) -> None:
     """Refuse settings of one's own data where the data are others'."""
-    for key in given:
+    for key in keys:
         name = key.removeprefix("input.")
         if key != name and getattr(config.input, name) != getattr(InputSettings(), name):
             raise UserError(

@@ -95,8 +95,8 @@ def work_of(work: float | str) -> Work:
     """Local work from its setting: a number, or a draw of the registry."""
     if isinstance(work, float):
         return lambda seed, round, client: work
-    drawn: Work = part("local.epochs", f"fixed({work})" if isinstance(work, int) else work)
-    return drawn
+    rule: Work = part("local.epochs", f"fixed({work})" if isinstance(work, int) else work)
+    return rule
 
 
 def clipping_of(clip: float | str) -> float | Adaptive:
@@ -119,16 +119,16 @@ def canonical(key: str, value: Value) -> str | None:
     return None if call.name == "none" else str(call)
 
 
-def call_of(key: str, written: str | grammar.Spec) -> factories.Call:
+def call_of(key: str, text: str | grammar.Spec) -> factories.Call:
     """What such a text says, looked up and checked.
 
     Raises:
         UserError: there is no such name, or its parameters are wrong.
     """
     registry = REGISTRIES[key]
-    return factories.check(registry.things, registry.what, written)
+    return factories.check(registry.things, registry.what, text)
 
 
-def part(key: str, written: str | grammar.Spec, *leading: Any) -> Any:
+def part(key: str, text: str | grammar.Spec, *leading: Any) -> Any:
     """The thing that such a text stands for; `leading` is what the program gives to its factory."""
-    return call_of(key, written)(*leading)
+    return call_of(key, text)(*leading)

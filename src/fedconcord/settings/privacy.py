@@ -23,45 +23,45 @@ def calibrated(config: Config) -> Config:
     Raises:
         UserError: privacy is given in part, or beside something that releases what is not protected.
     """
-    given = config.privacy
-    if given.clip is None:
-        lonely = next((key for key in ("noise", "epsilon") if getattr(given, key) is not None), None)
+    privacy = config.privacy
+    if privacy.clip is None:
+        lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
         if lonely is not None:
             raise UserError(
-                f"privacy.{lonely} {getattr(given, lonely):g} needs a bound on what a client sends; give privacy.clip "
-                "too, as in --dp-clip 1"
+                f"privacy.{lonely} {getattr(privacy, lonely):g} needs a bound on what a client sends; give "
+                "privacy.clip too, as in --dp-clip 1"
             )
         return config
-    if given.noise is None and given.epsilon is None:
+    if privacy.noise is None and privacy.epsilon is None:
         raise UserError(
-            f"privacy.clip {grammar.text(given.clip)} alone protects nobody; give a budget as in --epsilon 8, or "
+            f"privacy.clip {grammar.text(privacy.clip)} alone protects nobody; give a budget as in --epsilon 8, or "
             "--dp-noise"
         )
     _refuse(config)
-    if given.noise is None:
-        assert given.epsilon is not None
-        found = accountant.calibrate(given.epsilon, given.delta, given.kind, _coin(config), config.rounds)
-        given = given.model_copy(update={"noise": found})
-    elif given.noise == 0 and given.epsilon is not None:
-        raise UserError(f"privacy.noise 0 meets no epsilon, given {given.epsilon:g}; leave one of them out")
-    config = config.model_copy(update={"privacy": given})
+    if privacy.noise is None:
+        assert privacy.epsilon is not None
+        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, _coin(config), config.rounds)
+        privacy = privacy.model_copy(update={"noise": noise})
+    elif privacy.noise == 0 and privacy.epsilon is not None:
+        raise UserError(f"privacy.noise 0 meets no epsilon, given {privacy.epsilon:g}; leave one of them out")
+    config = config.model_copy(update={"privacy": privacy})
     budget = budget_of(config)
     one = (
         0.0 if budget is None else budget.spending.epsilon(1)
     )  # also where no limit is: a missing library is said here
-    if given.epsilon is not None and one > given.epsilon:
+    if privacy.epsilon is not None and one > privacy.epsilon:
         raise UserError(
-            f"one round with privacy.noise {given.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
-            f"{given.epsilon:g}; give more noise, or leave it out"
+            f"one round with privacy.noise {privacy.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
+            f"{privacy.epsilon:g}; give more noise, or leave it out"
         )
     return config
 
 
 def _refuse(config: Config) -> None:
-    given, chosen = config.privacy, config.eval
-    if isinstance(given.clip, str) and given.kind == "local":
+    privacy, chosen = config.privacy, config.eval
+    if isinstance(privacy.clip, str) and privacy.kind == "local":
         raise UserError(
-            f"privacy.clip {given.clip} follows how many messages are within the clip, and privacy.kind local would "
+            f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
             "drown that in noise on each client's yes or no; use central, or a number for the clip"
         )
     for key in ("aggregate", "hostile"):
@@ -70,9 +70,9 @@ def _refuse(config: Config) -> None:
                 f"{key} {getattr(config, key)} takes the contributions of clients apart, and privacy covers their sum "
                 "alone; leave one of them out"
             )
-    if given.delta >= 1 / config.clients:
+    if privacy.delta >= 1 / config.clients:
         raise UserError(
-            f"privacy.delta {given.delta:g} lets one of {config.clients} clients be published whole; give less than "
+            f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
             f"{1 / config.clients:.2g}, usually far less"
         )
     if chosen.personalise is not None:
@@ -116,33 +116,33 @@ def _coin(config: Config) -> float | None:
 
 def budget_of(config: Config) -> Budget | None:
     """What a run spends by its settings, as `calibrated` gives them; None without privacy or noise."""
-    given = config.privacy
-    if given.clip is None or not given.noise:
+    privacy = config.privacy
+    if privacy.clip is None or not privacy.noise:
         return None
     coin = _coin(config)
-    if given.kind == "local":
+    if privacy.kind == "local":
         sampled = "noise on each message, no amplification claimed"
     elif coin is None:
         sampled = f"noise on the sum, no amplification claimed for sampling {config.sampling}; poisson has one"
     else:
         sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
-    said = f"{_bounded(config)}, {sampled}"
-    spending = accountant.spending(given.noise, given.kind, coin, given.delta)
-    return Budget(spending, given.epsilon, config.rounds, said)
+    description = f"{_bounded(config)}, {sampled}"
+    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)
+    return Budget(spending, privacy.epsilon, config.rounds, description)
 
 
 def _bounded(config: Config) -> str:
     """What is done to messages, in words."""
-    given = config.privacy
-    assert given.clip is not None
-    assert given.noise is not None
-    rule = clipping_of(given.clip)
+    privacy = config.privacy
+    assert privacy.clip is not None
+    assert privacy.noise is not None
+    rule = clipping_of(privacy.clip)
     if not isinstance(rule, Adaptive):
-        return f"messages clipped to {rule:g}, noise {given.noise:g} times that"
-    noises = rule.noises(given.noise, config.cohort)
+        return f"messages clipped to {rule:g}, noise {privacy.noise:g} times that"
+    noises = rule.noises(privacy.noise, config.cohort)
     return (
         f"messages clipped to C, from {rule.start:g} towards quantile {rule.quantile:g} of their norms, noise "
-        f"{noises.messages:.4g} C and {noises.bits:.4g} on how many are within, together as {given.noise:g} C alone"
+        f"{noises.messages:.4g} C and {noises.bits:.4g} on how many are within, together as {privacy.noise:g} C alone"
     )
 
 
@@ -152,15 +152,15 @@ def note(config: Config, generator: str = KEYED) -> str | None:
     Args:
         generator: where noise and coins come from, in words.
     """
-    given = config.privacy
-    if given.clip is None:
+    privacy = config.privacy
+    if privacy.clip is None:
         return None
     budget = budget_of(config)
     if budget is None:
-        return f"{config.label}: messages clipped to {grammar.text(given.clip)} without noise, which protects nobody"
+        return f"{config.label}: messages clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
     spent = budget.spending.epsilon(budget.rounds)
     return (
-        f"{config.label}: epsilon {spent:.4g} at delta {given.delta:g} for a client after {budget.rounds} rounds; "
+        f"{config.label}: epsilon {spent:.4g} at delta {privacy.delta:g} for a client after {budget.rounds} rounds; "
         f"{budget.said}; {generator}"
     )
 
@@ -172,11 +172,11 @@ def unprotected(config: Config) -> Config:
 
 def protected(algorithm: Algorithm, config: Config) -> Algorithm:
     """The method with the settings' privacy."""
-    given: PrivacySettings = config.privacy
-    if given.clip is None:
+    privacy: PrivacySettings = config.privacy
+    if privacy.clip is None:
         return algorithm
-    assert given.noise is not None
-    clip = clipping_of(given.clip)
+    assert privacy.noise is not None
+    clip = clipping_of(privacy.clip)
     if isinstance(clip, Adaptive):
-        return with_adaptive_privacy(algorithm, clip, given.noise, config.cohort)
-    return with_privacy(algorithm, clip, given.noise, given.kind, config.cohort)
+        return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
+    return with_privacy(algorithm, clip, privacy.noise, privacy.kind, config.cohort)

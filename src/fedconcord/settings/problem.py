@@ -148,8 +148,8 @@ def _problem(chosen: Task) -> Problem:
     samples, task, validation = chosen.samples, chosen.task, chosen.validation
     _refuse_unlabelled(chosen)
     if samples.partition is None:  # a problem with its own clients
-        own: Problem = part("data", samples.data, samples.seed, samples.clients, chosen.dtype, chosen.device)
-        return own
+        own_clients: Problem = part("data", samples.data, samples.seed, samples.clients, chosen.dtype, chosen.device)
+        return own_clients
     dataset, parts = _divided(samples)
     _divided.cache_clear()  # the problem has its own
     if dataset.streams is not None and (task, validation) != (None, None):
@@ -171,16 +171,16 @@ def _problem(chosen: Task) -> Problem:
         device = chosen.dtype, chosen.device
         partly: Problem = part("task", task, network, dataset, parts, masks, *device, MOST_TRAIN_SAMPLES)
         return partly
-    held = None
+    validation_parts = None
     if validation is not None:
-        parts, held = hold_out(parts, validation, samples.seed)
+        parts, validation_parts = hold_out(parts, validation, samples.seed)
     problem = Supervised(
         network,
         dataset,
         parts,
         dtype=chosen.dtype,
         device=chosen.device,
-        held=held,
+        held=validation_parts,
         loss=None if chosen.loss is None else part("loss", chosen.loss),
         metrics=metrics_of(chosen.metrics, dataset.target),
         numbers=chosen.precision,

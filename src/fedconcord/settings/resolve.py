@@ -27,15 +27,15 @@ def resolve_run(*sources: Source) -> Config:
     """The settings of one run."""
     values, origin = merge(sources)
     for one, many in (("method", "methods"), ("seed", "seeds")):
-        given = values.get(many)
-        if not isinstance(given, list):  # none, or wrong: `_checked` says so
+        several = values.get(many)
+        if not isinstance(several, list):  # none, or wrong: `_checked` says so
             continue
         del values[many]
-        if len(given) != 1:
+        if len(several) != 1:
             raise UserError(
-                f"a run takes one {one}, given {len(given)} ({origin[many]}); use fedconcord compare for several"
+                f"a run takes one {one}, given {len(several)} ({origin[many]}); use fedconcord compare for several"
             )
-        values[one], origin[one] = given[0], origin[many]
+        values[one], origin[one] = several[0], origin[many]
     config = _checked(values, origin)
     return single(config, config.method or "fedavg", config.seed or 0)
 
@@ -64,20 +64,20 @@ def resolve_compare(*sources: Source) -> Config:
     baselines.check(config.baselines, config.methods, config)
     read = [read_method(method, config.algorithm) for method in config.methods]
     methods = [text_of(config, call, labelled(config, call, overrides)) for call, overrides in read]
-    beside = [single(config, written, 0).label or "" for written in config.baselines]
-    measured = config.eval.model_copy(update={"clients": True}) if beside else config.eval
-    found = config.model_copy(
+    labels = [single(config, written, 0).label or "" for written in config.baselines]
+    measured = config.eval.model_copy(update={"clients": True}) if labels else config.eval
+    resolved = config.model_copy(
         update={
             "methods": methods,
-            "baselines": beside,
+            "baselines": labels,
             "algorithm": {},
             "label": None,
             "seeds": config.seeds or [0],
             "eval": measured,
         }
     )
-    check_distinct(found)
-    return found
+    check_distinct(resolved)
+    return resolved
 
 
 def as_toml(*sources: Source) -> str:
@@ -150,15 +150,15 @@ def _check_eval(config: Config) -> EvalSettings:
     return config.eval.model_copy(update={"personalise": personalise})
 
 
-def _check_problem(config: Config, given: Collection[str]) -> Config:
+def _check_problem(config: Config, keys: Collection[str]) -> Config:
     """Data, partition and model by name and parameters; a problem brings its own clients and takes neither.
 
     Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number.
     """
     config = own.absolute(config)
     if own.kind_of(config.data) != "named":
-        return _check_own(config, given)
-    own.check_unused(config, given)
+        return _check_own(config, keys)
+    own.check_unused(config, keys)
     name = grammar.parse(config.data, "data set").name
     if name in PROBLEMS:
         call_of("data", config.data)
@@ -176,8 +176,8 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
     }
     if "clients" in call.resolved():
         update["partition"] = config.partition or NATURAL
-        count = call.given.get("clients", config.clients if "clients" in given else call.resolved()["clients"])
-        if "clients" in given and count != config.clients and update["partition"] == NATURAL:
+        count = call.given.get("clients", config.clients if "clients" in keys else call.resolved()["clients"])
+        if "clients" in keys and count != config.clients and update["partition"] == NATURAL:
             raise UserError(f"data {call} has {count} clients, given clients {config.clients}; give the number once")
         if update["partition"] == NATURAL:
             update |= {"clients": count, "data": str(replace(call, given={**call.given, "clients": count}))}
@@ -185,29 +185,29 @@ def _check_problem(config: Config, given: Collection[str]) -> Config:
         dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
         if dataset.natural is None:
             raise UserError(f"data {config.data} does not come in clients; give another partition than {NATURAL}")
-        update["clients"] = _natural_clients(config, given, len(dataset.natural))
-    return _check_task(config, update, "class", given)
+        update["clients"] = _natural_clients(config, keys, len(dataset.natural))
+    return _check_task(config, update, "class", keys)
 
 
-def _natural_clients(config: Config, given: Collection[str], there: int) -> int:
-    if "clients" in given and config.clients != there:
-        raise UserError(f"data {config.data} have {there} clients, given clients {config.clients}; leave it out")
-    return there
+def _natural_clients(config: Config, keys: Collection[str], count: int) -> int:
+    if "clients" in keys and config.clients != count:
+        raise UserError(f"data {config.data} have {count} clients, given clients {config.clients}; leave it out")
+    return count
 
 
-def _partition_clients(config: Config, update: Mapping[str, Any], given: Collection[str]) -> int:
+def _partition_clients(config: Config, update: Mapping[str, Any], keys: Collection[str]) -> int:
     """The number of clients: of a partition that lists their samples, its own."""
-    written = update["partition"]
-    there: int | None = getattr(call_of("partition", written).factory, "clients", None)
+    text = update["partition"]
+    count: int | None = getattr(call_of("partition", text).factory, "clients", None)
     clients: int = update.get("clients", config.clients)
-    if there is None:
+    if count is None:
         return clients
-    if "clients" in given and clients != there:
-        raise UserError(f"partition {written} has {there} clients, given clients {clients}; leave clients out")
-    return there
+    if "clients" in keys and clients != count:
+        raise UserError(f"partition {text} has {count} clients, given clients {clients}; leave clients out")
+    return count
 
 
-def _check_own(config: Config, given: Collection[str]) -> Config:
+def _check_own(config: Config, keys: Collection[str]) -> Config:
     """Data of one's own: they are read here, for only they know their clients and their target."""
     dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
     everyday = DEFAULT_PARTITION if dataset.target == "class" else "iid"
@@ -218,13 +218,13 @@ def _check_own(config: Config, given: Collection[str]) -> Config:
     if update["partition"] == NATURAL:
         if dataset.natural is None:
             raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
-        update["clients"] = _natural_clients(config, given, len(dataset.natural))
+        update["clients"] = _natural_clients(config, keys, len(dataset.natural))
     elif dataset.target != "class" and not _label_free(update["partition"]):
         raise UserError(
             f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
             f"{' or '.join(LABEL_FREE)}"
         )
-    return _check_task(config, update, dataset.target, given)
+    return _check_task(config, update, dataset.target, keys)
 
 
 def _label_free(partition: str) -> bool:
@@ -233,10 +233,10 @@ def _label_free(partition: str) -> bool:
     return name in LABEL_FREE or imports.is_path(name)
 
 
-def _check_task(config: Config, update: dict[str, Any], target: Target, given: Collection[str]) -> Config:
+def _check_task(config: Config, update: dict[str, Any], target: Target, keys: Collection[str]) -> Config:
     """Partition, model, loss, metrics and task, for data with this kind of target."""
     if update["partition"] != NATURAL:
-        update["clients"] = _partition_clients(config, update, given)
+        update["clients"] = _partition_clients(config, update, keys)
     if target != "class" and (config.task is not None or config.labels is not None):
         raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
     if config.loss is not None:

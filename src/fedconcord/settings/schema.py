@@ -19,11 +19,11 @@ from fedconcord.settings.settings import Config
 @functools.cache
 def keys() -> dict[str, dict[str, Any]]:
     """Every key in dotted form with its JSON schema; `algorithm` stands for the method's own parameters."""
-    found: dict[str, dict[str, Any]] = dict(Config.model_json_schema()["properties"])
+    schemas: dict[str, dict[str, Any]] = dict(Config.model_json_schema()["properties"])
     for section, model in SECTIONS.items():
-        del found[section]
-        found |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
-    return found
+        del schemas[section]
+        schemas |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
+    return schemas
 
 
 @functools.cache

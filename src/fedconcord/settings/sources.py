@@ -52,15 +52,15 @@ def from_options(options: Mapping[str, tuple[str, Any]], settings: Sequence[str]
 
     Options with value None were not given.
     """
-    given = {key: (name, value) for key, (name, value) in options.items() if value is not None}
+    entries = {key: (name, value) for key, (name, value) in options.items() if value is not None}
     for setting in settings:
         key, mark, value = setting.partition("=")
         if not mark or not key.strip():
             raise UserError(f"--set needs key=value, given {setting!r}; write for example --set local.lr=0.05")
-        given[key.strip()] = ("--set", toml_value(value))
+        entries[key.strip()] = ("--set", toml_value(value))
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for key, (name, value) in given.items():
+    for key, (name, value) in entries.items():
         flat = dict(_flat({key: value}, name))
         values |= flat
         origin |= dict.fromkeys(flat, name)
@@ -76,12 +76,12 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
 
 
-def toml_value(written: str) -> Any:
+def toml_value(text: str) -> Any:
     """A value as TOML reads it; a bare word or a call is text."""
     try:
-        return tomllib.loads(f"value = {written}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
-        return grammar.scalar(written.strip())
+        return grammar.scalar(text.strip())
 
 
 def prepare(key: str, value: Any) -> Any:
@@ -98,18 +98,18 @@ def prepare(key: str, value: Any) -> Any:
     return value
 
 
-def seed_list(name: str, given: Any) -> list[int]:
+def seed_list(name: str, value: Any) -> list[int]:
     """Seeds, as a list or as text.
 
     Raises:
         UserError: it is no list of seeds, each once.
     """
-    found = prepare("seeds", given)
-    usable = isinstance(found, list) and all(type(seed) is int and seed >= 0 for seed in found)
-    if not usable or not found or len(set(found)) < len(found):
-        meant = grammar.spread(found) if isinstance(found, list) else ""
-        raise UserError(f"{name} must be a list of integers >= 0, each once, such as 0,1,2, given {given!r}{meant}")
-    return list(found)
+    seeds = prepare("seeds", value)
+    usable = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not usable or not seeds or len(set(seeds)) < len(seeds):
+        meant = grammar.spread(seeds) if isinstance(seeds, list) else ""
+        raise UserError(f"{name} must be a list of integers >= 0, each once, such as 0,1,2, given {value!r}{meant}")
+    return list(seeds)
 
 
 def merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,17 +121,17 @@ def merge(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source in sources:
-        given = {key: prepare(key, value) for key, value in source.values.items()}
+        prepared = {key: prepare(key, value) for key, value in source.values.items()}
         for pair in RIVALS:
-            set_here = [key for key in pair if given.get(key) is not None]
+            set_here = [key for key in pair if prepared.get(key) is not None]
             if len(set_here) == 2:
                 a, b = pair
                 places = " and ".join(dict.fromkeys(source.origin[key] for key in pair))
                 raise UserError(f"{a} and {b} exclude each other ({places}); give one of them")
             for rival in pair:
-                if set_here and rival not in given:
+                if set_here and rival not in prepared:
                     values.pop(rival, None)
-        values |= given
+        values |= prepared
         origin |= source.origin
     if values.get("local.steps") is not None or values.get("local.seconds") is not None:
         values["local.epochs"] = None

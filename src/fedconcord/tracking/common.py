@@ -31,19 +31,19 @@ def package(name: str, extra: str) -> Any:
 
 def values(row: Row) -> dict[str, float]:
     """Metrics, where the round was evaluated, bytes and gradients until now, and the seconds of the round."""
-    found: dict[str, float] = {name.replace(":", "/"): value for name, value in (row.metrics or {}).items()}
-    found |= {"bytes_up": row.bytes_up, "bytes_down": row.bytes_down, "gradient_steps": row.gradient_steps}
-    found["seconds"] = row.seconds
-    return {**found, "simulated_seconds": row.simulated_seconds} if row.simulated_seconds else found
+    numbers: dict[str, float] = {name.replace(":", "/"): value for name, value in (row.metrics or {}).items()}
+    numbers |= {"bytes_up": row.bytes_up, "bytes_down": row.bytes_down, "gradient_steps": row.gradient_steps}
+    numbers["seconds"] = row.seconds
+    return {**numbers, "simulated_seconds": row.simulated_seconds} if row.simulated_seconds else numbers
 
 
 def marked(folder: Path, tracker: str) -> dict[str, Any]:
     """What a tracker has noted in the folder of a run; empty where it has not."""
     try:
-        found: dict[str, Any] = json.loads((folder / f"{tracker}.json").read_text(encoding="utf-8"))
+        notes: dict[str, Any] = json.loads((folder / f"{tracker}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return notes
 
 
 def mark(folder: Path, tracker: str, **noted: object) -> None:

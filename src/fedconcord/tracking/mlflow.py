@@ -48,33 +48,33 @@ class MLflow:
             self.clients[uri] = self.package.MlflowClient(tracking_uri=uri)
         client, known = self.clients[uri], marked(run.folder, NAME)
         if run.begins > 0 and known.get("uri") == uri:
-            held = client.get_run(known["id"])
+            known_run = client.get_run(known["id"])
             client.update_run(known["id"], status="RUNNING")
-            self.open[run.folder] = client, known["id"], int(held.data.metrics.get(ROUND, -1))
+            self.open[run.folder] = client, known["id"], int(known_run.data.metrics.get(ROUND, -1))
             return
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        existing = client.get_experiment_by_name(self.experiment)
+        experiment = client.create_experiment(self.experiment) if existing is None else existing.experiment_id
         name = f"{run.label}, seed {run.seed}"
-        made = client.create_run(experiment, run_name=name, tags={"fedconcord.folder": str(run.folder)}).info.run_id
+        run_id = client.create_run(experiment, run_name=name, tags={"fedconcord.folder": str(run.folder)}).info.run_id
         entities = self.package.entities
         settings = [
             entities.Param(key, str(value)[:LONGEST]) for key, value in flatten(run.settings).items() if value != {}
         ]
-        client.log_batch(made, params=settings)
-        mark(run.folder, NAME, uri=uri, id=made)
-        self.open[run.folder] = client, made, -1
+        client.log_batch(run_id, params=settings)
+        mark(run.folder, NAME, uri=uri, id=run_id)
+        self.open[run.folder] = client, run_id, -1
 
     def row(self, run: Run, row: Row) -> None:
         """Metrics at the step of the round, unless MLflow has it from before the run was killed."""
-        client, made, last = self.open[run.folder]
+        client, run_id, last = self.open[run.folder]
         if row.round <= last:
             return
         now, metric = int(1000 * time.time()), self.package.entities.Metric
         every = {**values(row), ROUND: row.round}
-        client.log_batch(made, metrics=[metric(name, value, now, row.round) for name, value in every.items()])
+        client.log_batch(run_id, metrics=[metric(name, value, now, row.round) for name, value in every.items()])
 
     def end(self, run: Run, result: Finished) -> None:
         """Say how it ended."""
-        client, made, _ = self.open.pop(run.folder)
-        client.set_tag(made, "fedconcord.status", result.status)
-        client.set_terminated(made, status=STATUS.get(result.status, "FAILED"))
+        client, run_id, _ = self.open.pop(run.folder)
+        client.set_tag(run_id, "fedconcord.status", result.status)
+        client.set_terminated(run_id, status=STATUS.get(result.status, "FAILED"))

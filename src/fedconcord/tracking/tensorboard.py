@@ -30,8 +30,8 @@ class TensorBoard:
 
     def start(self, run: Run) -> None:
         """Open the run's event file; readers forget what an earlier one has from this round on."""
-        own = folder_name(f"{run.label}-seed-{run.seed}")
-        folder = run.folder / "tensorboard" if self.dir is None else Path(self.dir) / own
+        name = folder_name(f"{run.label}-seed-{run.seed}")
+        folder = run.folder / "tensorboard" if self.dir is None else Path(self.dir) / name
         self.open[run.folder] = writer = self.writer(str(folder), purge_step=run.begins)
         if run.begins == 0:
             writer.add_text("settings", f"```json\n{json.dumps(run.settings, indent=2)}\n```", 0)

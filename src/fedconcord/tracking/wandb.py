@@ -44,7 +44,7 @@ class WandB:
         folder = run.root if self.dir is None else Path(self.dir)
         if known:
             time.sleep(max(0.0, float(known.get("at", 0.0)) + 1.1 - time.time()))  # they name a folder by id and second
-        made = self.package.init(
+        their_run = self.package.init(
             project=self.project,
             name=f"{run.label}, seed {run.seed}",
             id=name,
@@ -56,19 +56,19 @@ class WandB:
             settings=self.package.Settings(silent=True, console="off"),
         )
         at = time.time()
-        self.open[run.folder] = made, name, last, at
+        self.open[run.folder] = their_run, name, last, at
         mark(run.folder, NAME, id=name, round=last, at=at)
 
     def row(self, run: Run, row: Row) -> None:
         """The history at the step of the round, unless it was sent before the run was killed."""
-        made, name, last, at = self.open[run.folder]
+        their_run, name, last, at = self.open[run.folder]
         if row.round <= last:
             return
-        made.log({**values(row), "round": row.round}, step=row.round)
+        their_run.log({**values(row), "round": row.round}, step=row.round)
         mark(run.folder, NAME, id=name, round=row.round, at=at)
 
     def end(self, run: Run, result: Finished) -> None:
         """Say how it ended, and wait until all is written."""
-        made, *_ = self.open.pop(run.folder)
-        made.summary["status"] = result.status
-        made.finish(exit_code=0 if result.status == "complete" else 1)
+        their_run, *_ = self.open.pop(run.folder)
+        their_run.summary["status"] = result.status
+        their_run.finish(exit_code=0 if result.status == "complete" else 1)

@@ -198,23 +198,23 @@ def _shaped(card: Mapping[str, Any], array: np.ndarray, path: Path) -> np.ndarra
         raise UserError(f"{path} holds {array.dtype}, and the model takes numbers")
     if card["inputs"] == "symbols" and array.dtype.kind not in "biu":
         raise UserError(f"{path} holds {array.dtype}, and the model takes symbols, whole numbers; convert it")
-    given = array.shape[1:]
-    if array.ndim >= 1 and given in (shape, shape[1:] if shape[:1] == (1,) else shape, (math.prod(shape),)):
+    sample_shape = array.shape[1:]
+    if array.ndim >= 1 and sample_shape in (shape, shape[1:] if shape[:1] == (1,) else shape, (math.prod(shape),)):
         return array.reshape(len(array), *shape)
-    wanted = ", ".join(map(str, ("n", *shape)))
-    raise UserError(f"{path} has shape {array.shape}, and the model takes [{wanted}]; reshape it")
+    expected = ", ".join(map(str, ("n", *shape)))
+    raise UserError(f"{path} has shape {array.shape}, and the model takes [{expected}]; reshape it")
 
 
 def _array(path: Path) -> np.ndarray:
     try:
         if path.suffix.lower() == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as held:  # which leaves a broken one open
-            names = held.files
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as archive:  # which leaves a broken one open
+            names = archive.files
             name = "x" if "x" in names else names[0] if len(names) == 1 else None
             if name is None:
                 raise UserError(f"{path} holds the arrays {', '.join(names)}; name the inputs x")
-            return held[name]  # type: ignore[no-any-return]
+            return archive[name]  # type: ignore[no-any-return]
     except UserError:
         raise
     except Exception as broken:  # whatever zipfile, zlib and numpy make of damaged bytes
@@ -232,14 +232,14 @@ def _table(card: Mapping[str, Any], path: Path) -> np.ndarray:
         raise UserError(f"cannot read {path} as CSV: {broken}") from None
     if rows and not all(_is_number(cell) for cell in rows[0]):
         rows = rows[1:]
-    wanted = math.prod(card["shape"])
+    columns = math.prod(card["shape"])
     for i, row in enumerate(rows):
-        if len(row) != wanted:
-            raise UserError(f"{path}: row {i} has {len(row)} columns, and the model takes {wanted} numbers")
+        if len(row) != columns:
+            raise UserError(f"{path}: row {i} has {len(row)} columns, and the model takes {columns} numbers")
         wrong = next((cell for cell in row if not _is_number(cell)), None)
         if wrong is not None:
             raise UserError(f"{path}: row {i} holds {wrong!r}, which is no number; drop or fill it")
-    return np.array(rows, np.float32).reshape(len(rows), wanted)
+    return np.array(rows, np.float32).reshape(len(rows), columns)
 
 
 def _is_number(cell: str) -> bool:
@@ -262,11 +262,11 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
         raise UserError(f"{path}: the model takes samples of shape {shape}, which are no images; give an .npy or .csv")
     mode = {1: "L", 3: "RGB"}[shape[0]]
     resized = "size" in (card["preprocessing"] or {})
-    found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGES) if path.is_dir() else [path]
-    if not found:
+    paths = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGES) if path.is_dir() else [path]
+    if not paths:
         raise UserError(f"{path} holds no image ({', '.join(sorted(IMAGES))})")
-    for a in range(0, len(found), BATCH):
-        part = found[a : a + BATCH]
+    for a in range(0, len(paths), BATCH):
+        part = paths[a : a + BATCH]
         pixels = np.empty((len(part), *shape), np.float32)
         for row, file in zip(pixels, part, strict=True):
             try:
@@ -276,8 +276,8 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
                 raise UserError(f"cannot read the image {file}: {broken}") from None
             if whole.size != (shape[2], shape[1]):
                 if not resized:
-                    given, wanted = f"{whole.width}x{whole.height}", f"{shape[2]}x{shape[1]}"
-                    raise UserError(f"the image {file} is {given} pixels, and the model takes {wanted}; resize it")
+                    size, expected = f"{whole.width}x{whole.height}", f"{shape[2]}x{shape[1]}"
+                    raise UserError(f"the image {file} is {size} pixels, and the model takes {expected}; resize it")
                 whole = whole.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
             row[:] = np.asarray(whole, np.float32).reshape(*shape[1:], -1).transpose(2, 0, 1)
         yield Batch([file.name for file in part], pixels)
