@@ -28,7 +28,7 @@ from fedconcord.runs import folder as folders
 from fedconcord.runs import plan
 from fedconcord.runs.callbacks import Callback, Callbacks
 from fedconcord.runs.clock import Clock
-from fedconcord.runs.events import Compared, Everyone, Finished, Lines, Watch
+from fedconcord.runs.events import Compared, Finished, Lines, Watch
 from fedconcord.runs.records import why_evaluated
 from fedconcord.runs.study import InterruptedStudyError, carry_out
 from fedconcord.settings import Source
@@ -84,8 +84,8 @@ class Request(NamedTuple):
     callbacks: Sequence[Callback]
 
     def watches(self, track: Sequence[str]) -> Watch:
-        """The watch, and the callbacks and trackers as another."""
-        return Everyone(self.watch, Callbacks([*self.callbacks, *trackers(track)]))
+        """The watch, with the callbacks and trackers behind it."""
+        return Callbacks(self.watch, [*self.callbacks, *trackers(track)])
 
 
 def requested(

@@ -218,10 +218,14 @@ class Show(Watch):
             say(f"{entry.config.label}: the clients' state may grow to {size(need)} {place}")
 
     def _end(self, number: int, entry: Entry, result: Finished) -> None:
-        if not self.has_bar_per_run or (result.status == "interrupted" and number not in self.tasks):
+        if result.status == "interrupted" and self.has_bar_per_run and number not in self.tasks:
             return
         self.ended += 1
         self.left.end(number, entry.config.rounds)
+        if self.total is not None:
+            self.bars.update(self.total, completed=sum(self.left.at.values()))
+        if not self.has_bar_per_run:
+            return
         count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
         outcome = (
             f"failed: {result.error}"

@@ -41,20 +41,23 @@ class Callback(Protocol):
 
 
 class Callbacks(Watch):
-    """A watch that tells callbacks of the runs that are results. One that raises is left out from then on, with a
-    warning."""
+    """Tells callbacks of the runs that are results, and passes everything on to a watch before. A callback that raises
+    is left out from then on, with a warning."""
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = list(callbacks)
+    def __init__(self, watch: Watch, callbacks: Sequence[Callback]) -> None:
+        self.begin, self.note, self.say = watch.begin, watch.note, watch.say  # type: ignore[method-assign]
+        self.watch, self.callbacks = watch, list(callbacks)
         self.current: Stage | None = None
         self.running: dict[int, Run] = {}
 
     def stage(self, stage: Stage) -> None:
         """Runs that are next."""
+        self.watch.stage(stage)
         self.current = stage if stage.is_result else None
 
     def event(self, event: Event) -> None:
         """A start at the first row, then every row and the end."""
+        self.watch.event(event)
         number, row, result = event.number, event.row, event.result
         if self.current is None:
             return

@@ -110,31 +110,3 @@ class Lines(Watch):
     def say(self, line: str) -> None:
         """The line."""
         self.write(line)
-
-
-class Everyone(Watch):
-    """Several watches as one."""
-
-    def __init__(self, *watches: Watch) -> None:
-        self.watches = watches
-
-    def begin(self, folder: Path) -> None:
-        """To all of them, in order, as the rest."""
-        for watch in self.watches:
-            watch.begin(folder)
-
-    def note(self, sentences: Iterable[str]) -> None:
-        """To the first alone, as the sentences can be computed once."""
-        self.watches[0].note(sentences)
-
-    def stage(self, stage: Stage) -> None:
-        for watch in self.watches:
-            watch.stage(stage)
-
-    def event(self, event: Event) -> None:
-        for watch in self.watches:
-            watch.event(event)
-
-    def say(self, line: str) -> None:
-        for watch in self.watches:
-            watch.say(line)
