@@ -106,7 +106,7 @@ def test_a_client_alone_has_the_same_objective(federation: Problem) -> None:
             y, at, zero = whole.private.first[None], np.array([place]), np.array([0])
             moved = whole.private.step(x, y, at)
             assert torch.allclose(alone.private.step(x, y, zero), moved, rtol=1e-13)
-            pairs.append((whole.private.given(moved, at), alone.private.given(moved, zero)))
+            pairs.append((whole.private.objective(moved, at), alone.private.objective(moved, zero)))
         for among, own in pairs:
             compare(among, own, place, x)
 

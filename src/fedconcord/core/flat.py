@@ -44,19 +44,19 @@ class Layout:
         self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in self.shapes}
         self.order = tuple(every)
         first = {id(leaf): name for name, leaf in every.items()}
-        kept = module.state_dict(keep_vars=True)  # where what is tied has all its names, and some buffers have none
-        self.kept = {key: first[id(leaf)] for key, leaf in kept.items() if id(leaf) in first}
+        state = module.state_dict(keep_vars=True)  # where what is tied has all its names, and some buffers have none
+        self.state_names = {key: first[id(leaf)] for key, leaf in state.items() if id(leaf) in first}
 
     @cached_property
     def digest(self) -> str | None:
         """What the constants are, told from others by their SHA-256; None where there are none."""
         if not self.constants:
             return None
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name, leaf in sorted(self.constants.items()):
-            found.update(repr((name, str(leaf.dtype), tuple(leaf.shape))).encode())
-            found.update(raw(leaf).numpy().data)
-        return f"{sum(leaf.numel() for leaf in self.constants.values())} numbers, sha256 {found.hexdigest()}"
+            digest.update(repr((name, str(leaf.dtype), tuple(leaf.shape))).encode())
+            digest.update(raw(leaf).numpy().data)
+        return f"{sum(leaf.numel() for leaf in self.constants.values())} numbers, sha256 {digest.hexdigest()}"
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The trainable parameters as one new vector [d]."""
@@ -65,13 +65,13 @@ class Layout:
     def values(self, x: Tensor) -> dict[str, Tensor]:
         """What the module computes with, by name: the views of x, and the constants in numbers as wide as x's."""
         wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in self.constants.items()}
-        held = wide | self.views(x)
-        return {name: held[name] for name in self.order}
+        named = wide | self.views(x)
+        return {name: named[name] for name in self.order}
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """The module's `state_dict` with the parameters x [d]."""
-        held = self.constants | self.views(x)
-        return self.views(x) | {key: held[name] for key, name in self.kept.items()}
+        named = self.constants | self.views(x)
+        return self.views(x) | {key: named[name] for key, name in self.state_names.items()}
 
     def views(self, x: Tensor) -> dict[str, Tensor]:
         """Named trainable parameters as views of x: [..., d] -> {name: [..., *shape]}; no copy."""

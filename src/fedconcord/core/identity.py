@@ -50,17 +50,17 @@ def definition(version: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
         signature = inspect.signature(factory)
 
         @functools.wraps(factory)
-        def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        def build(*args: P.args, **kwargs: P.kwargs) -> T:
             product: Any = factory(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             if any(product is value for value in bound.arguments.values()):
                 return product  # type: ignore[no-any-return]  # handed back as it was, and still what it was
-            given = tuple(sorted((name, _frozen(value)) for name, value in bound.arguments.items()))
-            changed: T = _with(product, Identity(factory.__name__, given, version))
+            arguments = tuple(sorted((name, _frozen(value)) for name, value in bound.arguments.items()))
+            changed: T = _with(product, Identity(factory.__name__, arguments, version))
             return changed
 
-        return made
+        return build
 
     return decorate
 
@@ -78,10 +78,10 @@ def from_text(text: str) -> Identity:
     Raises:
         ValueError: it is no such text.
     """
-    found = _read(json.loads(text))
-    if not isinstance(found, Identity):
+    content = _read(json.loads(text))
+    if not isinstance(content, Identity):
         raise ValueError(f"no identity: {text}")
-    return found
+    return content
 
 
 def rebuild(identity: Identity, factories: Mapping[str, Callable[..., Any]]) -> Any:
@@ -92,17 +92,17 @@ def rebuild(identity: Identity, factories: Mapping[str, Callable[..., Any]]) -> 
     """
     if identity.name not in factories:
         raise UserError(f"cannot rebuild {identity.name!r}: this installation has no such definition")
-    given = {
+    arguments = {
         name: rebuild(value, factories) if isinstance(value, Identity) else _thawed(value)
         for name, value in identity.parameters
     }
-    made = factories[identity.name](**given)
-    if made.identity != identity:
+    product = factories[identity.name](**arguments)
+    if product.identity != identity:
         raise UserError(
-            f"{identity.name} is version {made.identity.version} here and version {identity.version} is asked for; "
+            f"{identity.name} is version {product.identity.version} here and version {identity.version} is asked for; "
             "install the same fedconcord at both ends"
         )
-    return made
+    return product
 
 
 def _frozen(value: Any) -> Any:

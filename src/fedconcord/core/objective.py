@@ -56,7 +56,7 @@ class Private(NamedTuple):
 
     first: Tensor  # [...] y_i before a client's first round, padded to the largest client
     step: Callable[[Tensor, Tensor, np.ndarray], Tensor]  # (x [d], y [S, ...], places [S]) -> the new y [S, ...]
-    given: Callable[[Tensor, np.ndarray], Objective]  # (y [S, ...], places [S]) -> the objective in x alone
+    objective: Callable[[Tensor, np.ndarray], Objective]  # (y [S, ...], places [S]) -> the objective in x alone
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,12 @@ def sweep(seed: int, purpose: Purpose, clients: int) -> Iterator[np.random.Gener
 
     It is one generator that is set to the next key: use each before the next is asked for.
     """
-    made = generator(seed, purpose)
-    state: Any = made.bit_generator.state
+    shared = generator(seed, purpose)
+    state: Any = shared.bit_generator.state
     for client in range(clients):
         state["state"]["counter"][2] = client
-        made.bit_generator.state = state
-        yield made
+        shared.bit_generator.state = state
+        yield shared
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:

@@ -55,10 +55,10 @@ def write(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     length = len(text).to_bytes(8, "little")
-    found = zlib.crc32(text, zlib.crc32(length))
+    crc = zlib.crc32(text, zlib.crc32(length))
     for piece in pieces:
-        found = zlib.crc32(piece, found)
-    files.write_bytes(path, length, OPENING, b"%08x" % found, text[len(OPENING) + len(ZEROS) :], *pieces, mode=mode)
+        crc = zlib.crc32(piece, crc)
+    files.write_bytes(path, length, OPENING, b"%08x" % crc, text[len(OPENING) + len(ZEROS) :], *pieces, mode=mode)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -85,10 +85,10 @@ def _verify(path: Path) -> None:
         head = file.read(start + len(ZEROS))
         if head[8:start] != OPENING:
             raise DamagedError("it has no checksum, so it is damaged or of an older version")
-        found = zlib.crc32(head[:start] + ZEROS)
+        crc = zlib.crc32(head[:start] + ZEROS)
         while piece := file.read(PIECE):
-            found = zlib.crc32(piece, found)
-    if head[start:] != b"%08x" % found:
+            crc = zlib.crc32(piece, crc)
+    if head[start:] != b"%08x" % crc:
         raise DamagedError("its checksum differs")
 
 

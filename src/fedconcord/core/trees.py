@@ -32,10 +32,10 @@ def tree_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:
     """Leaves by dotted field name, in order: State(x, c) -> {'x': ..., 'c': ...}; a bare tensor has the name ''."""
     if isinstance(tree, tuple):
         names = getattr(tree, "_fields", None) or [str(k) for k in range(len(tree))]
-        found: dict[str, Any] = {}
+        leaves: dict[str, Any] = {}
         for name, leaf in zip(names, tree, strict=True):
-            found |= tree_leaves(leaf, f"{prefix}.{name}" if prefix else name)
-        return found
+            leaves |= tree_leaves(leaf, f"{prefix}.{name}" if prefix else name)
+        return leaves
     return {prefix: tree}
 
 

@@ -145,7 +145,7 @@ def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -
     if objective.private is None:
         return objective, held, None
     private = objective.private.step(x, held.private, places)
-    return objective.private.given(private, places), held.row, private
+    return objective.private.objective(private, places), held.row, private
 
 
 def close_rows(rows: Tree, private: Tensor | None) -> Tree:

@@ -31,7 +31,6 @@ from fedconcord.core import (
     Client,
     Cohort,
     Done,
-    Local,
     Protection,
     Sender,
     Tree,
@@ -41,7 +40,7 @@ from fedconcord.core import (
 )
 from fedconcord.core.identity import UNNAMED, Identity, definition
 from fedconcord.transforms.forms import forms
-from fedconcord.transforms.lift import lift_server
+from fedconcord.transforms.lift import lift
 from fedconcord.transforms.privacy import clipped, norm_of, with_privacy
 
 
@@ -190,35 +189,20 @@ def with_adaptive_privacy(
 
 def _over_clip(algorithm: Algorithm, start: float) -> Algorithm:
     """The same method with its messages over a bound that the server keeps and tells."""
-    settle, hessian_at = algorithm.phases.settle, algorithm.step.hessian_at
-
-    def begin(down: Bounded, row: Tree, client: Client) -> Local:
-        return algorithm.start(down.inner, row, client)
 
     def finish(down: Bounded, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        up, new = algorithm.finish(down.inner, row, done, client)
+        up, new = lifted.finish(down, row, done, client)
         return tree_map(lambda leaf: leaf / down.clip, up), new
 
-    def update(server: Bounded, total: Tree, now: Cohort) -> Bounded:
-        whole = tree_map(lambda leaf: leaf * server.clip, total)
-        return server._replace(inner=algorithm.update(server.inner, whole, now))
+    def update(server: Bounded, total: Tree, now: Cohort) -> Tree:
+        return lifted.update(server, tree_map(lambda leaf: leaf * server.clip, total), now)
 
-    lifted = lift_server(algorithm, lambda inner, x: Bounded(inner, x.new_tensor(start)))
-    return replace(
-        lifted,
-        broadcast=lambda server: Bounded(algorithm.broadcast(server.inner), server.clip),
-        start=begin,
-        finish=finish,
-        update=update,
-        phases=lifted.phases._replace(
-            settle=None
-            if settle is None
-            else settle._replace(send=lambda down, server: settle.send(down.inner, server.inner))
-        ),
-        step=lifted.step._replace(
-            hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down.inner, row)
-        ),
+    lifted = lift(
+        algorithm,
+        server=lambda inner, x: Bounded(inner, x.new_tensor(start)),
+        down=lambda inner, server: Bounded(inner, server.clip),
     )
+    return replace(lifted, finish=finish, update=update)
 
 
 def clip_of(server: Tree) -> float | None:

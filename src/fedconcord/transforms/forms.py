@@ -35,9 +35,9 @@ class Forms(NamedTuple):
 def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
     """The forms of one client's messages, for a model like x [d]; `stacked`: what it sends as rows [1, ...]."""
     server = algorithm.init(x, Population(1, x.new_ones(1)))
-    down, held = (tree_map(_bare, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
+    down, first_row = (tree_map(_bare, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
     bare, d, lead = _bare(x), len(x), (1,) * stacked
-    row = tree_map(lambda leaf: leaf.reshape(lead + (leaf.shape or lead)), held)
+    row = tree_map(lambda leaf: leaf.reshape(lead + (leaf.shape or lead)), first_row)
     one, many = bare.new_empty(lead + lead), bare.new_empty(*lead, d)
     client = Client(
         id=one.to(torch.int64),

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_map
 from fedconcord.core.identity import definition
 from fedconcord.transforms.forms import forms
-from fedconcord.transforms.lift import lift_row
+from fedconcord.transforms.lift import lift
 
 
 class Pending(NamedTuple):
@@ -49,8 +49,8 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
         comes = row.away > 0  # its message of an earlier round; what it made now is void
         up = tree_map(lambda new, old: _either(comes, old, new), up, row.up)
         inner = tree_map(lambda new, old: _either(comes, old, new.expand_as(old)), inner, row.inner)
-        kept = tree_map(lambda new, old: new.reshape(old.shape), up, row.up)
-        return up, Pending(inner, kept, client.late.reshape(row.away.shape))
+        message = tree_map(lambda new, old: new.reshape(old.shape), up, row.up)
+        return up, Pending(inner, message, client.late.reshape(row.away.shape))
 
     def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
         assert sender.late is not None
@@ -78,14 +78,14 @@ def with_late_replies(algorithm: Algorithm) -> Algorithm:
             return "the method leaves messages out, and a late one could meet such a round; use late discard"
         return algorithm.refuse(population, cohort)
 
-    lifted = lift_row(algorithm, around)
+    lifted = lift(algorithm, row=around)
     return replace(
         lifted,
         finish=finish,
         contribute=contribute,
         update=update,
         phases=lifted.phases._replace(
-            settle=None if lifted.phases.settle is None else lifted.phases.settle._replace(row=settled), late=True
+            settle=lifted.phases.settle and lifted.phases.settle._replace(row=settled), late=True
         ),
         refuse=refuse,
     )

@@ -1,96 +1,110 @@
-"""The one way to wrap a method: its client row or its server state goes into a larger one, as the field `inner`.
+"""The one way to wrap a method: its client row, server state or broadcast goes into a larger one, as the field `inner`.
 
-Every hook of an algorithm that touches a row or the server's state is lifted here and nowhere else; a wrapper then
-replaces the hooks that it changes. A new hook of `core.Algorithm` needs a line here.
+Every function of an algorithm that touches one of them is lifted here and nowhere else; a wrapper then replaces the
+functions that it changes. A new function of `core.Algorithm` needs a line here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Population, Tree
 
 
-def lift_row(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
-    """The same method on rows `around(row, x^0)`, a NamedTuple that holds the method's own row as `inner`."""
-    settle, prologue = algorithm.phases.settle, algorithm.phases.prologue
-    hessian_at, client_model, memory = algorithm.step.hessian_at, algorithm.client_model, algorithm.facts.memory
+class Place(NamedTuple):
+    """Where the method's own tree stands in a larger one."""
 
-    def start(down: Tree, row: Any, client: Client) -> Local:
-        return algorithm.start(down, row.inner, client)
-
-    def finish(down: Tree, row: Any, done: Done, client: Client) -> tuple[Tree, Tree]:
-        up, inner = algorithm.finish(down, row.inner, done, client)
-        return up, row._replace(inner=inner)
-
-    return replace(
-        algorithm,
-        init_client=lambda x: around(algorithm.init_client(x), x),
-        start=start,
-        finish=finish,
-        client_model=None if client_model is None else lambda row: client_model(row.inner),
-        phases=algorithm.phases._replace(
-            settle=None
-            if settle is None
-            else settle._replace(row=lambda sent, row: row._replace(inner=settle.row(sent, row.inner))),
-            prologue=None
-            if prologue is None
-            else prologue._replace(row=lambda row, blocks: row._replace(inner=prologue.row(row.inner, blocks))),
-        ),
-        step=algorithm.step._replace(
-            hessian_at=None if hessian_at is None else lambda down, row: hessian_at(down, row.inner)
-        ),
-        facts=algorithm.facts._replace(
-            memory=None
-            if memory is None
-            else memory._replace(gradients=lambda server, rows, p, mean: memory.gradients(server, rows.inner, p, mean))
-        ),
-    )
+    get: Callable[[Any], Tree]
+    put: Callable[[Any, Tree], Any]  # (the larger tree, a new one of the method's own) -> the larger tree with it
 
 
-def lift_server(algorithm: Algorithm, around: Callable[[Tree, Tensor], Any]) -> Algorithm:
-    """The same method on a server state `around(state, x^0)`, which holds the method's own as `inner`, and has `x`."""
-    settle, prologue = algorithm.phases.settle, algorithm.phases.prologue
-    unheard, combine, memory = algorithm.phases.unheard, algorithm.phases.combine, algorithm.facts.memory
+WHOLE = Place(lambda tree: tree, lambda tree, new: new)
+INNER = Place(lambda tree: tree.inner, lambda tree, new: tree._replace(inner=new))
+
+
+def lift(
+    algorithm: Algorithm,
+    *,
+    row: Callable[[Tree, Tensor], Any] | None = None,
+    server: Callable[[Tree, Tensor], Any] | None = None,
+    down: Callable[[Tree, Any], Any] | None = None,
+) -> Algorithm:
+    """The same method inside larger states, NamedTuples that hold the method's own as `inner`.
+
+    Args:
+        row: (row, x^0) -> the client's larger state.
+        server: (state, x^0) -> the server's larger state, which has `x`.
+        down: (broadcast, the server's larger state) -> what is broadcast in its place.
+    """
+    rows, servers, downs = (WHOLE if around is None else INNER for around in (row, server, down))
+    client_model, hessian_at, memory = algorithm.client_model, algorithm.step.hessian_at, algorithm.facts.memory
+    phases = algorithm.phases
+    prologue, prelude = phases.prologue, phases.prelude
+    combine, settle, unheard = phases.combine, phases.settle, phases.unheard
 
     def init(x: Tensor, population: Population) -> Tree:
-        return around(algorithm.init(x, population), x)
+        state = algorithm.init(x, population)
+        return state if server is None else server(state, x)
 
-    def update(server: Any, total: Tree, cohort: Cohort) -> Tree:
-        return server._replace(inner=algorithm.update(server.inner, total, cohort))
+    def init_client(x: Tensor) -> Tree:
+        state = algorithm.init_client(x)
+        return state if row is None else row(state, x)
+
+    def broadcast(state: Any) -> Tree:
+        sent = algorithm.broadcast(servers.get(state))
+        return sent if down is None else down(sent, state)
+
+    def start(sent: Tree, state: Any, client: Client) -> Local:
+        return algorithm.start(downs.get(sent), rows.get(state), client)
+
+    def finish(sent: Tree, state: Any, done: Done, client: Client) -> tuple[Tree, Tree]:
+        up, new = algorithm.finish(downs.get(sent), rows.get(state), done, client)
+        return up, rows.put(state, new)
+
+    def update(state: Any, total: Tree, cohort: Cohort) -> Tree:
+        return servers.put(state, algorithm.update(servers.get(state), total, cohort))
 
     return replace(
         algorithm,
         init=init,
+        init_client=init_client,
+        broadcast=broadcast,
+        start=start,
+        finish=finish,
         update=update,
-        broadcast=lambda server: algorithm.broadcast(server.inner),
-        models=lambda server: algorithm.models(server.inner),
-        phases=algorithm.phases._replace(
-            settle=None
-            if settle is None
-            else settle._replace(send=lambda down, server: settle.send(down, server.inner)),
-            unheard=None
-            if unheard is None
-            else lambda server, cohort: server._replace(inner=unheard(server.inner, cohort)),
-            combine=None
-            if combine is None
-            else lambda server, rows, senders, cohort: combine(server.inner, rows, senders, cohort),
-            prologue=None
-            if prologue is None
-            else prologue._replace(
-                update=lambda server, total: server._replace(inner=prologue.update(server.inner, total))
+        models=lambda state: algorithm.models(servers.get(state)),
+        client_model=client_model and (lambda state: client_model(rows.get(state))),
+        phases=phases._replace(
+            prologue=prologue
+            and prologue._replace(
+                row=lambda state, blocks: rows.put(state, prologue.row(rows.get(state), blocks)),
+                update=lambda state, total: servers.put(state, prologue.update(servers.get(state), total)),
             ),
+            prelude=prelude
+            and prelude._replace(absorb=lambda sent, total: downs.put(sent, prelude.absorb(downs.get(sent), total))),
+            combine=combine
+            and (lambda state, shares, senders, cohort: combine(servers.get(state), shares, senders, cohort)),
+            settle=settle
+            and settle._replace(
+                send=lambda sent, state: settle.send(downs.get(sent), servers.get(state)),
+                row=lambda message, state: rows.put(state, settle.row(message, rows.get(state))),
+            ),
+            unheard=unheard and (lambda state, cohort: servers.put(state, unheard(servers.get(state), cohort))),
+        ),
+        step=algorithm.step._replace(
+            hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state)))
         ),
         facts=algorithm.facts._replace(
-            memory=None
-            if memory is None
-            else memory._replace(
-                gradients=lambda server, rows, p, mean: memory.gradients(server.inner, rows, p, mean),
-                total=lambda server: memory.total(server.inner),
+            memory=memory
+            and memory._replace(
+                gradients=lambda state, states, p, mean: memory.gradients(
+                    servers.get(state), rows.get(states), p, mean
+                ),
+                total=lambda state: memory.total(servers.get(state)),
             )
         ),
     )

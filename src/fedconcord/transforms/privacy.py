@@ -74,8 +74,8 @@ def with_privacy(
         return tree_map(torch.add, up, _noise(up, done.x.shape[-1], client.normal, noise * clip)), new
 
     def contribute(up: Tree, sender: Sender, now: Cohort) -> Tree:
-        taken = clipped(up, clip) if kind == "central" else up
-        return algorithm.contribute(taken, public(sender, now.n), expected(now))
+        bounded = clipped(up, clip) if kind == "central" else up
+        return algorithm.contribute(bounded, public(sender, now.n), expected(now))
 
     def of_noise(now: Cohort) -> Tree:
         """What the noise adds to a round's total."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedconcord.basis.parameters import BelowOne, Count, Positive, about
 from fedconcord.core import Algorithm, Cohort, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.transforms.lift import lift_server
+from fedconcord.transforms.lift import lift
 from fedconcord.transforms.probe import contribution
 
 Hostile = Annotated[int, Field(ge=0, description="hostile clients in a round that the rule withstands")]
@@ -80,11 +80,11 @@ def geometric_median(
     """
 
     def reduce(rows: Tensor, centre: Tensor) -> Tensor:
-        found: Tensor = _trimmed(rows, (len(rows) - 1) // 2)
+        point: Tensor = _trimmed(rows, (len(rows) - 1) // 2)
         for _ in range(iterations):
-            weight = 1.0 / torch.linalg.vector_norm(rows - found, dim=1, keepdim=True).clamp(min=smoothing)
-            found = (weight * rows).sum(0) / weight.sum()
-        return found
+            weight = 1.0 / torch.linalg.vector_norm(rows - point, dim=1, keepdim=True).clamp(min=smoothing)
+            point = (weight * rows).sum(0) / weight.sum()
+        return point
 
     return Rule(reduce)
 
@@ -157,8 +157,8 @@ AGGREGATES: dict[str, Callable[..., Rule]] = {
 
 
 def _trimmed(rows: Tensor, cut: int) -> Tensor:
-    kept = rows if cut == 0 else rows.sort(0).values[cut : len(rows) - cut]
-    return kept.mean(0)
+    middle = rows if cut == 0 else rows.sort(0).values[cut : len(rows) - cut]
+    return middle.mean(0)
 
 
 def _clipped(rows: Tensor, radius: float) -> Tensor:
@@ -260,7 +260,7 @@ def with_aggregate(algorithm: Algorithm, rule: Rule) -> Algorithm:
         )
 
     separate = apart(algorithm)
-    lifted = lift_server(separate, around)
+    lifted = lift(separate, server=around)
     return replace(lifted, phases=lifted.phases._replace(combine=combine), update=update, refuse=refuse)
 
 

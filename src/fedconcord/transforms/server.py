@@ -27,7 +27,7 @@ from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, NotNegative, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.transforms.lift import lift_server, moved
+from fedconcord.transforms.lift import lift, moved
 
 LR = Annotated[Positive, about("server step size"), Search(0.01, 2.0)]
 Beta1 = Annotated[BelowOne, about("decay of the first moment")]
@@ -220,7 +220,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     if stretch is not None:
         algorithm = _measured(algorithm)
 
-    lifted = lift_server(algorithm, lambda inner, x: Served(inner, optimizer.init(x)))
+    lifted = lift(algorithm, server=lambda inner, x: Served(inner, optimizer.init(x)))
 
     def through(server: Served, after: Tree, cohort: Cohort, square: Tensor | None = None) -> Served:
         unit = cohort.lr if optimizer.units == "gradients" else 1.0
@@ -235,10 +235,10 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
         return through(server, after, cohort, None if stretch is None else total.square)
 
     def models(server: Served) -> Mapping[str, Tensor]:
-        found = algorithm.models(server.inner)
-        if answer is None or next(iter(found)) != "server":
-            return found
-        return {"last two": answer(server.optimizer, server.x), **found}
+        offered = algorithm.models(server.inner)
+        if answer is None or next(iter(offered)) != "server":
+            return offered
+        return {"last two": answer(server.optimizer, server.x), **offered}
 
     unheard = algorithm.phases.unheard
     return replace(
@@ -246,9 +246,7 @@ def with_server(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
         update=update,
         models=models,
         phases=lifted.phases._replace(
-            unheard=None
-            if unheard is None
-            else lambda server, cohort: through(server, unheard(server.inner, cohort), cohort)
+            unheard=unheard and (lambda server, cohort: through(server, unheard(server.inner, cohort), cohort))
         ),
         needs=algorithm.needs._replace(lr=algorithm.needs.lr or optimizer.units == "gradients"),
         facts=lifted.facts._replace(server_optimiser=True),

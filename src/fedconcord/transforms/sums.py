@@ -64,10 +64,10 @@ def unsummable(algorithm: Algorithm) -> str | None:
 def messages(algorithm: Algorithm) -> list[tuple[Contribute, Tree]]:
     """Each kind of contribution of a round, with a message of `DIM` parameters to try it on."""
     x = torch.zeros(DIM, dtype=torch.float64)
-    found: list[tuple[Contribute, Tree]] = [(algorithm.contribute, _filled(forms(algorithm, x).up))]
+    kinds: list[tuple[Contribute, Tree]] = [(algorithm.contribute, _filled(forms(algorithm, x).up))]
     if algorithm.phases.prelude is not None:
-        found.insert(0, (algorithm.phases.prelude.contribute, _filled(x)))
-    return found
+        kinds.insert(0, (algorithm.phases.prelude.contribute, _filled(x)))
+    return kinds
 
 
 def factors(contribute: Contribute, message: Tree, space: Space, before: Plan, after: Plan) -> list[float] | None:
@@ -93,13 +93,13 @@ def factors(contribute: Contribute, message: Tree, space: Space, before: Plan, a
 
 
 def _common(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float] | None:
-    found = []
+    factors_of = []
     for old, new in pairs:
         factor = float((old @ new) / (old @ old)) if bool(old.any()) else 1.0
         if not torch.allclose(new, factor * old, rtol=1e-9, atol=1e-12 * float(new.abs().max())):
             return None
-        found.append(factor)
-    return found
+        factors_of.append(factor)
+    return factors_of
 
 
 def _filled(tree: Tree) -> Tree:

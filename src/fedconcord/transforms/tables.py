@@ -10,7 +10,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Client, Done, Local, Memory, Tree
 from fedconcord.core.identity import definition
-from fedconcord.transforms.lift import lift_row
+from fedconcord.transforms.lift import lift
 
 
 class Tabled(NamedTuple):
@@ -43,7 +43,7 @@ def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
         up, inner = algorithm.finish(down, row.inner, done, client)
         return up, Tabled(inner, done.table)
 
-    lifted = lift_row(algorithm, lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
+    lifted = lift(algorithm, row=lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
     return replace(
         lifted,
         start=start,

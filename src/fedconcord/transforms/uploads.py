@@ -26,7 +26,7 @@ from torch import Tensor
 from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.transforms.lift import lift_row
+from fedconcord.transforms.lift import lift
 from fedconcord.transforms.probe import message
 
 
@@ -157,7 +157,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return algorithm
     feedback = compressor.feedback
 
-    def own(row: Tree) -> Tree:
+    def inner_row(row: Tree) -> Tree:
         return row.inner if feedback else row
 
     def around(inner: Tree, x: Tensor) -> WithError:
@@ -165,7 +165,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         return WithError(inner, tuple(torch.zeros_like(x) for _ in vectors))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        up, inner = algorithm.finish(down, own(row), done, client)
+        up, inner = algorithm.finish(down, inner_row(row), done, client)
         d = done.x.shape[-1]
         vectors = _vectors(up, d)
         if feedback:
@@ -206,7 +206,7 @@ def with_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
             )
         return None
 
-    lifted = lift_row(algorithm, around) if feedback else algorithm
+    lifted = lift(algorithm, row=around) if feedback else algorithm
     return replace(lifted, finish=finish, contribute=contribute, refuse=refuse)
 
 
