@@ -20,10 +20,10 @@ from fedconcord_papers.recipes.values import Finding, Value, Values, pairs
 Sign = Literal["ahead", "behind", "even"]
 
 
-def compared(found: Values, measure: str, cell: str, a: str, b: str, higher: bool) -> Sign | None:
+def compared(values: Values, measure: str, cell: str, a: str, b: str, higher: bool) -> Sign | None:
     """Whether a is better than b; None where one of them was not run."""
     worst = -math.inf if higher else math.inf
-    both = [tuple(worst if math.isnan(v) else v for v in pair) for pair in pairs(found, measure, cell, a, b)]
+    both = [tuple(worst if math.isnan(v) else v for v in pair) for pair in pairs(values, measure, cell, a, b)]
     if not both:
         return None
     gains = [0.0 if x == y else (x - y) * (1 if higher else -1) for x, y in both]
@@ -58,14 +58,12 @@ def ahead(
     says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], higher: bool = False
 ) -> Claim:
     """One entry is better than each of others in each of these cells."""
-
-    return Claim(says, lambda found: _each(found, measure, [(winner, loser) for loser in losers], cells, higher))
+    return _pairwise(says, measure, [(winner, loser) for loser in losers], cells, higher)
 
 
 def order(says: str, measure: str, names: Sequence[str], cells: Sequence[str], higher: bool = False) -> Claim:
     """Entries stand in this order, best first, in each of these cells."""
-
-    return Claim(says, lambda found: _each(found, measure, list(pairwise(names)), cells, higher))
+    return _pairwise(says, measure, list(pairwise(names)), cells, higher)
 
 
 def between_cells(
@@ -73,13 +71,13 @@ def between_cells(
 ) -> Claim:
     """Each of these entries is better in one cell than in another, paired by seed."""
 
-    def judge(found: Values) -> Finding:
+    def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
         for entry in entries:
             both = Values(
                 tuple(
                     row._replace(cell="", entry=row.cell)
-                    for row in found.rows
+                    for row in values.rows
                     if row.entry == entry and row.cell in (better, worse)
                 )
             )
@@ -94,12 +92,11 @@ def across(
 ) -> Claim:
     """The first of each pair is better than the second, each an entry in a cell, (cell, entry), paired by seed."""
 
-    def judge(found: Values) -> Finding:
-        as_entries = Values(tuple(row._replace(cell="", entry=f"{row.entry} ({row.cell})") for row in found.rows))
-        names = [tuple(f"{entry} ({cell})" for cell, entry in pair) for pair in pairs]
-        return _each(as_entries, measure, [(better, worse) for better, worse in names], [""], higher)
+    def by_place(values: Values) -> Values:
+        return Values(tuple(row._replace(cell="", entry=f"{row.entry} ({row.cell})") for row in values.rows))
 
-    return Claim(says, judge)
+    who = [(f"{better[1]} ({better[0]})", f"{worse[1]} ({worse[0]})") for better, worse in pairs]
+    return _pairwise(says, measure, who, [""], higher, by_place)
 
 
 def loses_more(
@@ -108,49 +105,37 @@ def loses_more(
     """From one cell to another each of some entries loses more of a measure than each of others, paired by seed; what
     diverged has lost everything."""
 
-    def judge(found: Values) -> Finding:
-        lost = []
+    def losses(values: Values) -> Values:
+        rows = []
         for entry in (*more, *less):
-            before, after = found.seeds(measure, easy, entry), found.seeds(measure, hard, entry)
+            before, after = values.seeds(measure, easy, entry), values.seeds(measure, hard, entry)
             for seed in sorted(before.keys() & after.keys()):
                 loss = (before[seed] - after[seed]) * (1 if higher else -1)
-                lost.append(Value(measure, "", entry, seed, math.inf if math.isnan(loss) else loss))
-        return _each(Values(tuple(lost)), measure, [(a, b) for a in more for b in less], [""], True)
+                rows.append(Value(measure, "", entry, seed, math.inf if math.isnan(loss) else loss))
+        return Values(tuple(rows))
 
-    return Claim(says, judge)
+    return _pairwise(says, measure, [(a, b) for a in more for b in less], [""], True, losses)
 
 
 def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: Sequence[str], factor: float) -> Claim:
     """One entry needs at most 1 / factor of what each of others needs, in each of these cells; paired by seed."""
 
-    def judge(found: Values) -> Finding:
-        longer = Values(
-            tuple(
-                row._replace(value=factor * row.value) if (row.measure, row.entry) == (measure, winner) else row
-                for row in found.rows
-            )
-        )
-        return judged(
-            [
-                (
-                    _pair(found, measure, cell, winner, loser, len(cells) > 1),
-                    compared(longer, measure, cell, winner, loser, False),
-                )
-                for cell in cells
-                for loser in losers
-            ]
-        )
+    def slowed(values: Values) -> Values:
+        is_winner = [(row.measure, row.entry) == (measure, winner) for row in values.rows]
+        rows = zip(values.rows, is_winner, strict=True)
+        return Values(tuple(row._replace(value=factor * row.value) if scaled else row for row, scaled in rows))
 
-    return Claim(says, judge)
+    who = [(winner, loser) for loser in losers]
+    return _pairwise(says, measure, who, cells, False, as_compared=slowed)
 
 
 def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
     """Means lie within this relative tolerance of (cell, entry, printed value)."""
 
-    def judge(found: Values) -> Finding:
+    def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
         for cell, entry, printed in wanted:
-            seeds = found.seeds(measure, cell, entry)
+            seeds = values.seeds(measure, cell, entry)
             if not seeds:
                 signs.append(("", None))
                 continue
@@ -158,7 +143,7 @@ def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], to
             near = abs(mean - printed) <= tolerance * abs(printed)
             signs.append(
                 (
-                    f"{entry} ({cell}) {_mean(found, measure, cell, entry)} for {printed:.4g}",
+                    f"{entry} ({cell}) {_mean(values, measure, cell, entry)} for {printed:.4g}",
                     "ahead" if near else "behind",
                 )
             )
@@ -170,19 +155,19 @@ def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], to
 def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, bool | None]]]) -> Claim:
     """Any other predicate: (what is said, whether it is so), None where it was not run."""
 
-    def judge(found: Values) -> Finding:
+    def judge(values: Values) -> Finding:
         sign: dict[bool | None, Sign | None] = {True: "ahead", False: "behind", None: None}
-        return judged([(what, sign[so]) for what, so in test(found)])
+        return judged([(what, sign[so]) for what, so in test(values)])
 
     return Claim(says, judge)
 
 
 def told(
-    found: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
+    values: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
 ) -> tuple[str, bool | None]:
     """What a test of the means of these runs, (cell, entry), says; None where one was not run. A mean with a seed that
     diverged is NaN, with one that missed its target inf: nothing is true of them."""
-    seen = [list(found.seeds(measure, *run).values()) for run in runs]
+    seen = [list(values.seeds(measure, *run).values()) for run in runs]
     return test(*(sum(each) / len(each) for each in seen)) if all(seen) else ("", None)
 
 
@@ -204,27 +189,44 @@ def overall(findings: Sequence[Finding]) -> Finding:
     return Finding("holds in part")
 
 
-def _each(found: Values, measure: str, who: Sequence[tuple[str, str]], cells: Sequence[str], higher: bool) -> Finding:
-    """The verdict on (better, worse) in each of these cells."""
-    several = len(cells) > 1
-    return judged(
-        [
-            (_pair(found, measure, cell, a, b, several), compared(found, measure, cell, a, b, higher))
+def _pairwise(
+    says: str,
+    measure: str,
+    who: Sequence[tuple[str, str]],
+    cells: Sequence[str],
+    higher: bool,
+    view: Callable[[Values], Values] = lambda values: values,
+    as_compared: Callable[[Values], Values] = lambda values: values,
+) -> Claim:
+    """The claim that the first of each pair of entries is better than the second in each of these cells.
+
+    Args:
+        view: makes of a recipe's values those that are compared and shown.
+        as_compared: makes of these the ones that are compared, where others are shown.
+    """
+
+    def judge(values: Values) -> Finding:
+        shown = view(values)
+        compared_values = as_compared(shown)
+        signs = [
+            (_pair(shown, measure, cell, a, b, len(cells) > 1), compared(compared_values, measure, cell, a, b, higher))
             for cell in cells
             for a, b in who
         ]
-    )
+        return judged(signs)
+
+    return Claim(says, judge)
 
 
-def _pair(found: Values, measure: str, cell: str, a: str, b: str, with_cell: bool) -> str:
-    return f"{a} {_mean(found, measure, cell, a)} against {b} {_mean(found, measure, cell, b)}" + (
+def _pair(values: Values, measure: str, cell: str, a: str, b: str, with_cell: bool) -> str:
+    return f"{a} {_mean(values, measure, cell, a)} against {b} {_mean(values, measure, cell, b)}" + (
         f" ({cell})" if with_cell else ""
     )
 
 
-def _mean(found: Values, measure: str, cell: str, entry: str) -> str:
+def _mean(values: Values, measure: str, cell: str, entry: str) -> str:
     """The mean as a claim's evidence shows it; a target that some seeds missed is so said."""
-    seeds = list(found.seeds(measure, cell, entry).values())
+    seeds = list(values.seeds(measure, cell, entry).values())
     finite = [v for v in seeds if math.isfinite(v)]
     if not seeds:
         return "?"
