@@ -19,7 +19,16 @@ import torch
 from torch.nn import functional as F
 
 from fedconcord import MODELS, Dataset, Solver, Supervised
-from fedconcord.core import Local, Network, Oracle
+from fedconcord.core import (
+    Constant,
+    Dual,
+    Local,
+    Network,
+    Oracle,
+    Pull,
+    Snapshot,
+    Table,
+)
 from fedconcord.federation.draws import Keyed
 from fedconcord.local import compiled
 from fedconcord.local.duty import Duty
@@ -55,14 +64,14 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
 
     return {
         "gradient added (FedAvg)": call(Local(x)),
-        "and a constant term (SCAFFOLD, FedDyn)": call(Local(x, linear=other, prox=0.1, anchor=x)),
+        "and a constant term (SCAFFOLD, FedDyn)": call(Local(x, Constant(other), Pull(0.1, x))),
         "momentum": call(Local(x), Solver(momentum=0.5)),
-        "momentum and a constant term": call(Local(x, linear=other), Solver(momentum=0.5)),
-        "a constant term that moves (inexact ADMM)": call(Local(x, linear=other, prox=0.1, anchor=x, dual_rate=0.1)),
-        "a table of 5 gradients (LoSAC)": call(Local(x, linear=other, table=table, table_rate=0.2)),
+        "momentum and a constant term": call(Local(x, Constant(other)), Solver(momentum=0.5)),
+        "a constant term that moves (inexact ADMM)": call(Local(x, Dual(other, 0.1, x), Pull(0.1, x))),
+        "a table of 5 gradients (LoSAC)": call(Local(x, Table(table, other, 0.2))),
         "clipped gradient": call(Local(x), Solver(clip=10.0)),
         "SAM, two gradients": call(Local(x), Solver(oracle=Oracle("sam", 0.1))),
-        "less that at a snapshot, two gradients": call(Local(x, snapshot=x)),
+        "less that at a snapshot, two gradients": call(Local(x, Snapshot(x))),
     }
 
 

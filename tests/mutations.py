@@ -86,7 +86,7 @@ def untuned(file: str, old: str, new: str) -> Mutation:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "scaffold: sign flipped": scaffold(("linear=down.c - row.c", "linear=row.c - down.c")),
+    "scaffold: sign flipped": scaffold(("Constant(down.c - row.c)", "Constant(row.c - down.c)")),
     "scaffold: control variates never stored": scaffold(("Row(c)\n", "row\n"), ("server.c + total.c", "server.c")),
     "scaffold: c_i starts at the model's weights": scaffold(
         ("init_client=lambda x: Row(torch.zeros_like(x))", "init_client=lambda x: Row(x)")
@@ -114,9 +114,9 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         (FIXED, "-k", "sums or identities"),
     ),
-    "feddyn: sign flipped": feddyn("linear=penalty * row.h", "linear=-penalty * row.h"),
+    "feddyn: sign flipped": feddyn("Constant(penalty * row.h)", "Constant(-penalty * row.h)"),
     "feddyn: half of the penalty missing": feddyn(
-        "linear=penalty * row.h, prox=penalty, anchor=down.x", "linear=penalty * row.h"
+        "Constant(penalty * row.h), Pull(penalty, down.x)", "Constant(penalty * row.h)"
     ),
     "feddyn: offset from participants only": feddyn("sender.p * move)", "sender.w * move)"),
     "fednova: tau_eff cancelled": fednova(("sender.w * up.a,", "sender.w / up.a,"), ("total.a if", "1 / total.a if")),
@@ -145,7 +145,7 @@ MUTATIONS: dict[str, Mutation] = {
         (FIXED, "-k", "rho_that_rises"),
     ),
     "fedprox: pushes away": Mutation(
-        (Edit("algorithms/fedavg.py", "prox=mu, anchor=x", "prox=-mu, anchor=x"),),
+        (Edit("algorithms/fedavg.py", "Pull(mu, x)", "Pull(-mu, x)"),),
         (FIXED, "-k", "identities or solver"),
     ),
     "extrapolation: shorter steps too": server((".clamp(min=1.0)", "")),
@@ -172,7 +172,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/test_golden.py", "-k", "losac"),  # phi may be any multiple of its sum without moving the optimum
     ),
     "saga: the table's mean against the method's own constant": Mutation(
-        (Edit("transforms/tables.py", "else local.linear + mean", "else local.linear - mean"),),
+        (Edit("transforms/tables.py", "row.table.mean(-2)", "-row.table.mean(-2)"),),
         (ENGINES, "-k", "one_block"),
     ),
     "checkpoint: server's control variate forgotten": Mutation(

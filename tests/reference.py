@@ -2,26 +2,87 @@
 
 It shares no code with the package but L-BFGS, which is torch's, and the types that it is asked in. A step is
 
-    x <- x - eta * (filter(scale * g + weight_decay * x + linear) + prox * (x - anchor))
+    x <- x - eta * (filter(scale * g + weight_decay * x + linear + dual) + prox * (x - anchor))
 
-as `fedconcord.Solver` has it; with a table, g is g - table[j] for the step's block j, then linear += table_rate * that
-and table[j] = g; with a dual rate, linear += dual_rate * (x - anchor) after every step.
+as `fedconcord.Solver` has it; with a table, g is g - table[j] + mean for the step's block j, then
+mean += rate * (g - table[j]) and table[j] = g; a dual gains dual_rate * (x - anchor) after every step.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Done, Local, Objective, Rule
+from fedconcord.core import (
+    Ascent,
+    Constant,
+    Done,
+    Dual,
+    Local,
+    Momentum,
+    Newton,
+    Objective,
+    Pull,
+    Rule,
+    Scale,
+    Snapshot,
+    Table,
+)
 from fedconcord.local import step
 from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.solver import Solver
 
 BY_LBFGS = step.solve
+
+
+class Fields(NamedTuple):
+    """A method's local problem as one set of fields, of one client."""
+
+    x: Tensor  # [d] starting point
+    linear: Tensor | None = None  # [d] constant part of the direction
+    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor
+    anchor: Tensor | None = None  # [d]
+    scale: float | Tensor = 1.0  # [] kappa, weight of the stochastic gradient
+    lr_scale: float = 1.0  # factor on eta
+    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples
+    table: Tensor | None = None  # [M, d] last gradient of each block
+    mean: Tensor | None = None  # [d] of the table
+    table_rate: float | Tensor = 0.0  # []
+    dual: Tensor | None = None  # [d]
+    dual_rate: float = 0.0
+    dual_anchor: Tensor | None = None  # [d]
+    momentum: float | None = None  # in place of the solver's
+    buffer: Tensor | None = None  # [d] the momentum buffer at the start
+    tilt: Tensor | None = None  # [d] SAM's ascent goes along g - tilt - common
+    common: Tensor | None = None  # [d]
+    metric: Tensor | None = None  # [d, d] the direction is solved against it
+    first: float | Tensor | None = None  # [] the first step size under a rule
+
+
+NAMES = {  # of a piece's fields
+    Ascent: {"dual": "tilt", "common": "common"},
+    Snapshot: {"z": "snapshot"},
+    Table: {"table": "table", "mean": "mean", "rate": "table_rate"},
+    Scale: {"kappa": "scale"},
+    Dual: {"dual": "dual", "rate": "dual_rate", "anchor": "dual_anchor"},
+    Momentum: {"beta": "momentum", "buffer": "buffer"},
+    Pull: {"rho": "prox", "anchor": "anchor"},
+    Newton: {"metric": "metric"},
+}
+
+
+def fields_of(local: Local) -> Fields:
+    """The fields of a local problem."""
+    fields = Fields(local.x, lr_scale=local.lr_scale, first=local.first)
+    for piece in local.pieces:
+        if isinstance(piece, Constant):
+            fields = fields._replace(linear=piece.c if fields.linear is None else fields.linear + piece.c)
+        else:
+            fields = fields._replace(**{name: getattr(piece, of) for of, name in NAMES[type(piece)].items()})
+    return fields
 
 
 def solve(
@@ -44,16 +105,17 @@ def solve(
     """
     algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
     regulariser = local_regulariser(objective, algorithm)
-    x, linear, buffer = local.x, local.linear, local.buffer
+    given, local = local, fields_of(local)
+    x, linear, buffer, dual, mean = local.x, local.linear, local.buffer, local.dual, local.mean
     table = None if local.table is None else local.table.clone()
-    tilt = None if local.tilt is None else local.tilt.own
+    tilt = local.tilt
     momentum = momentum_of(solver, local)
     rule, base = duty.pace, lr * local.lr_scale
     paced = None if rule is None else begin(rule, local, x, solver.weight_decay)
     before: Tensor | None = None  # the last step's direction
     taken = evaluations = 0
     if solver.kind == "lbfgs":
-        return BY_LBFGS(objective, duty, local, steps, blocks, whole, lr, full_cost)
+        return BY_LBFGS(objective, duty, given, steps, blocks, whole, lr, full_cost)
     each = full_cost if oracle.kind == "full" else 1
     released = solver.clip_direction is not None and solver.clip_form == "released"
 
@@ -63,11 +125,11 @@ def solve(
         g = objective.gradient(x, samples)
         if oracle.kind == "sam":
             evaluations += each
-            if local.tilt is not None and tilt is not None:
-                g = g - tilt - local.tilt.common
+            if local.common is not None and tilt is not None:
+                g = g - tilt - local.common
             above = ascent(x, g, oracle.radius)
-            if local.tilt is not None and tilt is not None:
-                tilt = tilt + (above - x) - local.tilt.common
+            if local.common is not None and tilt is not None:
+                tilt = tilt + (above - x) - local.common
             g = objective.gradient(above, samples)
         if local.snapshot is not None:
             evaluations += each
@@ -81,10 +143,10 @@ def solve(
         g = oracle_gradient(samples)
         if table is not None:
             assert blocks is not None
-            g, table[blocks[k]] = g - table[blocks[k]], g
+            news, table[blocks[k]] = g - table[blocks[k]], g
+            g = news + mean
         direction = local.scale * g if released else local.scale * g + solver.weight_decay * x
-        if linear is not None:
-            direction = direction + linear
+        direction = direction + (0.0 if linear is None else linear) + (0.0 if dual is None else dual)
         if released:
             constant = direction if local.anchor is None else direction - local.prox * local.anchor
             direction = clipped(constant, solver.clip_direction) + solver.weight_decay * x
@@ -105,15 +167,15 @@ def solve(
         if regulariser is not None:
             assert isinstance(eta, float)  # `solver.refuse`
             x = regulariser.prox(x, eta)
-        if table is not None and linear is not None:
-            linear = linear + local.table_rate * g
-        if local.dual_rate and linear is not None and local.anchor is not None:
-            linear = linear + local.dual_rate * (x - local.anchor)
+        if table is not None:
+            mean = mean + local.table_rate * news
+        if dual is not None:
+            dual = dual + local.dual_rate * (x - local.dual_anchor)
         taken += 1
         if solver.tolerance is not None:
             evaluations += full_cost
             residual = local.scale * objective.gradient(x, whole) + solver.weight_decay * x + pull()
-            residual = residual if linear is None else residual + linear
+            residual = residual + (0.0 if linear is None else linear) + (0.0 if dual is None else dual)
             if float(residual.square().sum()) <= solver.tolerance:
                 break
     count = torch.tensor(float(taken), dtype=objective.dtype, device=objective.device)
@@ -122,8 +184,15 @@ def solve(
         norm = paced.response[0]
     elif algorithm.needs.normaliser:
         norm = normaliser(count, taken, local.prox, base, momentum, solver.step_decay, local.scale, solver.nesterov)
+    ended = {"table": table, "mean": mean, "dual": dual, "buffer": buffer, "tilt": tilt}
     seen = {name: value[0] for name, value in told(paced, count[None]).items()}
-    return Done(x, count, norm, linear, table, buffer, tilt, **seen), evaluations
+    return Done(x, count, norm, tuple(_ended(piece, ended) for piece in given.pieces), **seen), evaluations
+
+
+def _ended(piece: Any, ended: dict[str, Tensor | None]) -> Any:
+    """A method's piece with what the steps moved."""
+    names = NAMES.get(type(piece), {})
+    return piece._replace(**{of: ended[name] for of, name in names.items() if name in ended})
 
 
 def normaliser(
@@ -161,7 +230,7 @@ def normaliser(
     return moved
 
 
-def momentum_of(solver: Solver, local: Local) -> float:
+def momentum_of(solver: Solver, local: Fields) -> float:
     """The momentum in force: the method's own if it names one."""
     return solver.momentum if local.momentum is None else local.momentum
 
@@ -217,7 +286,7 @@ class Normed(NamedTuple):
 Pace = Delta | Dog | Normed
 
 
-def begin(rule: Rule, local: Local, x: Tensor, weight_decay: float) -> Pace:
+def begin(rule: Rule, local: Fields, x: Tensor, weight_decay: float) -> Pace:
     """Before the first step of a round, from x [d] or [S, d]."""
     zero = torch.zeros_like(x[..., :1])
     if rule.kind == "normed":
@@ -233,7 +302,7 @@ def begin(rule: Rule, local: Local, x: Tensor, weight_decay: float) -> Pace:
 
 
 def sized(
-    rule: Rule, pace: Pace, local: Local, lr: float, norm: Tensor, change: Tensor | None, far: Tensor | None
+    rule: Rule, pace: Pace, local: Fields, lr: float, norm: Tensor, change: Tensor | None, far: Tensor | None
 ) -> Pace:
     """The pace with the size of the next step in it, in units of the round's lr.
 
@@ -275,7 +344,7 @@ def _followed(rule: Rule, pace: Delta, change: Tensor) -> Delta:
 
 
 def measured(
-    rule: Rule, pace: Pace, local: Local, lr: float, direction: Tensor, before: Tensor | None, x: Tensor
+    rule: Rule, pace: Pace, local: Fields, lr: float, direction: Tensor, before: Tensor | None, x: Tensor
 ) -> Pace:
     """`sized`, with the norms taken of vectors [d] or [S, d]: D_k, D_{k-1} (None before the first step) and x_k."""
     change = far = None
@@ -291,8 +360,8 @@ def told(pace: Pace | None, steps: Tensor) -> dict[str, Tensor]:
     if pace is None:
         return {}
     if isinstance(pace, Delta):
-        return {"pace": pace.size, "curvature": pace.curvature}
-    return {"pace": pace.size, "power": pace.squares / steps.clamp(min=1)}
+        return {"step_size": pace.size, "curvature": pace.curvature}
+    return {"step_size": pace.size, "power": pace.squares / steps.clamp(min=1)}
 
 
 def length(vectors: Tensor) -> Tensor:

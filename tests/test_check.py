@@ -12,7 +12,19 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Cohort, Done, Local, Needs, Population, Sender, Tree
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Constant,
+    Done,
+    Local,
+    Needs,
+    Population,
+    Pull,
+    Sender,
+    Tree,
+)
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation.sampling import by_size
 from fedconcord.federation.schedule import Schedule
@@ -90,7 +102,7 @@ def good() -> Algorithm:
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x)),
-        start=lambda x, row, client: Local(x, linear=row.dual, prox=0.1, anchor=x),
+        start=lambda x, row, client: Local(x, Constant(row.dual), Pull(0.1, x)),
         finish=finish,
         contribute=contribute,
         update=lambda server, total, cohort: Server(server.x + total.x, server.h + total.h),
@@ -272,7 +284,7 @@ def test_what_goes_down_may_hold_numbers() -> None:
         return replace(
             METHODS["fedavg"](),
             broadcast=lambda server: Down(server.x, 0.5),
-            start=lambda down, row, client: Local(down.x, prox=down.pull, anchor=down.x),
+            start=lambda down, row, client: Local(down.x, Pull(down.pull, down.x)),
             finish=lambda down, row, done, client: (done.x - down.x, row),
         )
 

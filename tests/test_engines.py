@@ -105,7 +105,7 @@ def test_the_full_gradient_after_a_prelude_goes_to_methods_that_ask(asked: bool)
     def begin(down, row, client):
         given.add(("start", client.gradient is not None))
         local = mime.start(down, row, client)
-        return local if client.gradient is None else local._replace(x=local.x - 0.01 * client.gradient)
+        return local if client.gradient is None else local.starting(local.x - 0.01 * client.gradient)
 
     def end(down, row, done, client):
         given.add(("finish", client.gradient is not None))

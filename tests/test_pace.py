@@ -12,7 +12,18 @@ from torch import Tensor
 
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Done, Local, Orders, Rule, Step
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Constant,
+    Done,
+    Local,
+    Orders,
+    Pull,
+    Rule,
+    Scale,
+    Step,
+)
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
@@ -95,7 +106,7 @@ def test_the_published_loop(kind: str) -> None:
     x, anchor, linear = (
         torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (1, 2, 3)
     )
-    local = Local(x, linear=linear, prox=0.3, anchor=anchor, scale=0.7)
+    local = Local(x, Scale(0.7), Constant(linear), Pull(0.3, anchor))
     objective, keyed, order = p.objective, Keyed(4, 2), Orders(0, 1, 12, 1.0, 4)
     held = objective.samples(1)
     batches = keyed.draw(METHODS["fedavg"](), order, len(held)).batches
@@ -115,10 +126,10 @@ def test_the_published_loop(kind: str) -> None:
     duty = Duty(METHODS["fedavg"](), Solver(weight_decay=WEIGHT_DECAY, pace=RULES[kind]), keyed)
     done, _ = step.solve(objective, duty, local, samples, None, held, 1.0)
     assert float((done.x - xs[-1]).norm()) < 1e-12
-    assert done.pace is not None
-    assert done.pace.shape == ()
+    assert done.step_size is not None
+    assert done.step_size.shape == ()
     last = (xs[-2] - xs[-1]) / whole(11, xs[-2])
-    assert torch.allclose(done.pace.expand(5), last, rtol=1e-9)
+    assert torch.allclose(done.step_size.expand(5), last, rtol=1e-9)
     pairs = list(zip(xs[1:-1], xs[:-2], strict=True))
     steep = [float((whole(k + 1, b) - whole(k, a)).norm() / (b - a).norm()) for k, (b, a) in enumerate(pairs)]
     if kind == "delta":
@@ -198,15 +209,15 @@ def test_the_normaliser_is_the_response_to_unit_gradients(kind: str) -> None:
     """A gradient more, of ones, moves x by the normaliser in the same step sizes, whatever the pull."""
     p = quadratics(0, 3, torch.float64, CPU, dim=5)
     start = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    local = Local(start, prox=0.4, anchor=start, scale=0.6)
+    local = Local(start, Scale(0.6), Pull(0.4, start))
     held = p.objective.samples(1)
     duty = Duty(replace(METHODS["scaffold"]()), Solver(pace=RULES[kind]), Keyed(4, None))
     sizes: list[float] = []
     done = None
     for steps in range(1, 7):
         done, _ = step.solve(p.objective, duty, local, [held] * steps, None, held, 0.5)
-        assert done.pace is not None
-        sizes.append(float(done.pace))
+        assert done.step_size is not None
+        sizes.append(float(done.step_size))
     moved = 0.0
     for size in sizes:
         moved += 0.5 * size * (0.6 - 0.4 * moved)
@@ -237,7 +248,7 @@ def test_losses_in_other_units_have_the_same_iterates() -> None:
     ends = []
     for c in (1.0, 1000.0):
         duty = Duty(METHODS["fedavg"](), Solver(pace=delta(first=0.05 / c, bound=1e6)), Keyed(4, None))
-        done, _ = step.solve(p.objective, duty, Local(x, scale=c), [held] * 15, None, held, 1.0)
+        done, _ = step.solve(p.objective, duty, Local(x, Scale(c)), [held] * 15, None, held, 1.0)
         ends.append(done.x)
     assert torch.allclose(*ends, rtol=1e-10)
 
@@ -257,10 +268,10 @@ def test_gradients_that_vanish_are_no_nan(kind: str) -> None:
     for slope in (0.0, 1.0):
         done = along_ones(RULES[kind], [slope] * 200)
         assert done.x.isfinite().all()
-        assert done.pace is not None
-        assert done.pace.isfinite().all()
+        assert done.step_size is not None
+        assert done.step_size.isfinite().all()
         if kind == "delta":
-            assert float(done.pace) == pytest.approx(2.0)  # bound times first
+            assert float(done.step_size) == pytest.approx(2.0)  # bound times first
 
 
 def test_a_batch_without_a_gradient_does_not_end_a_client() -> None:
@@ -276,7 +287,7 @@ def test_the_first_step_of_dog() -> None:
 
 
 def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
-    """`Local.first`, `Done.pace` and `Done.curvature`, a number a client, kept in its row."""
+    """`Local.first`, `Done.step_size` and `Done.curvature`, a number a client, kept in its row."""
     plain = METHODS["fedavg"]()
 
     class Row(NamedTuple):
@@ -284,9 +295,9 @@ def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
         curvature: Tensor  # []
 
     def finish(down: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        assert done.pace is not None
+        assert done.step_size is not None
         assert done.curvature is not None
-        return done.x - down, Row(done.pace, done.curvature)
+        return done.x - down, Row(done.step_size, done.curvature)
 
     keeping = replace(
         plain,
@@ -306,8 +317,8 @@ def test_a_method_gives_the_first_step_and_learns_the_last() -> None:
 def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pull that all clients share, as a tensor, makes no gradients apart."""
     job = Job(small("dense"), make("fedprox"), SCHEDULE, engine=Stacked(None))
-    begin, mu = job.algorithm.start, torch.tensor(0.3, dtype=torch.float64)
-    shared = replace(job.algorithm, start=lambda x, row, client: begin(x, row, client)._replace(prox=mu))
+    mu = torch.tensor(0.3, dtype=torch.float64)
+    shared = replace(job.algorithm, start=lambda x, row, client: Local(x, Pull(mu, x)))
     monkeypatch.setattr(stacked, "walk", None)
     assert_same(run(replace(job, algorithm=shared)), run(job))
 

@@ -26,11 +26,13 @@ from fedconcord.core import (
     Algorithm,
     Client,
     Cohort,
+    Constant,
     Done,
     Facts,
     Local,
     Memory,
     Phases,
+    Pull,
     Recommendation,
     Settle,
 )
@@ -57,7 +59,7 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     """
 
     def start(down: Server, row: Row, client: Client) -> Local:
-        return Local(down.x, linear=rho * (down.x - down.mean + row.s), prox=rho, anchor=down.x)
+        return Local(down.x, Constant(rho * (down.x - down.mean + row.s)), Pull(rho, down.x))
 
     def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         move = done.x - down.x

@@ -37,11 +37,13 @@ from fedconcord.core import (
     Algorithm,
     Client,
     Cohort,
+    Constant,
     Done,
     Facts,
     Local,
     Phases,
     Population,
+    Pull,
     Rule,
     Sender,
     Settle,
@@ -103,7 +105,7 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
 
     def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
         dual = down.dual + row.dual if isinstance(row, Row) else down.dual
-        return Local(down.x, linear=dual, prox=down.rho, anchor=down.x, first=down.first)
+        return Local(down.x, Constant(dual), Pull(down.rho, down.x), first=down.first)
 
     def finish(down: Down, row: Row | tuple[()], done: Done, client: Client) -> tuple[Message, Row | tuple[()]]:
         assert done.power is not None

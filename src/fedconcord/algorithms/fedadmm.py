@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Positive, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, model_of
+from fedconcord.core import Algorithm, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs, Pull, model_of
 from fedconcord.core.identity import definition
 
 Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]
@@ -87,7 +87,7 @@ def fedadmm(
     def start(down: Tensor | Server, row: Row, client: Client) -> Local:
         x = model_of(down)
         begin = row.w if isinstance(row.w, Tensor) else x
-        return Local(begin, linear=row.y, prox=penalty(down, client), anchor=x)
+        return Local(begin, Constant(row.y), Pull(penalty(down, client), x))
 
     def finish(down: Tensor | Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         x, weight = model_of(down), penalty(down, client)

@@ -19,7 +19,21 @@ from torch import Tensor
 
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Count, Positive, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Step
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Dual,
+    Facts,
+    Local,
+    Memory,
+    Needs,
+    Population,
+    Pull,
+    Scale,
+    Step,
+)
 from fedconcord.core.identity import definition
 
 
@@ -54,17 +68,15 @@ def fedadmm_inexact(
     def start(z: Tensor, row: Row, client: Client) -> Local:
         return Local(
             row.x,
-            linear=row.dual,
-            prox=rho,
-            anchor=z,
-            scale=client.p if objective == "mean" else 1.0,
+            Scale(client.p if objective == "mean" else 1.0),
+            Dual(row.dual, rho, z),
+            Pull(rho, z),
             lr_scale=1.0 / (1.0 + rho * client.lr),
-            dual_rate=rho,
         )
 
     def finish(z: Tensor, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        assert done.linear is not None
-        return done.x - row.x + (done.linear - row.dual) / rho, Row(done.x, done.linear)
+        dual = done.piece(Dual).dual
+        return done.x - row.x + (dual - row.dual) / rho, Row(done.x, dual)
 
     def update(server: Server, change: Tensor, cohort: Cohort) -> Server:
         mean, pull, psi = server.mean + change, cohort.n * rho, cohort.regulariser

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import NotNegative, Positive, about
-from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Recommendation, Step, Weights
+from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Pull, Recommendation, Step, Weights
 from fedconcord.core.identity import definition
 
 ServerLR = Annotated[Positive, about("server step size")]
@@ -95,6 +95,6 @@ def fedprox(
     """
     return replace(
         fedavg(server_lr, weights),
-        start=lambda x, row, client: Local(x, prox=mu, anchor=x),
+        start=lambda x, row, client: Local(x, Pull(mu, x)),
         facts=Facts(group="proximal", cautions=(Caution("any", "tuned, it ends where FedAvg does"),)),
     )

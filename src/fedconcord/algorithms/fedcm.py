@@ -20,7 +20,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Fraction, about
-from fedconcord.core import Algorithm, Cohort, Facts, Local, Needs, Recommendation, Sender
+from fedconcord.core import Algorithm, Cohort, Constant, Facts, Local, Needs, Recommendation, Scale, Sender
 from fedconcord.core.identity import definition
 
 
@@ -54,7 +54,7 @@ def fedcm(
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(down.x, linear=(1 - alpha) * down.direction, scale=alpha),
+        start=lambda down, row, client: Local(down.x, Scale(alpha), Constant((1 - alpha) * down.direction)),
         finish=lambda down, row, done, client: (Message(done.x - down.x, done.normaliser / alpha), row),
         contribute=contribute,
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),

@@ -26,12 +26,14 @@ from fedconcord.core import (
     Caution,
     Client,
     Cohort,
+    Constant,
     Done,
     Facts,
     Local,
     Memory,
     Needs,
     Population,
+    Pull,
     Recommendation,
     Sender,
 )
@@ -81,7 +83,7 @@ def feddyn(
 
     def start(down: Down, row: Row, client: Client) -> Local:
         penalty = alpha / (down.n * client.p) if isinstance(down.n, Tensor) else alpha
-        return Local(down.x, linear=penalty * row.h, prox=penalty, anchor=down.x)
+        return Local(down.x, Constant(penalty * row.h), Pull(penalty, down.x))
 
     def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         move = done.x - down.x

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Chance, Fraction, Positive, about
-from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Oracle, Step
+from fedconcord.core import Algorithm, Client, Constant, Done, Facts, Local, Memory, Needs, Newton, Oracle, Pull, Step
 from fedconcord.core.identity import definition
 
 
@@ -56,7 +56,7 @@ def fedhybrid(
         # the engine steps by eta B^{-1}: scale B so that a Newton client's step is newton_lr
         flag = newton[..., None] if newton.ndim else newton
         metric = flag * B * (client.lr / newton_lr) + (1 - flag) * eye
-        return Local(row.x, linear=row.dual, prox=rho, anchor=down.x, metric=metric)
+        return Local(row.x, Constant(row.dual), Pull(rho, down.x), Newton(metric))
 
     def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
         newton, B = curvature(down, client)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
 from fedconcord.basis.parameters import NotNegative, about
-from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Needs
+from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Needs, Pull
 from fedconcord.core.identity import definition
 
 
@@ -53,7 +53,7 @@ def fednova(
 
     return Algorithm(
         init=lambda x, population: Server(x),
-        start=lambda x, row, client: Local(x, prox=mu, anchor=x),
+        start=lambda x, row, client: Local(x, Pull(mu, x)),
         finish=finish,
         contribute=lambda up, sender, cohort: Message(sender.w / up.a * up.move, sender.w * up.a, sender.w * up.tau),
         update=update,

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.algorithms.scaffold import Row, Server
 from fedconcord.basis.parameters import NotNegative, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Sender
+from fedconcord.core import Algorithm, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs, Pull, Sender
 from fedconcord.core.identity import definition
 
 
@@ -57,7 +57,7 @@ def fednova_vr(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(down.x, linear=down.c - row.c, prox=mu, anchor=down.x),
+        start=lambda down, row, client: Local(down.x, Constant(down.c - row.c), Pull(mu, down.x)),
         finish=finish,
         contribute=contribute,
         update=update,

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, Positive, about
-from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Phases, Settle
+from fedconcord.core import Algorithm, Client, Constant, Done, Facts, Local, Memory, Needs, Phases, Pull, Settle
 from fedconcord.core.identity import definition
 
 
@@ -43,7 +43,7 @@ def fedpd(
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: Row(x, torch.zeros_like(x), x),
-        start=lambda x, row, client: Local(row.x, linear=row.dual, prox=1.0 / eta, anchor=row.anchor),
+        start=lambda x, row, client: Local(row.x, Constant(row.dual), Pull(1.0 / eta, row.anchor)),
         finish=finish,
         contribute=lambda own, sender, cohort: sender.w * own,
         update=lambda server, mean, cohort: Server(mean),

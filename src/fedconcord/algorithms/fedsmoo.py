@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius
 from fedconcord.algorithms.feddyn import Alpha
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Oracle, Step, Tilt
+from fedconcord.core import Algorithm, Ascent, Client, Cohort, Constant, Done, Facts, Local, Memory, Oracle, Pull, Step
 from fedconcord.core.identity import definition
 
 
@@ -58,12 +58,12 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
     """
 
     def start(down: Down, row: Row, client: Client) -> Local:
-        return Local(down.x, linear=alpha * row.h, prox=alpha, anchor=down.x, tilt=Tilt(row.mu, down.s))
+        return Local(down.x, Ascent(radius, row.mu, down.s), Constant(alpha * row.h), Pull(alpha, down.x))
 
     def finish(down: Down, row: Row, done: Done, client: Client) -> tuple[Message, Row]:
-        assert done.tilt is not None
-        move = done.x - down.x
-        return Message(move, done.tilt), Row(row.h + move, done.tilt)
+        move, mu = done.x - down.x, done.piece(Ascent).dual
+        assert mu is not None
+        return Message(move, mu), Row(row.h + move, mu)
 
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         mean, h = server.x + total.move, server.h + total.h

@@ -20,7 +20,20 @@ from torch import Tensor
 from fedconcord.algorithms.family_steps import step_theory
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import NotNegative, Positive, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Population, Sender
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Constant,
+    Done,
+    Facts,
+    Local,
+    Memory,
+    Needs,
+    Population,
+    Pull,
+    Sender,
+)
 from fedconcord.core.identity import definition
 
 Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
@@ -104,7 +117,7 @@ def fedvra(
         init=init,
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.beta),
-        start=lambda down, row, client: Local(down.x, linear=-row.dual, prox=of(client, down.x), anchor=down.x),
+        start=lambda down, row, client: Local(down.x, Constant(-row.dual), Pull(of(client, down.x), down.x)),
         finish=finish,
         contribute=contribute,
         update=update,

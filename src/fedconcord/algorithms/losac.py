@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
 from fedconcord.basis.parameters import Count, Positive, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Phases, Prologue, Step
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Phases, Prologue, Step, Table
 from fedconcord.core.identity import definition
 
 Blocks = Annotated[Count, about("number of blocks M that a client's samples are divided into")]
@@ -47,11 +47,6 @@ def _empty(x: Tensor, blocks: int) -> Row:
     return Row(torch.zeros(blocks, len(x), dtype=x.dtype, device=x.device))
 
 
-def _table(done: Done) -> Row:
-    assert done.table is not None
-    return Row(done.table)
-
-
 @definition()
 def fedsaga(
     blocks: Blocks = 5,
@@ -71,8 +66,8 @@ def fedsaga(
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: _empty(x, blocks),
-        start=lambda x, row, client: Local(x, linear=row.table.mean(-2), table=row.table, table_rate=1 / blocks),
-        finish=lambda x, row, done, client: (done.x - x, _table(done)),
+        start=lambda x, row, client: Local(x, Table(row.table, row.table.mean(-2), 1 / blocks)),
+        finish=lambda x, row, done, client: (done.x - x, Row(done.piece(Table).table)),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         step=Step(blocks=blocks),
@@ -100,8 +95,8 @@ def losac(
     scale = 1 / blocks if block_scale == "mean" else float(block_scale)
 
     def finish(down: Corrected, row: Row, done: Done, client: Client) -> tuple[Corrected, Row]:
-        assert done.linear is not None
-        return Corrected(done.x - down.x, done.linear - down.phi), _table(done)
+        ended = done.piece(Table)
+        return Corrected(done.x - down.x, ended.mean - down.phi), Row(ended.table)
 
     def update(server: Corrected, total: Corrected, cohort: Cohort) -> Corrected:
         if scaling == "paper":
@@ -118,7 +113,7 @@ def losac(
         init=lambda x, population: Corrected(x, torch.zeros_like(x)),
         init_client=lambda x: _empty(x, blocks),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(down.x, linear=down.phi, table=row.table, table_rate=scale * client.p),
+        start=lambda down, row, client: Local(down.x, Table(row.table, down.phi, scale * client.p)),
         finish=finish,
         contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, up.phi),
         update=update,

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, about
-from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Step, Tree, tree_map
+from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Momentum, Step, Tree, tree_map
 from fedconcord.core.identity import definition
 
 
@@ -39,8 +39,7 @@ def mfl(
     """
 
     def finish(down: Server, row: Tree, done: Done, client: Client) -> tuple[Server, Tree]:
-        assert done.buffer is not None
-        return Server(done.x - down.x, done.buffer), row
+        return Server(done.x - down.x, done.piece(Momentum).buffer), row
 
     def update(server: Server, total: Server, cohort: Cohort) -> Server:
         return Server(server.x + server_lr * total.x, total.buffer)
@@ -48,7 +47,7 @@ def mfl(
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(down.x, momentum=momentum, buffer=down.buffer),
+        start=lambda down, row, client: Local(down.x, Momentum(momentum, down.buffer)),
         finish=finish,
         contribute=lambda up, sender, cohort: tree_map(lambda leaf: sender.w * leaf, up),
         update=update,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.core import Algorithm, Facts, Local, Phases, Prelude
+from fedconcord.core import Algorithm, Constant, Facts, Local, Phases, Prelude, Snapshot
 from fedconcord.core.identity import definition
 
 
@@ -31,7 +31,7 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
 
     return Algorithm(
         init=lambda x, population: Server(x),
-        start=lambda down, row, client: Local(down.x, linear=down.c, snapshot=down.x),
+        start=lambda down, row, client: Local(down.x, Snapshot(down.x), Constant(down.c)),
         finish=lambda down, row, done, client: (done.x - down.x, row),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),

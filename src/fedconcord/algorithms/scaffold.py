@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
 from fedconcord.basis.parameters import about
-from fedconcord.core import Algorithm, Caution, Client, Cohort, Done, Facts, Local, Memory, Needs
+from fedconcord.core import Algorithm, Caution, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs
 from fedconcord.core.identity import definition
 
 
@@ -64,7 +64,7 @@ def scaffold(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
-        start=lambda down, row, client: Local(down.x, linear=down.c - row.c),
+        start=lambda down, row, client: Local(down.x, Constant(down.c - row.c)),
         finish=finish,
         contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Facts, Local, Memory, Needs, Phases, Settle
+from fedconcord.core import Algorithm, Client, Constant, Done, Facts, Local, Memory, Needs, Phases, Settle
 from fedconcord.core.identity import definition
 
 
@@ -38,7 +38,7 @@ def vrlsgd() -> Algorithm:
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: Row(torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)),
-        start=lambda x, row, client: Local(x, linear=-row.delta),
+        start=lambda x, row, client: Local(x, Constant(-row.delta)),
         finish=finish,
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + move),

@@ -8,7 +8,7 @@ over the last dimension with `keepdim=True`.
 A round, as every engine runs it:
 
     down   = broadcast(server)
-    local  = start(down, row, client)            the local problem: where to start, what to add to the gradient
+    local  = start(down, row, client)            the local problem: where to start, the method's pieces of a step
     done   = <the engine's local loop>
     up,row = finish(down, row, done, client)     the message up and the client's new state
     total  = sum over the cohort of contribute(up, sender, cohort)        or what `combine` makes of them
@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fedconcord.core.facts import Facts
-from fedconcord.core.former import accepts_former_fields, former_field
+from fedconcord.core.former import accepts_former_fields, former_field, former_pieces
 from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.core.objective import Regulariser
-from fedconcord.core.trees import Tree
+from fedconcord.core.pieces import Piece
+from fedconcord.core.trees import Tree, tree_map
 
+P = TypeVar("P")
 Weights = Literal["uniform", "size", "unbiased"]
 """How the server weighs the cohort; see `core.weights`."""
 
@@ -90,54 +92,66 @@ class Cohort(NamedTuple):
     normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed by (seed, round)
 
 
-class Tilt(NamedTuple):
-    """SAM's ascent of length radius goes along g - own - common, and own += ascent - common at every step."""
+class Local:
+    """The local problem: where its steps start, and the pieces that the method puts into each of them.
 
-    own: Tensor  # [d]
-    common: Tensor  # [d]
+    A step hands the gradient of its samples from piece to piece (`core.pieces`), the method's and those that the user
+    chose, and moves by eta times what comes out; the regulariser's proximal step of size eta follows, unless the method
+    leaves that to the server.
 
-
-class Local(NamedTuple):
-    """The local problem. A step is x <- x - eta * (filter(scale * g + linear) + prox * (x - anchor)), followed by the
-    regulariser's proximal step of size eta unless the algorithm leaves that to the server.
-
-    `filter` is the local solver's momentum; clipping and weight decay act on g before it. The fields below `scale` are
-    for methods that need them: with a table, g is g - table[j] for the step's block j, then linear += table_rate * that
-    and table[j] = g; with a dual rate, linear += dual_rate * (x - anchor) after every step.
+    Args:
+        x: [d] the starting point.
+        pieces: in any order, one of a kind; each knows its place in a step.
+        lr_scale: a factor on eta.
+        first: [] the first step size under a rule, in place of the rule's; of `normed`, 0 is none.
+        former: the fields that this type had before it had pieces, for one release.
     """
 
-    x: Tensor  # [d] starting point
-    linear: Tensor | None = None  # [d] constant part of the direction
-    prox: float | Tensor = 0.0  # [] weight rho of the pull to the anchor; a tensor where it differs by client
-    anchor: Tensor | None = None  # [d] needed when prox is not 0
-    scale: float | Tensor = 1.0  # [] kappa, weight of the stochastic gradient
-    lr_scale: float = 1.0  # factor on eta
-    snapshot: Tensor | None = None  # [d] z: g becomes g(x) - g(z) on the same samples (SVRG, Mime)
-    table: Tensor | None = None  # [M, d] last gradient of each block (SAGA, LoSAC)
-    table_rate: float | Tensor = 0.0  # []
-    dual_rate: float = 0.0  # (ADMM with inexact steps)
-    momentum: float | None = None  # in place of the solver's (MFL)
-    buffer: Tensor | None = None  # [d] the momentum buffer at the start, in place of none (MFL)
-    tilt: Tilt | None = None  # of SAM's ascent (FedSMOO)
-    metric: Tensor | None = None  # [d, d] the direction, pull included, is solved against it (Newton clients)
-    first: float | Tensor | None = (
-        None  # [] the first step size under a rule, in place of the rule's; normed: 0 is none
-    )
+    def __init__(
+        self, x: Tensor, *pieces: Piece, lr_scale: float = 1.0, first: float | Tensor | None = None, **former: Any
+    ) -> None:
+        self.x, self.lr_scale, self.first = x, lr_scale, first
+        self.pieces = (*pieces, *former_pieces(x, **former)) if former else pieces
+
+    def having(self, *pieces: Piece) -> Local:
+        """The same local problem with more pieces."""
+        return Local(self.x, *self.pieces, *pieces, lr_scale=self.lr_scale, first=self.first)
+
+    def starting(self, x: Tensor) -> Local:
+        """The same local problem from another starting point."""
+        return Local(x, *self.pieces, lr_scale=self.lr_scale, first=self.first)
+
+    def map(self, f: Callable[[Any], Any]) -> Local:
+        """The same local problem with f of every tensor and number."""
+        pieces = (tree_map(f, piece) for piece in self.pieces)
+        return Local(f(self.x), *pieces, lr_scale=self.lr_scale, first=f(self.first))
+
+    def piece(self, kind: type[P]) -> P | None:
+        """Its piece of this kind, if it has one."""
+        return next((piece for piece in self.pieces if isinstance(piece, kind)), None)
 
 
 class Done(NamedTuple):
-    """What the local solver reports."""
+    """What the local steps of a round came to."""
 
     x: Tensor  # [d] the client's model after its local steps
     steps: Tensor  # [] local steps taken
     normaliser: Tensor  # [] ||a_i||_1: the response of (x_start - x) / eta to gradients that are all 1 (FedNova)
-    linear: Tensor | None = None  # [d] as it ended, where steps change it
-    table: Tensor | None = None  # [M, d] as it ended
-    buffer: Tensor | None = None  # [d] momentum buffer as it ended
-    tilt: Tensor | None = None  # [d] the tilt's own part as it ended
-    pace: Tensor | None = None  # [] the last step size under a rule; None where steps have the round's
+    pieces: tuple[Piece, ...] = ()  # the method's, with what they move as it ended
+    step_size: Tensor | None = None  # [] the last step size under a rule; None where steps have the round's
     power: Tensor | None = None  # [] mean of ||D_k||^2 over the steps, where the rule has it
     curvature: Tensor | None = None  # [] the largest ||D_k - D_{k-1}|| / ||x_k - x_{k-1}|| that delta saw; 0: none
+
+    def piece(self, kind: type[P]) -> P:
+        """The method's piece of this kind.
+
+        Raises:
+            LookupError: its local problem had none.
+        """
+        for piece in self.pieces:
+            if isinstance(piece, kind):
+                return piece
+        raise LookupError(f"the local problem has no piece {kind.__name__} that could have ended")
 
 
 class Oracle(NamedTuple):

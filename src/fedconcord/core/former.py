@@ -1,10 +1,15 @@
-"""Fields of `Algorithm` by the names that they had before they were put in groups. They work for one release."""
+"""Fields of `Algorithm` and `Local` by the names that they had before groups and pieces. They work for one release."""
 
 from __future__ import annotations
 
 import functools
 import warnings
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedconcord.core.pieces import Constant, Dual, Momentum, Newton, Piece, Pull, Scale, Snapshot, Table
 
 T = TypeVar("T")
 
@@ -61,3 +66,39 @@ def _warn(name: str, how: str = "") -> None:
         FutureWarning,
         stacklevel=3,
     )
+
+
+def former_pieces(
+    x: Tensor,
+    linear: Tensor | None = None,
+    prox: float | Tensor = 0.0,
+    anchor: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    snapshot: Tensor | None = None,
+    table: Tensor | None = None,
+    table_rate: float | Tensor = 0.0,
+    dual_rate: float = 0.0,
+    momentum: float = 0.0,
+    buffer: Tensor | None = None,
+    metric: Tensor | None = None,
+) -> tuple[Piece, ...]:
+    """The pieces that the former fields of a `Local` stood for; a table had its mean, scaled, in `linear`."""
+    warnings.warn(
+        "the fields of a Local beside x, lr_scale and first are now pieces of fedconcord.core, as in "
+        "Local(x, Constant(c), Pull(rho, anchor)); the former names work for one release",
+        FutureWarning,
+        stacklevel=3,
+    )
+    pieces: list[Piece] = [Scale(scale)]
+    if snapshot is not None:
+        pieces.append(Snapshot(snapshot))
+    if table is not None:
+        mean = torch.zeros_like(x) if linear is None else linear / scale
+        pieces.append(Table(table, mean, table_rate / scale))
+    elif linear is not None:
+        pieces.append(Dual(linear, dual_rate, anchor) if dual_rate and anchor is not None else Constant(linear))
+    if buffer is not None:
+        pieces.append(Momentum(momentum, buffer))
+    if anchor is not None:
+        pieces.append(Pull(prox, anchor))
+    return (*pieces, Newton(metric)) if metric is not None else tuple(pieces)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,6 +88,16 @@ class HasAfter(Protocol):
     """A piece that follows the model."""
 
     def after(self, x: Tensor) -> None: ...
+
+
+def moved_by(pieces: tuple[Piece, ...], f: Callable[[Tensor], Tensor]) -> tuple[Piece, ...]:
+    """The pieces with f of what they move."""
+
+    def one(piece: Any) -> Any:
+        fields = {name: f(getattr(piece, name)) for name in piece.traits.moves}
+        return piece._replace(**fields)
+
+    return tuple(one(piece) for piece in pieces)
 
 
 # -- the gradient --------------------------------------------------------------------------------------------------

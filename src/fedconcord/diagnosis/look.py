@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +15,24 @@ from torch import Tensor
 from fedconcord.analysis.surrogate import schedule_of
 from fedconcord.core import (
     Algorithm,
+    At,
     Client,
+    Constant,
     Done,
+    Dual,
     Local,
     Memory,
     Objective,
     Plan,
+    Pull,
+    Scale,
+    Snapshot,
     StepTheory,
+    Table,
     Tree,
     model_of,
     rng,
+    tree_map,
 )
 from fedconcord.diagnosis import gradients, memory
 from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
@@ -130,8 +139,8 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     direction, corrected = _direction(local, there)
     remedy = None
     if not corrected and job.solver.kind == "sgd" and job.algorithm.step.hessian_at is None:
-        scale = torch.as_tensor(local.scale).double().reshape(-1).cpu().numpy()  # [n] of gradients beside `linear`
-        steered = _round(job, state, plan, control(p, moves, work / scale, plan.lr))[1] - x
+        kappa = _kappa(local).double().reshape(-1).cpu().numpy()  # [n] of gradients beside constants
+        steered = _round(job, state, plan, control(p, moves, work / kappa, plan.lr))[1] - x
         remedy = remedies(p, moves, work, steered)
     found, agreed = drift(p, moves), gradients.agreement(p, at)
     secant = gradients.secant(end - there, done - first)
@@ -143,7 +152,9 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         theory = job.algorithm.facts.theory(ids, inclusion, plan.steps, plan.lr, secant)
     residual = None
     if kept is not None and kept.what.is_dual:
-        residual = memory.residual(p, -kept.gradients, first, x, there, local.prox / local.scale)
+        pull = local.piece(Pull)
+        rho = 0.0 if pull is None else pull.rho
+        residual = memory.residual(p, -kept.gradients, first, x, there, rho / _kappa(local))
     return Look(
         round=state.round,
         ids=ids,
@@ -261,13 +272,12 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
         local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, model_of(down), client.gradient)
-        table = None if local.table is None else local.table.mean(-2)
-        local = local._replace(table=table, table_rate=0.0, buffer=None, tilt=None, metric=None)  # large, and not asked
-        done = done._replace(linear=None, table=None, buffer=None, tilt=None)
-        stacked = client.id.ndim > 0
+        pieces = [_short(piece) for piece in local.pieces if isinstance(piece, LINEAR)]
+        local, done = Local(local.x, *pieces), Done(*done[:3])
         with held:
             for k, i in enumerate(client.id.reshape(-1).tolist()):
-                seen[i] = (_pick(local, k) if stacked else local, _pick(done, k) if stacked else done)
+                row_of = partial(_row, k=k) if client.id.ndim > 0 else lambda leaf: leaf
+                seen[i] = local.map(row_of), tree_map(row_of, done)
         return (), row
 
     linear = job.solver.kind != "lbfgs"
@@ -297,61 +307,54 @@ def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[T
         local = algorithm.start(down, row, client)
         own = more[[place[int(i)] for i in client.id.reshape(-1)]]
         own = own if client.id.ndim else own[0]
-        return local._replace(linear=own if local.linear is None else local.linear + own)
+        return local.having(Constant(own))
 
     return start
 
 
-def _pick(of: Any, k: int) -> Any:
-    """One client's part of a Local or Done of a stacked cohort: vectors [S, d] and columns [S, 1] at k."""
-    columns = ("prox", "scale", "steps", "normaliser")
+LINEAR = (Snapshot, Table, Scale, Constant, Dual, Pull)
+"""Pieces whose directions are linear in the gradients, which is what a look is at."""
 
-    def at(name: str, leaf: Any) -> Any:
-        own = isinstance(leaf, Tensor) and leaf.ndim >= (1 if name in columns else 2)
-        return leaf[k].clone() if own else leaf
 
-    return of._replace(**{name: at(name, leaf) for name, leaf in of._asdict().items()})
+def _short(piece: Any) -> Any:
+    """The piece with the mean of a table in place of its rows, which are large and of which no look asks more."""
+    return piece._replace(table=piece.table.mean(-2, keepdim=True)) if isinstance(piece, Table) else piece
+
+
+def _row(leaf: Any, k: int) -> Any:
+    """One client's part of a stacked cohort's tensor: vectors [S, d] and columns [S, 1] at k."""
+    return leaf[k].clone() if isinstance(leaf, Tensor) and leaf.ndim >= 2 else leaf
 
 
 def _together(locals_: list[Local]) -> Local:
-    """Local problems of n clients as one, tensors stacked [n, ...], numbers as [n, 1]; without what no look asks."""
+    """Local problems of n clients as one, tensors stacked [n, ...], numbers that differ as [n, 1]."""
 
-    def column(values: list[Any]) -> Tensor:
-        like = locals_[0].x
-        return torch.stack([torch.as_tensor(v, dtype=like.dtype, device=like.device).reshape(1) for v in values])
+    def stacked(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        rows = torch.stack(leaves)
+        return rows if rows.ndim > 1 else rows[:, None]
 
-    def rows(values: list[Tensor | None]) -> Tensor | None:
-        given = [v for v in values if v is not None]
-        return torch.stack(given) if len(given) == len(values) else None
+    pieces = [tree_map(stacked, *same) for same in zip(*(local.pieces for local in locals_), strict=True)]
+    return Local(torch.stack([local.x for local in locals_]), *pieces)
 
-    x = torch.stack([local.x for local in locals_])
-    return Local(
-        x,
-        linear=rows([local.linear for local in locals_]),
-        prox=column([local.prox for local in locals_]),
-        anchor=rows([local.anchor for local in locals_]),
-        scale=column([local.scale for local in locals_]),
-        snapshot=rows([local.snapshot for local in locals_]),
-        table=rows([local.table for local in locals_]),
-    )
+
+def _kappa(local: Local) -> Tensor:
+    """The weight of each client's gradient in its direction [n, 1]."""
+    scale = local.piece(Scale)
+    return local.x.new_ones(len(local.x), 1) * (1.0 if scale is None else scale.kappa)
 
 
 def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
     """The mean direction of each client's first step [n, d], and whether it is corrected for the client.
 
     Args:
-        local: of n clients (`_together`); `table` is the mean [d] of each one's.
-        at: gradients [n, d] where they start.
+        local: of n clients (`_together`).
+        at: gradients [n, d] where they start; a snapshot is taken to be there.
     """
-    found = local.scale * at
-    if local.snapshot is not None:  # g(x) - g(z), z the server's model, where it is 0
-        found = torch.zeros_like(at)
-    if local.table is not None:
-        found = found - local.scale * local.table
-    if local.linear is not None:
-        found = found + local.linear
-    if local.anchor is not None:
-        found = found + local.prox * (local.x - local.anchor)
-    left = found - local.scale * at
+    v, step = at.clone(), At(local.x, lambda point: at, torch.zeros(len(at), dtype=torch.int64, device=at.device), 0)
+    for piece in sorted(local.pieces, key=lambda piece: piece.traits.place):
+        v = piece.apply(v, step)
+    left = v - _kappa(local) * at
     own = left - left.mean(0)
-    return found, bool(own.square().sum() > 1e-10 * (local.scale * at).square().sum())
+    return v, bool(own.square().sum() > 1e-10 * (_kappa(local) * at).square().sum())

@@ -13,6 +13,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import (
     Algorithm,
     Client,
+    Constant,
     Done,
     Draws,
     Local,
@@ -22,14 +23,17 @@ from fedconcord.core import (
     Plan,
     Regulariser,
     Rule,
+    Scale,
     Settle,
+    Snapshot,
     Tree,
     TwoBlockRow,
     behind,
     column_of,
     rng,
 )
-from fedconcord.local.solver import Solver, chain_of, costs, done_of
+from fedconcord.local import sizes
+from fedconcord.local.solver import Solver, chain_of, costs
 from fedconcord.local.walk import Chain, Walked, response
 
 
@@ -73,7 +77,10 @@ class Duty(NamedTuple):
         """What the method is told of the steps."""
         count = torch.as_tensor(walked.taken, device=walked.x.device).to(walked.x.dtype)[:, None]
         has_normaliser = self.algorithm.needs.normaliser and self.solver.kind == "sgd"
-        return done_of(local, walked, count, response(chain, walked) if has_normaliser else count * torch.nan)
+        normaliser = response(chain, walked) if has_normaliser else count * torch.nan
+        ended = {type(piece): piece for piece in walked.pieces}
+        pieces = tuple(ended.get(type(piece), piece) for piece in local.pieces)
+        return Done(walked.x, count, normaliser, pieces, *sizes.told(walked.size, count))
 
 
 def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bool) -> Client:
@@ -136,8 +143,8 @@ def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None
     if oracle.kind != "svrg":
         return local
     assert gradient is not None
-    corrected = local.scale * gradient if local.linear is None else local.linear + local.scale * gradient
-    return local._replace(snapshot=x, linear=corrected)
+    scale = local.piece(Scale)
+    return local.having(Snapshot(x), Constant(gradient if scale is None else scale.kappa * gradient))
 
 
 def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -> tuple[Objective, Tree, Tensor | None]:

@@ -242,6 +242,15 @@ def recorded(etas: Tensor | None, k: int, eta: Tensor) -> Tensor:
     return eta
 
 
+def told(size: StepSize, steps: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The last step size, mean power and largest curvature of `Done`, after so many steps [S, 1]."""
+    if not isinstance(size, Ruled):
+        return None, None, None
+    if isinstance(size, Delta):
+        return size.now, None, size.curvature
+    return size.now, size.squares / steps.clamp(min=1), None
+
+
 def length(vectors: Tensor) -> Tensor:
     """l2 norms [..., 1] of vectors [..., d]."""
     norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)

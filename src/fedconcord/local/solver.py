@@ -9,26 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Done, Local, Oracle, Rule
+from fedconcord.core import Algorithm, Local, Oracle, Rule
 from fedconcord.core.pieces import (
     Ascent,
     Clip,
     Constant,
     Decay,
-    Dual,
     Limit,
     Momentum,
-    Newton,
     Piece,
     Place,
     Pull,
     Scale,
-    Snapshot,
-    Table,
 )
 from fedconcord.local import sizes
-from fedconcord.local.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
-from fedconcord.local.walk import Chain, Walked
+from fedconcord.local.sizes import Fixed, StepSize
+from fedconcord.local.walk import Chain
 
 
 class Solver(NamedTuple):
@@ -156,7 +152,7 @@ def chain_of(
         records: whether the sizes of a rule's steps are asked for afterwards, for the normaliser.
         on_host: a number that all clients share may be read from its tensor.
     """
-    mine = [piece for piece in pieces_of(local, oracle) if not _is_nothing(piece)]
+    mine = [piece for piece in local.pieces if not _is_nothing(piece)]
     owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
     theirs = [piece for piece in chosen(solver, oracle, local.x) if piece.traits.place not in owned]
     pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
@@ -238,58 +234,3 @@ def _released(pieces: list[Piece], limit: float) -> list[Piece]:
     optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
     late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
     return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]
-
-
-# -- the fields of `Local` -----------------------------------------------------------------------------------------
-
-
-def pieces_of(local: Local, oracle: Oracle) -> list[Piece]:
-    """What the fields of a local problem ask of a step."""
-    pieces: list[Piece] = []
-    linear = local.linear
-    if local.tilt is not None and oracle.kind == "sam":
-        pieces.append(Ascent(oracle.radius, local.tilt.own, local.tilt.common))
-    if local.snapshot is not None:
-        pieces.append(Snapshot(local.snapshot))
-    if local.dual_rate and linear is not None and local.anchor is not None:
-        pieces.append(Dual(linear, local.dual_rate, local.anchor))
-        linear = None
-    if local.table is not None:
-        mean = torch.zeros_like(local.x) if linear is None else linear / local.scale
-        pieces.append(Table(local.table, mean, local.table_rate / local.scale))
-        linear = None
-    pieces.append(Scale(local.scale))
-    if linear is not None:
-        pieces.append(Constant(linear))
-    if local.buffer is not None:
-        pieces.append(Momentum(local.momentum or 0.0, local.buffer))
-    if local.anchor is not None:
-        pieces.append(Pull(local.prox, local.anchor))
-    if local.metric is not None:
-        pieces.append(Newton(local.metric))
-    return pieces
-
-
-def done_of(local: Local, walked: Walked, count: Tensor, norm: Tensor) -> Done:
-    """What the method is told of the walk."""
-    ended = {type(piece): piece for piece in walked.pieces}
-    table, dual, momentum, sam = (ended.get(kind) for kind in (Table, Dual, Momentum, Ascent))
-    linear = local.linear
-    if isinstance(dual, Dual):
-        linear = dual.dual
-    if isinstance(table, Table) and linear is not None:
-        linear = table.mean * local.scale + (dual.dual if isinstance(dual, Dual) else 0.0)
-    size = walked.size
-    squares = size.squares / count.clamp(min=1) if isinstance(size, Dog | Normed) else None
-    return Done(
-        walked.x,
-        count,
-        norm,
-        linear,
-        table.table if isinstance(table, Table) else None,
-        momentum.buffer if isinstance(momentum, Momentum) else None,
-        sam.dual if isinstance(sam, Ascent) else None,
-        size.now if isinstance(size, Ruled) else None,
-        squares,
-        size.curvature if isinstance(size, Delta) else None,
-    )

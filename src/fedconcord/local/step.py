@@ -102,7 +102,7 @@ def solve(
         whole: all samples of the client.
         full_cost: mini-batches in a full gradient.
     """
-    local, number = tree_map(_with_axis, local), np.array([len(steps)])
+    local, number = local.map(_with_axis), np.array([len(steps)])
     chain = duty.chain(local, lr, number, local_regulariser(objective, duty.algorithm))
     if duty.solver.kind == "lbfgs":
         walked, passes = lbfgs.minimised(objective, chain, [whole], number)
@@ -110,19 +110,20 @@ def solve(
     else:
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
         evaluations = int(duty.costs(chain, np.array([full_cost]), walked)[0])
-    done = duty.done(local, chain, walked)
-    return Done(*(_without_axis(name, leaf) for name, leaf in done._asdict().items())), evaluations
-
-
-NUMBERS = ("steps", "normaliser", "pace", "power", "curvature")  # fields of `Done` that are [S, 1]
+    return _of_one(duty.done(local, chain, walked)), evaluations
 
 
 def _with_axis(leaf: Any) -> Any:
     return leaf[None] if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
 
-def _without_axis(name: str, leaf: Tensor | None) -> Any:
-    return None if leaf is None else leaf[0, 0] if name in NUMBERS else leaf[0]
+def _of_one(done: Done) -> Done:
+    """What a cohort of one is told, with vectors [d] and numbers []."""
+    pieces = (
+        tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and leaf.ndim else leaf, p) for p in done.pieces
+    )
+    numbers = (None if number is None else number[0, 0] for number in done[4:])
+    return Done(done.x[0], done.steps[0, 0], done.normaliser[0, 0], tuple(pieces), *numbers)
 
 
 def _stack(row: Tree) -> Tree:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedconcord.core import Tree
+from fedconcord.core import Local, Tree
 
 TOLERANCE = 1e-12  # between engines, relative to the largest entry
 
@@ -23,8 +23,12 @@ def fail(expected: str, found: str) -> NoReturn:
 
 
 def leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Leaves of tuples and mappings with a readable path."""
-    if isinstance(tree, tuple):
+    """Leaves of tuples, mappings and local problems with a readable path."""
+    if isinstance(tree, Local):
+        yield from leaves({"x": tree.x, "lr_scale": tree.lr_scale, "first": tree.first}, name)
+        for piece in tree.pieces:
+            yield from leaves(piece, f"{name}.{type(piece).__name__}")
+    elif isinstance(tree, tuple):
         for field, part in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
             yield from leaves(part, f"{name}.{field}")
     elif isinstance(tree, Mapping):
@@ -35,7 +39,9 @@ def leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def clone(tree: Any, change: Callable[[Tensor], Tensor] = torch.clone) -> Any:
-    """A deep copy; what is not a tensor, tuple or mapping is kept."""
+    """A deep copy; what is not a tensor, tuple, mapping or local problem is kept."""
+    if isinstance(tree, Local):
+        return tree.map(lambda leaf: clone(leaf, change))
     if isinstance(tree, tuple):
         parts = [clone(part, change) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

@@ -51,7 +51,7 @@ def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
     algorithm = built(factory, options)
     if cold:  # the paper's message with the server's start, which the method does not offer
         warm = algorithm.start
-        algorithm = replace(algorithm, start=lambda x, row, client: warm(x, row, client)._replace(x=x))
+        algorithm = replace(algorithm, start=lambda x, row, client: warm(x, row, client).starting(x))
     return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
 

@@ -7,7 +7,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_bytes, tree_map
+from fedconcord.core import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Population,
+    Sender,
+    Snapshot,
+    Tree,
+    moved_by,
+    tree_bytes,
+    tree_map,
+)
 
 
 class Forms(NamedTuple):
@@ -58,12 +70,10 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
         answer = tree_map(lambda leaf: leaf.sum(0), answer) if stacked else answer
         down = algorithm.phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
-    linear = None if local.linear is None else local.linear.expand(*lead, d)
-    buffer = many if local.buffer is None else local.buffer.expand(*lead, d)
-    tilt = None if local.tilt is None else many
-    done = Done(local.x.expand(*lead, d), one, one, linear, local.table, buffer, tilt)
+    pieces = moved_by(local.pieces, lambda leaf: leaf.expand(*lead, d) if leaf.ndim < 2 else leaf)
+    done = Done(local.x.expand(*lead, d), one, one, pieces)
     if algorithm.step.size is not None:
-        done = done._replace(pace=one, power=one, curvature=one)
+        done = done._replace(step_size=one, power=one, curvature=one)
     sent, _ = algorithm.finish(down, row, done, client)
     if algorithm.phases.settle is not None:
         settled = tree_map(_bare, algorithm.phases.settle.send(algorithm.broadcast(server), server))
@@ -71,7 +81,7 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
         assert algorithm.step.blocks is not None
         share = algorithm.phases.prologue.send(bare.new_empty(algorithm.step.blocks, d), bare.new_empty(()))
     broadcast = tree_map(_bare, algorithm.broadcast(server))
-    return Forms(bare, broadcast, sent, asked, answer, settled, share, local.snapshot is not None)
+    return Forms(bare, broadcast, sent, asked, answer, settled, share, local.piece(Snapshot) is not None)
 
 
 def _bare(leaf: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Client, Done, Local, Memory, Tree
+from fedconcord.core import Algorithm, Client, Done, Local, Memory, Table, Tree
 from fedconcord.core.identity import definition
 from fedconcord.transforms.lift import lift
 
@@ -33,15 +33,12 @@ def with_table(algorithm: Algorithm, blocks: int) -> Algorithm:
         raise UserError("the method prescribes its own local step; leave local.oracle at minibatch")
 
     def start(down: Tree, row: Tabled, client: Client) -> Local:
-        local = algorithm.start(down, row.inner, client)
-        mean = local.scale * row.table.mean(-2)
-        linear = mean if local.linear is None else local.linear + mean
-        return local._replace(linear=linear, table=row.table, table_rate=local.scale / blocks)
+        table = Table(row.table, row.table.mean(-2), 1 / blocks)
+        return algorithm.start(down, row.inner, client).having(table)
 
     def finish(down: Tree, row: Tabled, done: Done, client: Client) -> tuple[Tree, Tabled]:
-        assert done.table is not None
         up, inner = algorithm.finish(down, row.inner, done, client)
-        return up, Tabled(inner, done.table)
+        return up, Tabled(inner, done.piece(Table).table)
 
     lifted = lift(algorithm, row=lambda inner, x: Tabled(inner, x.new_zeros(blocks, len(x))))
     return replace(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import (
+    Ascent,
     Client,
     Cohort,
     Done,
@@ -35,7 +36,7 @@ PROBE = 1e9  # size of the gradient that a play is probed with, so that compress
 
 class Seen(NamedTuple):
     """One client's round as the audit saw it. `message` and `gradient` are sent; the server knows the other fields
-    but `done.x`, `done.linear`, `done.table` and `done.buffer`."""
+    but `done.x` and what the pieces of `done` have moved."""
 
     x: Tensor  # [d] the server's model before the round
     down: Tree  # what the client received
@@ -189,7 +190,7 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
             "the audit reads messages that are affine in the gradients, and differential privacy clips these; give "
             "the same job without privacy as well (plain), by which they are read as if they were plain"
         )
-    if seen.done.tilt is not None:
+    if any(isinstance(piece, Ascent) for piece in seen.done.pieces):
         raise UserError(
             "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "
             "ascent; audit fedspeed in place of fedsmoo"

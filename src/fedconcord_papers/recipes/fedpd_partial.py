@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Rho
 from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Done, Local
+from fedconcord.core import Algorithm, Client, Constant, Done, Local, Pull
 from fedconcord.core.identity import definition
 
 
@@ -40,7 +40,7 @@ def fedpd_partial(rho: Rho = 0.1) -> Algorithm:
     return Algorithm(
         init=lambda x, population: Server(x),
         init_client=lambda x: Row(torch.zeros_like(x)),
-        start=lambda x, row, client: Local(x, linear=rho * row.h, prox=rho, anchor=x),
+        start=lambda x, row, client: Local(x, Constant(rho * row.h), Pull(rho, x)),
         finish=finish,
         contribute=lambda up, sender, cohort: sender.w * up,
         update=lambda server, mean, cohort: Server(server.x + mean),
