@@ -101,8 +101,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "local/duty.py",
-                "lr=plan.lr,\n        noise=noise,",
-                "lr=plan.lr * 0.998,\n        noise=noise,",
+                "lr=orders[0].lr,",
+                "lr=orders[0].lr * 0.998,",
             ),
         ),
         (CHECK, "-k", "plan"),
@@ -212,7 +212,7 @@ MUTATIONS: dict[str, Mutation] = {
         (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
-        (Edit("local/duty.py", "int(i)).random(n) for i in plan.ids[select]", "int(i)).random(n) for i in select"),),
+        (Edit("local/duty.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
         (CHECK, "-k", "good or fedpaq"),
     ),
     "keys: batches by cohort position": Mutation(

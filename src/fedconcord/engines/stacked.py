@@ -246,8 +246,8 @@ class StackedCohort:
         with self.store_lock:
             stored = share.store.gather(ids)
         objective, rows, private = open_rows(self.objective, x, stored, ids)
-        client = clients_of(objective, plan, select, algorithm.needs.weight)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
+        client = clients_of(objective, orders, algorithm.phases.late)
         evaluations = 0
         if duty.uses_full_gradient:
             if gradient is None:

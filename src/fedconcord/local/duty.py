@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from fedconcord.core import (
     Objective,
     Oracle,
     Orders,
-    Plan,
     Regulariser,
     Rule,
     Scale,
@@ -28,8 +27,6 @@ from fedconcord.core import (
     Snapshot,
     Tree,
     TwoBlockRow,
-    behind,
-    column_of,
     rng,
 )
 from fedconcord.local import sizes
@@ -83,53 +80,42 @@ class Duty(NamedTuple):
         return Done(walked.x, count, normaliser, pieces, *sizes.told(walked.size, count))
 
 
-def clients_of(objective: Objective, plan: Plan, select: np.ndarray, needs_p: bool) -> Client:
-    """What the clients at these positions of the plan know, scalars stacked as [S, 1]."""
-    column = partial(column_of, objective.dtype, objective.device, select)
+def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool) -> Client:
+    """What the clients with these orders know, scalars stacked as [S, 1]."""
 
-    def noise(n: int) -> Tensor:
-        draws = [rng.generator(plan.seed, rng.Purpose.NOISE, plan.round, int(i)).random(n) for i in plan.ids[select]]
-        return torch.as_tensor(np.stack(draws)).to(dtype=objective.dtype, device=objective.device)
+    def column(values: Iterable[float], dtype: torch.dtype = objective.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=objective.device)[:, None]
 
-    def normal(n: int) -> Tensor:
-        keys = ((plan.seed, rng.Purpose.PRIVACY, plan.round, int(i)) for i in plan.ids[select])
-        draws = [rng.generator(*key).standard_normal(n) for key in keys]
-        return torch.as_tensor(np.stack(draws)).to(dtype=objective.dtype, device=objective.device)
+    def keyed(purpose: rng.Purpose, draw: Callable[[np.random.Generator, int], np.ndarray]) -> Callable[[int], Tensor]:
+        def numbers(n: int) -> Tensor:
+            rows = [draw(rng.generator(one.seed, purpose, one.round, one.id), n) for one in orders]
+            return torch.as_tensor(np.stack(rows)).to(dtype=objective.dtype, device=objective.device)
+
+        return numbers
 
     return Client(
-        id=column(plan.ids, torch.int64),
-        p=column(plan.p if needs_p else np.full(len(plan.ids), np.nan)),
-        steps=column(behind(plan)),
-        lr=plan.lr,
-        noise=noise,
-        late=None if plan.late is None else column(plan.late),
-        normal=normal,
+        id=column((one.id for one in orders), torch.int64),
+        p=column(one.p for one in orders),
+        steps=column(one.steps + one.waited for one in orders),
+        lr=orders[0].lr,
+        noise=keyed(rng.Purpose.NOISE, lambda generator, n: generator.random(n)),
+        late=column(float(one.late) for one in orders) if keeps_late else None,
+        normal=keyed(rng.Purpose.PRIVACY, lambda generator, n: generator.standard_normal(n)),
     )
 
 
 def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
     """What one client knows, scalars as []."""
-
-    def scalar(value: float, dtype: torch.dtype = objective.dtype) -> Tensor:
-        return torch.tensor(value, dtype=dtype, device=objective.device)
-
-    def noise(n: int) -> Tensor:
-        draws = rng.generator(orders.seed, rng.Purpose.NOISE, orders.round, orders.id).random(n)
-        return torch.as_tensor(draws).to(dtype=objective.dtype, device=objective.device)
-
-    def normal(n: int) -> Tensor:
-        draws = rng.generator(orders.seed, rng.Purpose.PRIVACY, orders.round, orders.id).standard_normal(n)
-        return torch.as_tensor(draws).to(dtype=objective.dtype, device=objective.device)
-
-    late = scalar(float(orders.late)) if keeps_late else None
-    return Client(
-        scalar(orders.id, torch.int64),
-        scalar(orders.p),
-        scalar(orders.steps + orders.waited),
-        orders.lr,
-        noise,
-        late=late,
-        normal=normal,
+    client = clients_of(objective, [orders], keeps_late)
+    noise, normal = client.noise, client.normal
+    assert normal is not None
+    return client._replace(
+        id=client.id[0, 0],
+        p=client.p[0, 0],
+        steps=client.steps[0, 0],
+        noise=lambda n: noise(n)[0],
+        late=None if client.late is None else client.late[0, 0],
+        normal=lambda n: normal(n)[0],
     )
 
 

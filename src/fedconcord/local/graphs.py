@@ -16,18 +16,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Tree, tree_leaves, tree_map
-from fedconcord.core.pieces import (
-    Ascent,
-    Clip,
-    Constant,
-    Decay,
-    Dual,
-    Limit,
-    Momentum,
-    Pull,
-    Scale,
-    Snapshot,
-)
+from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Dual, Limit, Momentum, Pull, Scale, Snapshot
 from fedconcord.local.samples import Batches
 from fedconcord.local.walk import Chain, Source, Walked
 

@@ -10,18 +10,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Local, Oracle, Rule
-from fedconcord.core.pieces import (
-    Ascent,
-    Clip,
-    Constant,
-    Decay,
-    Limit,
-    Momentum,
-    Piece,
-    Place,
-    Pull,
-    Scale,
-)
+from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Limit, Momentum, Piece, Place, Pull, Scale
 from fedconcord.local import sizes
 from fedconcord.local.sizes import Fixed, StepSize
 from fedconcord.local.walk import Chain

@@ -11,19 +11,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Network, Objective
-from fedconcord.core.pieces import (
-    Ascent,
-    Clip,
-    Constant,
-    Decay,
-    Dual,
-    Momentum,
-    Piece,
-    Pull,
-    Scale,
-    Snapshot,
-    Table,
-)
+from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Dual, Momentum, Piece, Pull, Scale, Snapshot, Table
 from fedconcord.local.compiled.loading import installed, load
 from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.samples import Batches

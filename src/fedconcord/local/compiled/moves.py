@@ -185,12 +185,12 @@ def directed(terms, mine, g, last, sums, opens):
 
 
 @compiled
-def stride(terms, mine, g, last, pace, start, sums, opens):
+def stride(terms, mine, g, last, pace, start, sums, k, etas):
     """The step along the direction g [d] with these sums; `last` becomes it, where delta wants it."""
     x, d = mine.x, UINT(len(g))
     size = np.sqrt(sums[0])
     if terms.rule == DELTA:
-        delta(terms, pace, size, np.sqrt(sums[1]), opens)
+        delta(terms, pace, size, np.sqrt(sums[1]), k == 0)
         pace[MOVED] = mine.eta * pace[SIZE] * size
     elif terms.rule == NORMED:
         normed(terms, pace, size)
@@ -200,6 +200,8 @@ def stride(terms, mine, g, last, pace, start, sums, opens):
             far += (x[i] - start[i]) * (x[i] - start[i])
         dog(pace, size, np.sqrt(far))
     eta = x.dtype.type(mine.eta * pace[SIZE])
+    if len(etas) > 0:
+        etas[k] = eta
     if terms.rule == DELTA:
         for i in range(d):
             x[i] -= eta * g[i]

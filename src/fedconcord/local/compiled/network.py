@@ -10,20 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.local.compiled.moves import (
-    DELTA,
-    DOG,
-    NONE,
-    NORMED,
-    SIZE,
-    Mine,
-    Terms,
-    directed,
-    gauge,
-    move,
-    norm,
-    stride,
-)
+from fedconcord.local.compiled.moves import DELTA, DOG, NONE, NORMED, Mine, Terms, directed, gauge, move, norm, stride
 from fedconcord.local.compiled.products import UINT, add, clear, compiled, kept, mix, outputs, scale, slopes, updates
 
 __all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED", "Draw", "Net", "Terms", "cohort"]
@@ -326,6 +313,4 @@ def cohort(net, draw, terms, x):
             if ruled:
                 if mode == STORE:
                     directed(terms, mine, own.gradient, own.last, own.sums, k == 0)
-                stride(terms, mine, own.gradient, own.last, terms.pace[s], start, own.sums, k == 0)
-                if len(terms.etas) > 0:
-                    terms.etas[s, k] = eta * terms.pace[s, SIZE]
+                stride(terms, mine, own.gradient, own.last, terms.pace[s], start, own.sums, k, row(terms.etas, s))
