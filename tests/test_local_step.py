@@ -1,4 +1,4 @@
-"""The local step: every method and setting as `reference.py` has it, and every piece on every way to take steps."""
+"""The local step: every method and setting as `plain_step.py` has it, and every piece on every way to take steps."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import reference
+import plain_step
 from fedconcord.algorithms import METHODS
 from fedconcord.core import Local, Oracle
 from fedconcord.core.pieces import (
@@ -81,7 +81,7 @@ def test_every_method_and_setting_is_the_reference(name: str, key: str, monkeypa
     for problem in problems.values():
         job = Job(problem, make(name), schedule, SETTINGS[key], Serial())
         with monkeypatch.context() as patch:
-            patch.setattr(step, "solve", reference.solve)
+            patch.setattr(step, "solve", plain_step.solve)
             expected = run(job, 3)
         for engine in (Serial(), Stacked(3, 2)):
             assert_same(run(replace(job, engine=engine), 3), expected)
