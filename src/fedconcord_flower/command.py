@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 app = typer.Typer(
     name="flower",
-    help="A job on real sites, by Flower: try it here, write its app. Run server and sites.",
+    help="Run a job on real sites over Flower. Try it here first, write its app, start server and sites.",
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
@@ -32,10 +32,10 @@ app = typer.Typer(
 SITES = "Sites' files, separated by commas; a site is named as its file."
 Sites = Annotated[str | None, option(SITES, "FILE,...")]
 LATER = "Sites' files whose SuperNodes start after round 1, separated by commas; --sites has the others."
-Wait = Annotated[float, option("Seconds for a site's answer. [600]", "SECONDS")]
-Limit = Annotated[float, option("Seconds until all sites have to be there. [600]", "SECONDS")]
-Keys = Annotated[str, option("Folder of certificates and keys. [keys]", "DIR")]
-Port = Annotated[int, option("The server's port. [8443]", "PORT")]
+Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
+Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
+Keys = Annotated[str, option("Folder with certificates and keys. [keys]", "DIR")]
+Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
 
 @app.callback()
@@ -50,13 +50,13 @@ def try_(
     given: Given,
     sites: Sites = None,
     later: Annotated[str | None, option(LATER, "FILE,...")] = None,
-    out: Annotated[str | None, option("Folder of the results. [runs/flower-<n>]", "DIR")] = None,
-    resume: Annotated[str | None, option("Continue this folder, with its settings.", "DIR")] = None,
+    out: Annotated[str | None, option("Folder for the results. [runs/flower-<n>]", "DIR")] = None,
+    resume: Annotated[str | None, option("Continue what this folder holds, with its settings.", "DIR")] = None,
     trust: Trust = False,
     wait: Wait = 600.0,
     limit: Limit = 600.0,
 ) -> None:
-    """Run a job on this machine as it would run on real sites. A server, a process a site, TLS, keys."""
+    """Run a job on this machine as it would run on real sites, with a server, a process for each site, TLS and keys."""
     with importing():
         from fedconcord.basis.files import free_folder
         from fedconcord.report import write_report
@@ -101,7 +101,7 @@ def try_(
 @app.command("check")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def check_(given: Given, sites: Sites = None) -> None:
-    """Show sites' files side by side; compare what all make of a job."""
+    """Show the files of sites side by side, and compare what all make of a job."""
     with importing():
         from fedconcord_flower import trial
 
@@ -129,7 +129,9 @@ def new(
     given: Given,
     folder: Annotated[str, typer.Argument(help="The new app's folder.", metavar="DIR")],
     sites: Annotated[str, option("Names of the sites, separated by commas.", "NAME,...")],
-    later: Annotated[str, option("Which of them may come after round 0, with their rows.", "NAME=ROWS,...")] = "",
+    later: Annotated[
+        str, option("Sites that may join after round 0, with their numbers of rows.", "NAME=ROWS,...")
+    ] = "",
     out: Annotated[str, option("Folder of the results, at the server. [results]", "DIR")] = "results",
     wait: Wait = 600.0,
 ) -> None:
@@ -143,17 +145,19 @@ def new(
     say(f"app: {folder}; {folder}/README.md says what the server and each site start")
 
 
-app_keys = typer.Typer(name="keys", help="Certificates of a server, keys of sites.", rich_markup_mode=None)
+app_keys = typer.Typer(
+    name="keys", help="Make the certificate of a server and the keys of sites.", rich_markup_mode=None
+)
 app.add_typer(app_keys)
 
 
 @app_keys.command("server")
 def keys_server(
-    host: Annotated[list[str], option("Name or address by which sites reach the server; repeatable.", "HOST")],
+    host: Annotated[list[str], option("Name or address by which sites reach the server; may be repeated.", "HOST")],
     out: Keys = "keys",
     days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
 ) -> None:
-    """Make a server's certificate, and ca.crt by which sites know it."""
+    """Make the certificate of a server, and ca.crt, by which sites know it."""
     from fedconcord_flower import keys
 
     files = keys.write_server(Path(out), host, days)
@@ -165,7 +169,7 @@ def keys_server(
 def keys_site(
     name: Annotated[str, typer.Argument(help="The site's name.", metavar="NAME")], out: Keys = "keys"
 ) -> None:
-    """Make a site's key."""
+    """Make the key of a site."""
     from fedconcord_flower import keys
 
     keys.check_names([name])
@@ -180,7 +184,7 @@ def server(
     host: Annotated[str, option("Address to listen at. [0.0.0.0]", "HOST")] = "0.0.0.0",
     port: Port = 8443,
 ) -> None:
-    """Run a team's server, Flower's SuperLink. It lets in the sites whose NAME.pub are in the keys' folder."""
+    """Run the server of a team, Flower's SuperLink. It lets in the sites whose NAME.pub are in the folder of keys."""
     from fedconcord_flower import standing
 
     _until_stopped(lambda tell: standing.server(Path(keys), host, port, tell))
@@ -192,9 +196,9 @@ def site(
     server: Annotated[str, option("The server's address.", "HOST:PORT")],
     data: Annotated[str, option("The site's file of samples.", "FILE")],
     keys: Keys = "keys",
-    folder: Annotated[str, option("What the site remembers between rounds. [site-NAME]", "DIR")] = "",
+    folder: Annotated[str, option("Folder for what the site remembers between rounds. [site-NAME]", "DIR")] = "",
 ) -> None:
-    """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the keys' folder."""
+    """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
     from fedconcord_flower import standing
 
     place = Path(folder or f"site-{name}")

@@ -39,7 +39,7 @@ def run(given: Given, resume: Resume = None, trust: Trust = False) -> None:
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 @takes_settings("run", hidden=("method", "seed"))
 def compare(given: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust = False) -> None:
-    """Compare methods on the same clients; write the report."""
+    """Compare methods on the same clients, and write the report."""
     sources = sources_of(given)
     at_once = None if jobs is None else count("--jobs", jobs)
     with importing():
@@ -72,10 +72,11 @@ def compare(given: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust =
 def report(
     paths: Annotated[list[str], typer.Argument(help="Folders of runs or of comparisons.", metavar="PATH...")],
     out: Annotated[
-        str | None, option("Folder of the report. [the first PATH; of several data sets a new one below runs/]", "DIR")
+        str | None,
+        option("Folder for the report. [the first PATH; for several data sets, a new one below runs/]", "DIR"),
     ] = None,
 ) -> None:
-    """Write the report of runs, finished or not."""
+    """Write the report of runs, whether they are finished or not."""
     from fedconcord.report import write_report  # not `api`, which imports torch
 
     page = write_report([Path(path) for path in paths], Path(out) if out else None)

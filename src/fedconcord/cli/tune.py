@@ -19,25 +19,29 @@ MOST = 8  # processes, where nothing is said
 @takes_settings("run", hidden=("method", "seed"))
 def tune(
     given: Given,
-    budget: Annotated[str | None, option("Trials of each method; all get the same rounds. [16]", "N")] = None,
+    budget: Annotated[
+        str | None, option("Number of trials of each method; all methods get the same rounds. [16]", "N")
+    ] = None,
     search: Annotated[
         list[str] | None,
-        option("Another range, as in --search mu=log(0.001,1) or linear(0,1); repeatable.", "KEY=RANGE"),
+        option("Set another range, as in --search mu=log(0.001,1) or linear(0,1); may be repeated.", "KEY=RANGE"),
     ] = None,
     grid: Annotated[
         str | None,
-        option("A paper's grid, fedadmm or fednova, or points(local.lr=[0.1,0.3]), in place of ranges.", "GRID"),
+        option("Grid in place of ranges: a paper's, fedadmm or fednova, or points(local.lr=[0.1,0.3]).", "GRID"),
     ] = None,
     final_seeds: Annotated[
-        str | None, option("Seeds of the final comparison, which tuning has not seen. [the next three]", "LIST")
+        str | None, option("Seeds of the final comparison, which tuning does not use. [the next three]", "LIST")
     ] = None,
     jobs: Annotated[
-        str | None, option(f"Runs at once, each in its own process. [the cores, at most {MOST}]", "N")
+        str | None,
+        option(f"Number of runs at the same time, each in its own process. [the cores, at most {MOST}]", "N"),
     ] = None,
     resume: Resume = None,
     trust: Trust = False,
 ) -> None:
-    """Tune methods with equal budgets; compare the winners. Seeds 0 and 1 unless told, then fresh ones."""
+    """Tune methods with equal budgets, and compare the winners. Tuning uses the seeds 0 and 1 unless others are given;
+    the comparison uses new ones."""
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
     trials = None if budget is None else count("--budget", budget)
     sources = sources_of(given)

@@ -22,26 +22,27 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(epilog=f"Exit codes: 0 done; {CODES}.")
 def arena(
     methods: Annotated[
-        str | None, option("Methods with parameters; fedavg is always among them. [nine of them]", "LIST")
+        str | None, option("Methods with their parameters; fedavg is always added. [nine methods]", "LIST")
     ] = None,
     federations: Annotated[
         str | None, option("Federations: all, choose, hold, names, or TOML files of your own. [all]", "LIST")
     ] = None,
-    budget: Annotated[str | None, option("Trials of each method in a federation. [8]", "N")] = None,
-    seeds: Annotated[str | None, option("Seeds of the results. [0,1,2]", "LIST")] = None,
+    budget: Annotated[str | None, option("Number of trials of each method in a federation. [8]", "N")] = None,
+    seeds: Annotated[str | None, option("Seeds of the final results. [0,1,2]", "LIST")] = None,
     jobs: Annotated[
-        str | None, option(f"Runs at once, each in its own process. [the cores, at most {MOST}]", "N")
+        str | None,
+        option(f"Number of runs at the same time, each in its own process. [the cores, at most {MOST}]", "N"),
     ] = None,
-    out: Annotated[str | None, option(f"Folder of the arena. [{OUT}]", "DIR")] = None,
+    out: Annotated[str | None, option(f"Folder for the arena. [{OUT}]", "DIR")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A federation of each role, a few rounds; it tests the code.")
+        bool, typer.Option("--quick", help="Take one federation of each role and a few rounds, which tests the code.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the federations and their rounds; run nothing.")
+        bool, typer.Option("--dry-run", help="Show the federations and their rounds, and run nothing.")
     ] = False,
 ) -> None:
-    """Tune methods with equal budgets on many federations. Its page has rounds and bytes to a target, ranks, failures,
-    time. Run again, it goes on where it was; methods, federations and seeds that are new are added."""
+    """Tune methods with equal budgets on many federations. The page has rounds and bytes to a target, ranks, failures
+    and time. When it is run again, it goes on where it was, and adds new methods, federations and seeds."""
     with importing():
         from fedconcord.settings import prepare, seed_list
         from fedconcord_papers import functions

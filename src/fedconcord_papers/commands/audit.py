@@ -18,17 +18,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @takes_settings("job", hidden=("method",), without=("seeds",))
 def audit(
     given: Given,
-    client: Annotated[str | None, option("Client whose message is attacked. [first of that round]", "ID")] = None,
+    client: Annotated[str | None, option("Client whose message is attacked. [the first of the round]", "ID")] = None,
     round: Annotated[str, option("Round whose message is attacked, from 1. [5]", "N")] = "5",
-    iterations: Annotated[str, option("Iterations of the attack. [100]", "N")] = "100",
+    iterations: Annotated[str, option("Number of iterations of the attack. [100]", "N")] = "100",
     optimiser: Annotated[str, option("How dummy samples are fitted: lbfgs or gd. [lbfgs]", "NAME")] = "lbfgs",
-    attack_lr: Annotated[str | None, option("Step size of gd. [searched]", "NUMBER")] = None,
+    attack_lr: Annotated[str | None, option("Step size of gd. [found by a search]", "NUMBER")] = None,
     labels: Annotated[str, option("Whether the attacker knows the labels: known or inferred. [known]", "NAME")] = (
         "known"
     ),
-    out: Annotated[str | None, option("Folder of the findings. [runs/audit-<n>]", "DIR")] = None,
+    out: Annotated[str | None, option("Folder for the results. [runs/audit-<n>]", "DIR")] = None,
 ) -> None:
-    """Attack what your own configuration sends, to see what it leaks."""
+    """Attack what your configuration sends, to see what it leaks."""
     sources = sources_of(given)
     with importing():
         from fedconcord.basis import grammar

@@ -29,19 +29,26 @@ def reproduce(
     recipe: Annotated[
         str | None, typer.Argument(help="Name of a recipe, or all; `list recipes` shows them.", metavar="RECIPE")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small form, in about a minute; it tests the code.")] = False,
-    desk: Annotated[bool, typer.Option("--desk", help="Two cores, 40 minutes at most. This is the default.")] = False,
-    paper: Annotated[bool, typer.Option("--paper", help="The paper's own size.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their sizes; run nothing.")] = False,
-    seeds: Annotated[str | None, option("Seeds in place of the size's, as in 0,1,2,3,4.", "LIST")] = None,
-    cells: Annotated[str | None, option("Some of its federations, by name.", "LIST")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a small form, in about a minute, which tests the code.")
+    ] = False,
+    desk: Annotated[
+        bool, typer.Option("--desk", help="Run a form for two cores, in 40 minutes at most (the default).")
+    ] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Run the size of the paper.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their sizes, and run nothing.")] = False,
+    seeds: Annotated[str | None, option("Seeds in place of those of the size, as in 0,1,2,3,4.", "LIST")] = None,
+    cells: Annotated[str | None, option("Names of the federations to run, where not all are wanted.", "LIST")] = None,
     jobs: Jobs = None,
-    device: Annotated[str | None, option("Where a comparison's runs compute: cpu, cuda or auto. [cpu]", "NAME")] = None,
-    out: Annotated[str | None, option(f"Folder of all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
-    verdicts: Annotated[bool, typer.Option("--verdicts", help="Show what was found so far.")] = False,
-    pages: Annotated[str | None, option("Write a page a recipe and their index there.", "DIR")] = None,
+    device: Annotated[
+        str | None, option("Device of the runs of a comparison: cpu, cuda or auto. [cpu]", "NAME")
+    ] = None,
+    out: Annotated[str | None, option(f"Folder for all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="Show the verdicts so far.")] = False,
+    pages: Annotated[str | None, option("Folder for a page about each recipe, and their index.", "DIR")] = None,
 ) -> None:
-    """Run a paper's experiment: its claim and numbers beside ours. Run again, it goes on where it was."""
+    """Run the experiment of a paper. Its claim and numbers stand beside ours. When it is run again, it goes on where
+    it was."""
     folder = Path(out or OUT)
     with importing():
         from fedconcord_papers.recipes import RECIPES
