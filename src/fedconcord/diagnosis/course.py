@@ -105,12 +105,12 @@ def _aim(job: Job, ids: np.ndarray, rounds: int) -> Aim:
 def _skew(job: Job, ids: np.ndarray) -> Skew:
     roster = job.problem.roster
     counts = roster.label_counts()
-    data, found = supervised(job.problem), None
+    data, features = supervised(job.problem), None
     if data is not None and len(data.x) and data.x[0:1].dtype.is_floating_point:
         picked = [job.problem.objective.samples(int(i))[:MOST_SAMPLES] for i in ids]
         owner = np.repeat(np.arange(len(ids)), [len(part) for part in picked])
         where = torch.cat(picked)
         x = data.x[where].flatten(1).cpu().numpy()
         labels = data.y[where].cpu().numpy() if data.target == "class" else None
-        found = skew.features(x, owner, len(ids), labels)
-    return Skew(roster.samples, None if counts is None else distance(counts), found)
+        features = skew.features(x, owner, len(ids), labels)
+    return Skew(roster.samples, None if counts is None else distance(counts), features)

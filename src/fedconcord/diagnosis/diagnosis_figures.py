@@ -19,15 +19,15 @@ BLUE, RED, GREEN, PINK, AMBER = COLOURS[:5]
 SHARES = ("getting the model", "computing", "sending", "waiting")
 
 
-def drawings(found: Diagnosis) -> dict[str, list[Drawing]]:
+def drawings(diagnosis: Diagnosis) -> dict[str, list[Drawing]]:
     """Section -> its figures."""
     return {
-        "aim": _weights(found),
-        "gradients": [_rounds(found), _agreement(found)],
-        "drift": [_shares(found), _work(found)],
-        "memory": _memory(found),
-        "skew": _skew(found),
-        "time": _times(found),
+        "aim": _weights(diagnosis),
+        "gradients": [_rounds(diagnosis), _agreement(diagnosis)],
+        "drift": [_shares(diagnosis), _work(diagnosis)],
+        "memory": _memory(diagnosis),
+        "skew": _skew(diagnosis),
+        "time": _times(diagnosis),
     }
 
 
@@ -58,14 +58,14 @@ def _level(ax: Axes, y: float) -> None:
     ax.axhline(y, color=MUTED, linewidth=0.8)
 
 
-def _rounds(found: Diagnosis) -> Drawing:
+def _rounds(diagnosis: Diagnosis) -> Drawing:
     lines = {
-        "B²: gradients disagree": [look.gradient.dissimilarity for look in found.looks],
-        "drift apart / move": [look.drift.ratio for look in found.looks],
-        "direction's variance / gradients'": [look.direction for look in found.looks],
-        "cohort's deviation": [look.cohort for look in found.looks],
+        "B²: gradients disagree": [look.gradient.dissimilarity for look in diagnosis.looks],
+        "drift apart / move": [look.drift.ratio for look in diagnosis.looks],
+        "direction's variance / gradients'": [look.direction for look in diagnosis.looks],
+        "cohort's deviation": [look.cohort for look in diagnosis.looks],
     }
-    at = [look.round for look in found.looks]
+    at = [look.round for look in diagnosis.looks]
 
     def plot(ax: Axes) -> None:
         for k, (name, values) in enumerate(lines.items()):
@@ -78,8 +78,8 @@ def _rounds(found: Diagnosis) -> Drawing:
     return _drawing("rounds", alt, "At the rounds that were looked at; all without unit.", "round", "", plot)
 
 
-def _agreement(found: Diagnosis) -> Drawing:
-    look = found.looks[-1]
+def _agreement(diagnosis: Diagnosis) -> Drawing:
+    look = diagnosis.looks[-1]
     cosine = look.gradient.alignment
 
     def plot(ax: Axes) -> None:
@@ -99,8 +99,8 @@ def _agreement(found: Diagnosis) -> Drawing:
     )
 
 
-def _shares(found: Diagnosis) -> Drawing:
-    look = found.looks[-1]
+def _shares(diagnosis: Diagnosis) -> Drawing:
+    look = diagnosis.looks[-1]
     rising = np.sort(look.drift.share)[::-1].cumsum()
     n, few = len(rising), max(1, round(0.1 * len(rising)))
 
@@ -123,8 +123,8 @@ def _shares(found: Diagnosis) -> Drawing:
     )
 
 
-def _work(found: Diagnosis) -> Drawing:
-    look = found.looks[-1]
+def _work(diagnosis: Diagnosis) -> Drawing:
+    look = diagnosis.looks[-1]
 
     def plot(ax: Axes) -> None:
         _points(ax, look.steps, look.drift.move, label="move")
@@ -141,8 +141,8 @@ def _work(found: Diagnosis) -> Drawing:
     )
 
 
-def _weights(found: Diagnosis) -> list[Drawing]:
-    aim = found.aim
+def _weights(diagnosis: Diagnosis) -> list[Drawing]:
+    aim = diagnosis.aim
     known = {"plain average": (aim.plain, AMBER, "s"), "this method": (aim.own, BLUE, "o")}
     shown = {name: (of.w / aim.p, c, m) for name, (of, c, m) in known.items() if isinstance(of, Surrogate)}
     if not shown:
@@ -168,9 +168,9 @@ def _weights(found: Diagnosis) -> list[Drawing]:
     ]
 
 
-def _memory(found: Diagnosis) -> list[Drawing]:
-    look, age = found.looks[-1], found.history.age()
-    if look.memory is None or look.remembered is None or look.round == 0 or look.round != found.history.rounds:
+def _memory(diagnosis: Diagnosis) -> list[Drawing]:
+    look, age = diagnosis.looks[-1], diagnosis.history.age()
+    if look.memory is None or look.remembered is None or look.round == 0 or look.round != diagnosis.history.rounds:
         return []
     error = look.memory.error / np.maximum(look.gradient.norms, 1e-300)
 
@@ -192,13 +192,13 @@ def _memory(found: Diagnosis) -> list[Drawing]:
     ]
 
 
-def _skew(found: Diagnosis) -> list[Drawing]:
-    labels = found.skew.labels
+def _skew(diagnosis: Diagnosis) -> list[Drawing]:
+    labels = diagnosis.skew.labels
     if labels is None:
         return []
 
     def plot(ax: Axes) -> None:
-        _points(ax, found.skew.samples, labels)
+        _points(ax, diagnosis.skew.samples, labels)
         ax.set_ylim(0, 2)
 
     return [
@@ -213,13 +213,13 @@ def _skew(found: Diagnosis) -> list[Drawing]:
     ]
 
 
-def _times(found: Diagnosis) -> list[Drawing]:
-    seconds, taken = found.history.seconds, found.history.taken
+def _times(diagnosis: Diagnosis) -> list[Drawing]:
+    seconds, taken = diagnosis.history.seconds, diagnosis.history.taken
     timed = seconds.sum() > 0
     who = np.flatnonzero(taken)
     if not len(who):
         return []
-    amount = seconds[who] if timed else found.history.gradients[who, None]
+    amount = seconds[who] if timed else diagnosis.history.gradients[who, None]
     order = np.argsort(-amount.sum(1), kind="stable")
 
     def plot(ax: Axes) -> None:

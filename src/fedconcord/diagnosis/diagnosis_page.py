@@ -73,46 +73,48 @@ def diagnosed(subject: Subject, folder: Path, each: Callable[[int], None] = lamb
         UserError: the folder cannot be written.
     """
     with threads(subject.config.engine.threads):
-        found = diagnose(subject.job, subject.rounds, subject.state, each)
-    same = same_model(subject, found.state)
-    said = findings(subject.job, found)
-    numbers = _clean(document(subject, found, said, same))
-    page = _page(subject, found, said, same)
+        diagnosis = diagnose(subject.job, subject.rounds, subject.state, each)
+    same = same_model(subject, diagnosis.state)
+    sorted_findings = findings(subject.job, diagnosis)
+    numbers = _clean(document(subject, diagnosis, sorted_findings, same))
+    page = _page(subject, diagnosis, sorted_findings, same)
     page.files |= {
         f"{FOLDER}/diagnosis.json": json.dumps(numbers, indent=2) + "\n",
-        f"{FOLDER}/rounds.csv": _rounds(found),
-        f"{FOLDER}/clients.csv": _clients(found),
+        f"{FOLDER}/rounds.csv": _rounds(diagnosis),
+        f"{FOLDER}/clients.csv": _clients(diagnosis),
     }
     page.write(folder / "diagnose.html")
-    return Diagnosed(folder / "diagnose.html", verdict(said), numbers, why_other(subject), same)
+    return Diagnosed(folder / "diagnose.html", verdict(sorted_findings), numbers, why_other(subject), same)
 
 
-def document(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> dict[str, Any]:
+def document(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], same: bool | None) -> dict[str, Any]:
     """What diagnosis.json holds."""
     aim = {
-        name: {"why_none": of} if isinstance(of, str) else {"effective_steps": of.effective, "chi2": found.aim.miss(of)}
-        for name, of in (("method", found.aim.own), ("average", found.aim.plain))
+        name: {"why_none": of}
+        if isinstance(of, str)
+        else {"effective_steps": of.effective, "chi2": diagnosis.aim.miss(of)}
+        for name, of in (("method", diagnosis.aim.own), ("average", diagnosis.aim.plain))
     }
-    total, change = found.history.seconds.sum(0), changes()
-    last = found.looks[-1] if found.looks else None
+    total, change = diagnosis.history.seconds.sum(0), changes()
+    last = diagnosis.looks[-1] if diagnosis.looks else None
     return {
         "format": FORMAT,
         "method": subject.config.method,
         "label": subject.config.label,
         "config": subject.config.as_dict(),
         "versions": versions(),
-        "looked_at": [look.round for look in found.looks],
+        "looked_at": [look.round for look in diagnosis.looks],
         "clients": subject.config.clients,
-        "clients_asked": len(found.ids),
+        "clients_asked": len(diagnosis.ids),
         "same_model_as_run": same,
-        "diverged": found.diverged,
-        "verdict": verdict(said),
-        "findings": [{"topic": one.topic, "text": one.text, "weight": one.weight} for one in said],
+        "diverged": diagnosis.diverged,
+        "verdict": verdict(findings),
+        "findings": [{"topic": one.topic, "text": one.text, "weight": one.weight} for one in findings],
         "surrogate": aim,
-        "rounds": [{"round": look.round, **numbers(found, look)} for look in found.looks],
+        "rounds": [{"round": look.round, **numbers(diagnosis, look)} for look in diagnosis.looks],
         "features": None
-        if found.skew.features is None
-        else {"share": found.skew.features.share, "within": found.skew.features.within},
+        if diagnosis.skew.features is None
+        else {"share": diagnosis.skew.features.share, "within": diagnosis.skew.features.within},
         "seconds": dict(zip(SHARES, total.tolist(), strict=True)) if total.sum() > 0 else None,
         "theory": None if last is None or last.theory is None else last.theory._asdict(),
         "measures": {
@@ -143,23 +145,23 @@ def _clean(value: Any) -> Any:
 # -- tables --------------------------------------------------------------------------------------------------------
 
 
-def _rounds(found: Diagnosis) -> bytes:
-    rows = [{"round": look.round, **numbers(found, look)} for look in found.looks]
+def _rounds(diagnosis: Diagnosis) -> bytes:
+    rows = [{"round": look.round, **numbers(diagnosis, look)} for look in diagnosis.looks]
     header = ["round", *(one.key for one in MEASURES)]
     return files.as_csv(header, [["" if row[key] is None else row[key] for key in header] for row in rows])
 
 
-def _clients(found: Diagnosis) -> bytes:
-    names, aim = found.names, found.aim
+def _clients(diagnosis: Diagnosis) -> bytes:
+    names, aim = diagnosis.names, diagnosis.aim
     header = [
         *("round", "client", "name", "weight", "samples", "steps", "gradient", "cosine", "noise", "smoothness"),
         *("move", "apart", "drift_share", "memory_error", "taken_part", "age"),
         *("weight_method", "weight_average", "label_distance"),
     ]
-    ages = found.history.age()
+    ages = diagnosis.history.age()
     rows = []
-    for look in found.looks:
-        ends = look.round == found.history.rounds
+    for look in diagnosis.looks:
+        ends = look.round == diagnosis.history.rounds
         for k, i in enumerate(look.ids.tolist()):
             rows.append(
                 [
@@ -167,7 +169,7 @@ def _clients(found: Diagnosis) -> bytes:
                     i,
                     "" if names is None else names[i],
                     float(look.p[k]),
-                    int(found.skew.samples[i]),
+                    int(diagnosis.skew.samples[i]),
                     int(look.steps[k]),
                     float(look.gradient.norms[k]),
                     float(look.gradient.alignment[k]),
@@ -177,11 +179,11 @@ def _clients(found: Diagnosis) -> bytes:
                     float(look.drift.away[k]),
                     float(look.drift.share[k]),
                     "" if look.memory is None else float(look.memory.error[k]),
-                    int(found.history.taken[i]) if ends else "",
+                    int(diagnosis.history.taken[i]) if ends else "",
                     int(ages[i]) if ends else "",
                     float(aim.own.w[k]) if isinstance(aim.own, Surrogate) else "",
                     float(aim.plain.w[k]) if isinstance(aim.plain, Surrogate) else "",
-                    "" if found.skew.labels is None else float(found.skew.labels[i]),
+                    "" if diagnosis.skew.labels is None else float(diagnosis.skew.labels[i]),
                 ]
             )
     return files.as_csv(header, rows)
@@ -190,29 +192,32 @@ def _clients(found: Diagnosis) -> bytes:
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-def _page(subject: Subject, found: Diagnosis, said: list[Finding], same: bool | None) -> Page:
-    asked = f"{len(found.ids)} of" if len(found.ids) < subject.config.clients else "all"
+def _page(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], same: bool | None) -> Page:
+    share = f"{len(diagnosis.ids)} of" if len(diagnosis.ids) < subject.config.clients else "all"
     job = [
         subject.config.label,
         subject.data,
         subject.config.partition,
         subject.config.model,
-        f"{asked} {subject.config.clients} clients, {subject.config.cohort} a round",
+        f"{share} {subject.config.clients} clients, {subject.config.cohort} a round",
         f"seed {subject.config.seed}",
-        f"looked at after rounds {', '.join(str(look.round) for look in found.looks) or 'none'}",
+        f"looked at after rounds {', '.join(str(look.round) for look in diagnosis.looks) or 'none'}",
     ]
     footer = f"Figures, tables (CSV) and every number (JSON) are in <code>{FOLDER}/</code>."
     heading = f"Diagnosis of {subject.config.method} on {subject.data}"
     page = Page(heading, " · ".join(filter(None, job)), footer, FOLDER)
-    page.parts += [in_words([_text(one) for one in verdict(said)], _notes(subject, found, same)), _advice(subject)]
-    drawn = drawings(found) if found.looks else {}
+    page.parts += [
+        in_words([_text(one) for one in verdict(findings)], _notes(subject, diagnosis, same)),
+        _advice(subject),
+    ]
+    drawn = drawings(diagnosis) if diagnosis.looks else {}
     for topic, (title, lead) in TOPICS.items():
-        sentences = [_text(one.text) for one in said if one.topic == topic]
-        if sentences or drawn.get(topic):
-            page.section(title, paragraphs(sentences), page.figures(drawn.get(topic, [])), lead=lead)
-    if found.looks:
-        page.section("Every number", _numbers(found))
-        page.section("What each is", _meaning(found))
+        texts = [_text(one.text) for one in findings if one.topic == topic]
+        if texts or drawn.get(topic):
+            page.section(title, paragraphs(texts), page.figures(drawn.get(topic, [])), lead=lead)
+    if diagnosis.looks:
+        page.section("Every number", _numbers(diagnosis))
+        page.section("What each is", _meaning(diagnosis))
     return page
 
 
@@ -236,12 +241,12 @@ def _text(sentence: str) -> str:
     return re.sub(r"(?<![\w-])(--[a-z][\w-]*|(?:local|eval)\.\w+)", r"<code>\1</code>", esc(sentence))
 
 
-def _notes(subject: Subject, found: Diagnosis, same: bool | None) -> list[str]:
+def _notes(subject: Subject, diagnosis: Diagnosis, same: bool | None) -> list[str]:
     out = []
-    if len(found.ids) < subject.config.clients:
+    if len(diagnosis.ids) < subject.config.clients:
         out.append(
-            f"A keyed sample of {len(found.ids)} of {subject.config.clients} clients was asked: sums over clients are "
-            "of these."
+            f"A keyed sample of {len(diagnosis.ids)} of {subject.config.clients} clients was asked: sums over clients "
+            "are of these."
         )
     if same is False:
         out.append(
@@ -252,20 +257,20 @@ def _notes(subject: Subject, found: Diagnosis, same: bool | None) -> list[str]:
     return out
 
 
-def _numbers(found: Diagnosis) -> str:
-    head = ["measure", *(f"round {look.round}" for look in found.looks)]
+def _numbers(diagnosis: Diagnosis) -> str:
+    head = ["measure", *(f"round {look.round}" for look in diagnosis.looks)]
     rows = []
     for one in MEASURES:
-        values = [one.of(found, look) for look in found.looks]
+        values = [one.of(diagnosis, look) for look in diagnosis.looks]
         if any(v is not None for v in values):
             rows.append((one.title, *(_cell(v, one.is_share) for v in values)))
     return pairs(rows, head)
 
 
-def _meaning(found: Diagnosis) -> str:
+def _meaning(diagnosis: Diagnosis) -> str:
     rows, change = [], changes()
     for one in MEASURES:
-        none = all(one.of(found, look) is None for look in found.looks)
+        none = all(one.of(diagnosis, look) is None for look in diagnosis.looks)
         rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else change[one.key]))
     return pairs(rows, ["measure", "formula", "source", "what changes it"])
 

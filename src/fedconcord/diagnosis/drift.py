@@ -60,8 +60,8 @@ def control(p: np.ndarray, moves: Tensor, work: np.ndarray, lr: float) -> Tensor
 
     Karimireddy et al., ICML 2020, Algorithm 1, option II, as it is just after a round of all clients.
     """
-    held = -moves / (lr * torch.as_tensor(work).to(moves)[:, None])
-    return mean_of(p, held) - held
+    variates = -moves / (lr * torch.as_tensor(work).to(moves)[:, None])
+    return mean_of(p, variates) - variates
 
 
 def _apart(p: np.ndarray, moves: Tensor) -> float:

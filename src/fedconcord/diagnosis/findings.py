@@ -45,13 +45,13 @@ class Finding(NamedTuple):
     weight: float
 
 
-def findings(job: Job, found: Diagnosis) -> list[Finding]:
+def findings(job: Job, diagnosis: Diagnosis) -> list[Finding]:
     """What there is to say, what matters most first."""
-    if not found.looks:
+    if not diagnosis.looks:
         return [Finding("course", "The model was not finite before the first look; a smaller --lr may help.", 9.0)]
-    every = [*_course(found), *_aim(job, found), *_skew(found), *_times(job, found)]
+    every = [*_course(diagnosis), *_aim(job, diagnosis), *_skew(diagnosis), *_times(job, diagnosis)]
     for what in (_drift, _unlike, _noise, _steps, _memory, _cohort, _conditions):
-        every += what(job, found, found.looks[-1])
+        every += what(job, diagnosis, diagnosis.looks[-1])
     return sorted(every, key=lambda one: -one.weight)
 
 
@@ -72,13 +72,13 @@ def _over(value: float, threshold: float) -> float:
     return float(min(np.log(max(value, 1e-12) / threshold), 5.0))
 
 
-def names_of(found: Diagnosis, ids: np.ndarray, most: int = 3) -> str:
+def names_of(diagnosis: Diagnosis, ids: np.ndarray, most: int = 3) -> str:
     """Clients by name where the data have one."""
-    known = found.names
-    told = [known[int(i)] if known is not None else str(int(i)) for i in ids[:most]]
+    names = diagnosis.names
+    shown = [names[int(i)] if names is not None else str(int(i)) for i in ids[:most]]
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ("" if known is not None else "client " if len(ids) == 1 else "clients ") + (
-        f"{', '.join(told)}{more}" if more else listing(told)
+    return ("" if names is not None else "client " if len(ids) == 1 else "clients ") + (
+        f"{', '.join(shown)}{more}" if more else listing(shown)
     )
 
 
@@ -87,8 +87,8 @@ def work_of(job: Job, look: Look, which: np.ndarray) -> str:
     schedule = schedule_of(job)
     steps = look.steps[which]
     if schedule.unit == "epochs" and job.algorithm.step.steps is None:
-        held = job.problem.roster.samples[look.ids[which]]
-        one = [job.algorithm.step.blocks or epoch_steps(int(n), schedule.batch_size) for n in held]
+        sizes = job.problem.roster.samples[look.ids[which]]
+        one = [job.algorithm.step.blocks or epoch_steps(int(n), schedule.batch_size) for n in sizes]
         epochs = np.rint(steps / np.array(one)).astype(int)
         return _range(epochs, "epoch")
     return _range(steps, "local step")
@@ -102,51 +102,51 @@ def _range(values: np.ndarray, what: str) -> str:
 # -- one topic each ------------------------------------------------------------------------------------------------
 
 
-def _course(found: Diagnosis) -> list[Finding]:
-    if found.diverged is None:
+def _course(diagnosis: Diagnosis) -> list[Finding]:
+    if diagnosis.diverged is None:
         return []
     return [
         Finding(
             "course",
-            f"The run diverged: after round {found.diverged} the model is no longer finite; a smaller --lr, or "
+            f"The run diverged: after round {diagnosis.diverged} the model is no longer finite; a smaller --lr, or "
             "local.clip, is the first thing to change.",
             9.0,
         )
     ]
 
 
-def _aim(job: Job, found: Diagnosis) -> list[Finding]:
-    aim, method = found.aim, job.algorithm.identity.method
-    plain, own = aim.miss(aim.plain), aim.miss(aim.own)
+def _aim(job: Job, diagnosis: Diagnosis) -> list[Finding]:
+    aim, method = diagnosis.aim, job.algorithm.identity.method
+    average_miss, method_miss = aim.miss(aim.plain), aim.miss(aim.own)
     low, high = aim.steps.min(), aim.steps.max()
     work = f"from {compact(float(low))} to {compact(float(high))} local steps a round"
-    if own is not None and own > MISSED and isinstance(aim.own, Surrogate):
+    if method_miss is not None and method_miss > MISSED and isinstance(aim.own, Surrogate):
         ratio = aim.own.w / aim.p
         top, least = int(ratio.argmax()), int(ratio.argmin())
-        who = names_of(found, found.ids[[top]])
+        who = names_of(diagnosis, diagnosis.ids[[top]])
         text = (
             f"{method} goes down another objective than it is asked to: the clients do {work}, so that {who} counts "
-            f"{ratio[top]:.1f} times and {names_of(found, found.ids[[least]])} {ratio[least]:.2f} times its weight "
-            f"(chi-square {own:.2f}); "
+            f"{ratio[top]:.1f} times and {names_of(diagnosis, diagnosis.ids[[least]])} {ratio[least]:.2f} times its "
+            f"weight (chi-square {method_miss:.2f}); "
         )
         fix = f"{methods_for()['unequal_work']} has 0 on the same work, as have equal local steps for all (--steps)"
-        return [Finding("aim", text + fix + ".", 1 + _over(own, MISSED))]
-    if plain is not None and plain > MISSED:
-        if own is None:
+        return [Finding("aim", text + fix + ".", 1 + _over(method_miss, MISSED))]
+    if average_miss is not None and average_miss > MISSED:
+        if method_miss is None:
             text = (
-                f"On this work ({work}) a plain average goes down another objective (chi-square {plain:.2f}), and what "
-                f"{method} makes of it cannot be said: {aim.own}."
+                f"On this work ({work}) a plain average goes down another objective (chi-square {average_miss:.2f}), "
+                f"and what {method} makes of it cannot be said: {aim.own}."
             )
-            return [Finding("aim", text, _over(plain, MISSED))]
+            return [Finding("aim", text, _over(average_miss, MISSED))]
         text = (
-            f"A plain average would go down another objective on this work ({work}, chi-square {plain:.2f}); {method} "
-            f"keeps the true weights (chi-square {compact(own, '.1e') if own > 1e-9 else 0})."
+            f"A plain average would go down another objective on this work ({work}, chi-square {average_miss:.2f}); "
+            f"{method} keeps the true weights (chi-square {compact(method_miss, '.1e') if method_miss > 1e-9 else 0})."
         )
-        return [Finding("aim", text, 0.5 * _over(plain, MISSED))]
+        return [Finding("aim", text, 0.5 * _over(average_miss, MISSED))]
     return []
 
 
-def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _drift(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     n, order = len(look.ids), np.argsort(-look.drift.share, kind="stable")
     part = look.drift.share[order]
     few, limit = int(np.searchsorted(part.cumsum(), HALF) + 1), max(1, int(FEW * n))
@@ -167,7 +167,7 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
         theirs, everyones = work_of(job, look, top), work_of(job, look, np.arange(n))
         text = (
             f"After round {look.round} {percent(share)} of the drift apart comes from {few} of {n} clients "
-            f"({names_of(found, look.ids[top])})"
+            f"({names_of(diagnosis, look.ids[top])})"
         )
         text += "" if theirs == everyones else f", with {theirs} where all do {everyones}"
         out.append(Finding("drift", f"{text}; {removes or NEITHER}.", 1.0))
@@ -184,7 +184,7 @@ def _drift(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return out
 
 
-def _unlike(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _unlike(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     B2 = look.gradient.dissimilarity
     if B2 <= UNLIKE:
         return []
@@ -205,7 +205,7 @@ def _unlike(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return [Finding("gradients", text, 0.3 * _over(B2, UNLIKE) + 0.3)]
 
 
-def _noise(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _noise(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     if look.noise is None:
         return []
     ratio = float((look.p @ look.noise / max(float(look.p @ look.gradient.norms**2), 1e-300)) ** 0.5)
@@ -219,10 +219,10 @@ def _noise(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return [Finding("gradients", text, 0.5 * _over(ratio, NOISY))]
 
 
-def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _steps(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     if job.duty.pace is not None:
         return []  # nobody gave it
-    steep = max(found.looks, key=lambda one: one.lr * one.smoothness)
+    steep = max(diagnosis.looks, key=lambda one: one.lr * one.smoothness)
     most = steep.lr * steep.smoothness
     if most > STEEP:
         text = (
@@ -237,18 +237,18 @@ def _steps(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return []
 
 
-def _memory(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _memory(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     remembered = look.remembered
     if look.memory is None or remembered is None or look.round == 0:
         return []
-    age, out = found.history.age()[look.ids], []
-    never = float((found.history.last[look.ids] < 0).mean())
+    age, out = diagnosis.history.age()[look.ids], []
+    never = float((diagnosis.history.last[look.ids] < 0).mean())
     if look.memory.relative > WRONG:
         text = (
             f"What clients remember ({remembered.name}) is {percent(look.memory.relative)} off their gradients after "
             f"round {look.round}"
         )
-        if look.round != found.history.rounds or not (age == 0).any() or not (age > 0).any():
+        if look.round != diagnosis.history.rounds or not (age == 0).any() or not (age > 0).any():
             text += f" ({percent(never)} of the clients were never updated)" if never > 0 else ""
             text += f"; fewer or smaller local steps{_penalty(remembered)} make it truer."
         else:
@@ -285,7 +285,7 @@ def _virtual(remembered: Memory) -> str:
     return "" if remembered.moves_when_absent else f", or virtual updates ({methods_for()['stale_memory']}),"
 
 
-def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _cohort(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     if look.cohort <= SCATTERED:
         return []
     size, n = min(job.schedule.cohort, job.problem.roster.n), job.problem.roster.n
@@ -297,7 +297,7 @@ def _cohort(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return [Finding("cohort", text, 0.5 * _over(look.cohort, SCATTERED))]
 
 
-def _conditions(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
+def _conditions(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
     if look.theory is None:
         return []
     broken = [one for one in look.theory.conditions if one.holds < one.of]
@@ -313,37 +313,37 @@ def _conditions(job: Job, found: Diagnosis, look: Look) -> list[Finding]:
     return out
 
 
-def _skew(found: Diagnosis) -> list[Finding]:
+def _skew(diagnosis: Diagnosis) -> list[Finding]:
     out = []
-    if found.skew.labels is not None:
-        mean = float(found.skew.labels.mean())
+    if diagnosis.skew.labels is not None:
+        mean = float(diagnosis.skew.labels.mean())
         if mean > LABELS:
             text = (
                 f"Labels are skewed: the shares of classes of a client are {mean:.2f} from everybody's (0 to 2), the "
-                f"sizes go from {found.skew.samples.min()} to {found.skew.samples.max()} samples."
+                f"sizes go from {diagnosis.skew.samples.min()} to {diagnosis.skew.samples.max()} samples."
             )
             out.append(Finding("skew", text, 0.3 + _over(mean, LABELS)))
-    if found.skew.features is not None and found.skew.features.share > FEATURES:
-        how = "beyond what their labels explain, " if found.skew.features.within == "class" else ""
+    if diagnosis.skew.features is not None and diagnosis.skew.features.share > FEATURES:
+        how = "beyond what their labels explain, " if diagnosis.skew.features.within == "class" else ""
         text = (
-            f"Features are skewed: {how}{percent(found.skew.features.share)} of their variance lies between clients; "
-            "normalise by client, or personalise (eval.personalise)."
+            f"Features are skewed: {how}{percent(diagnosis.skew.features.share)} of their variance lies between "
+            "clients; normalise by client, or personalise (eval.personalise)."
         )
-        out.append(Finding("skew", text, 0.3 + 0.3 * _over(found.skew.features.share, FEATURES)))
-    away = float((found.history.last < 0).mean())
-    if found.history.rounds and away > AWAY:
-        text = f"{percent(away)} of the clients took part in none of the {found.history.rounds} rounds."
+        out.append(Finding("skew", text, 0.3 + 0.3 * _over(diagnosis.skew.features.share, FEATURES)))
+    away = float((diagnosis.history.last < 0).mean())
+    if diagnosis.history.rounds and away > AWAY:
+        text = f"{percent(away)} of the clients took part in none of the {diagnosis.history.rounds} rounds."
         out.append(Finding("skew", text, 0.2))
     return out
 
 
-def _times(job: Job, found: Diagnosis) -> list[Finding]:
-    total, did = found.history.seconds.sum(0), found.history.gradients
+def _times(job: Job, diagnosis: Diagnosis) -> list[Finding]:
+    total, did = diagnosis.history.seconds.sum(0), diagnosis.history.gradients
     if not total.sum() > 0:
         if not did.any():
             return []
         text = (
-            f"No devices are simulated (devices); over {found.history.rounds} rounds a client evaluated from "
+            f"No devices are simulated (devices); over {diagnosis.history.rounds} rounds a client evaluated from "
             f"{did.min():.0f} to {did.max():.0f} mini-batch gradients, and got {size(job.cost.down)} and sent "
             f"{size(job.cost.up)} each time it took part."
         )

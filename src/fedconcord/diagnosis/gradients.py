@@ -46,8 +46,8 @@ def mean_of(p: np.ndarray, vectors: Tensor) -> Tensor:
 
 def lengths(vectors: Tensor) -> np.ndarray:
     """l2 norms [n] of vectors [n, d]."""
-    found: np.ndarray = torch.linalg.vector_norm(vectors, dim=1).double().cpu().numpy()
-    return found
+    norms: np.ndarray = torch.linalg.vector_norm(vectors, dim=1).double().cpu().numpy()
+    return norms
 
 
 def spread(p: np.ndarray, vectors: Tensor) -> float:
@@ -85,14 +85,14 @@ def largest_curvature(
         (gradient,) = torch.autograd.grad(loss(at), at, create_graph=True)
     if not gradient.requires_grad:  # the loss is linear
         return 0.0
-    v, found = start / torch.linalg.vector_norm(start), 0.0
+    v, largest = start / torch.linalg.vector_norm(start), 0.0
     for _ in range(iterations):
         (product,) = torch.autograd.grad(gradient, at, v, retain_graph=True)
         length = float(torch.linalg.vector_norm(product))
-        if length == 0 or abs(length - found) <= tolerance * length:
+        if length == 0 or abs(length - largest) <= tolerance * length:
             return length
-        v, found = product / length, length
-    return found
+        v, largest = product / length, length
+    return largest
 
 
 def secant(change: Tensor, move: Tensor) -> np.ndarray:

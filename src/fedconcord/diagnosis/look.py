@@ -128,50 +128,50 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     """What clients ids [n] would do in the round that a state begins; the state stays as it is."""
     plan, x = plan_for(job, state.round, ids), state.server.x
     p, d = plan.p / plan.p.sum(), job.problem.objective.dim
-    own, rows, _ = open_rows(job.problem.objective, x, state.store.gather(ids), ids)
-    held = [_held(job, int(i)) for i in ids]
-    at = torch.stack([_gradient(own, x, samples) for samples in held])
-    local, done, work = _round(job, state, plan)
-    moves = done - x
+    objective, rows, _ = open_rows(job.problem.objective, x, state.store.gather(ids), ids)
+    samples_of = [_held(job, int(i)) for i in ids]
+    at = torch.stack([_gradient(objective, x, samples) for samples in samples_of])
+    local, ends, work = _round(job, state, plan)
+    moves = ends - x
     first = local.x.expand(len(ids), d)
-    there = at if torch.equal(first, x.expand_as(first)) else _gradients(own, first, held)
-    end = _gradients(own, done, held)
+    there = at if torch.equal(first, x.expand_as(first)) else _gradients(objective, first, samples_of)
+    end = _gradients(objective, ends, samples_of)
     direction, corrected = _direction(local, there)
     remedy = None
     if not corrected and job.solver.kind == "sgd" and job.algorithm.step.hessian_at is None:
         kappa = _kappa(local).double().reshape(-1).cpu().numpy()  # [n] of gradients beside constants
         steered = _round(job, state, plan, control(p, moves, work / kappa, plan.lr))[1] - x
         remedy = remedies(p, moves, work, steered)
-    found, agreed = drift(p, moves), gradients.agreement(p, at)
-    secant = gradients.secant(end - there, done - first)
-    kept = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
+    client_drift, agreement = drift(p, moves), gradients.agreement(p, at)
+    secant = gradients.secant(end - there, ends - first)
+    remembered = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
     over = gradients.agreement(p, at if job.algorithm.phases.prelude is not None else direction)
     theory = None
     if job.algorithm.facts.theory is not None:
         inclusion = np.full(len(ids), min(1.0, job.schedule.cohort / job.problem.roster.n))
         theory = job.algorithm.facts.theory(ids, inclusion, plan.steps, plan.lr, secant)
     residual = None
-    if kept is not None and kept.what.is_dual:
+    if remembered is not None and remembered.what.is_dual:
         pull = local.piece(Pull)
         rho = 0.0 if pull is None else pull.rho
-        residual = memory.residual(p, -kept.gradients, first, x, there, rho / _kappa(local))
+        residual = memory.residual(p, -remembered.gradients, first, x, there, rho / _kappa(local))
     return Look(
         round=state.round,
         ids=ids,
         p=p,
         steps=plan.steps,
         lr=plan.lr if job.duty.pace is None else plan.lr * float(p @ (work / plan.steps)),
-        samples=np.array([len(samples) for samples in held]),
-        gradient=agreed,
-        noise=_noise(job, own, x, at, ids, held),
+        samples=np.array([len(samples) for samples in samples_of]),
+        gradient=agreement,
+        noise=_noise(job, objective, x, at, ids, samples_of),
         secant=secant,
-        curvature=_curvature(own, x, at, held, np.argsort(-secant, kind="stable")[:MOST_CURVED]),
-        drift=found,
+        curvature=_curvature(objective, x, at, samples_of, np.argsort(-secant, kind="stable")[:MOST_CURVED]),
+        drift=client_drift,
         remedies=remedy,
-        direction=gradients.spread(p, direction) / max(agreed.spread, gradients.TINY),
+        direction=gradients.spread(p, direction) / max(agreement.spread, gradients.TINY),
         cohort=gradients.cohort_noise(over.spread, over.full, job.problem.roster.n, job.schedule.cohort),
-        memory=None if kept is None else memory.staleness(p, kept, at),
-        remembered=None if kept is None else kept.what,
+        memory=None if remembered is None else memory.staleness(p, remembered, at),
+        remembered=None if remembered is None else remembered.what,
         residual=residual,
         theory=theory,
     )
@@ -198,42 +198,44 @@ def _gradient(objective: Objective, x: Tensor, samples: Tensor) -> Tensor:
     return total
 
 
-def _gradients(objective: Objective, points: Tensor, held: list[Tensor]) -> Tensor:
+def _gradients(objective: Objective, points: Tensor, samples_of: list[Tensor]) -> Tensor:
     """Every client's gradient [n, d] at its own point [n, d]."""
-    return torch.stack([_gradient(objective, x, samples) for x, samples in zip(points, held, strict=True)])
+    return torch.stack([_gradient(objective, x, samples) for x, samples in zip(points, samples_of, strict=True)])
 
 
 def _noise(
-    job: Job, objective: Objective, x: Tensor, at: Tensor, ids: np.ndarray, held: list[Tensor]
+    job: Job, objective: Objective, x: Tensor, at: Tensor, ids: np.ndarray, samples_of: list[Tensor]
 ) -> np.ndarray | None:
     """sigma_i^2 [n] of the gradient of one local step's mini-batch: the batches of one keyed pass, or some of them."""
     if job.duty.oracle.kind == "full":
         return None
-    found = np.zeros(len(held))
-    for k, (i, samples) in enumerate(zip(ids, held, strict=True)):
+    variances = np.zeros(len(samples_of))
+    for k, (i, samples) in enumerate(zip(ids, samples_of, strict=True)):
         size = job.schedule.draws.width(job.algorithm, len(samples))
         if size >= len(samples):
             continue
         order = rng.generator(job.schedule.seed, rng.Purpose.LOOK, 1, int(i) + 1).permutation(len(samples))
         whole = order[: len(samples) // size * size].reshape(-1, size)[:MOST_BATCHES]
         batches = [_gradient(objective, x, samples[torch.as_tensor(b, device=samples.device)]) for b in whole]
-        found[k] = gradients.noise(at[k], torch.stack(batches))
-    return found if found.any() else None
+        variances[k] = gradients.noise(at[k], torch.stack(batches))
+    return variances if variances.any() else None
 
 
-def _curvature(objective: Objective, x: Tensor, at: Tensor, held: list[Tensor], which: np.ndarray) -> float | None:
+def _curvature(
+    objective: Objective, x: Tensor, at: Tensor, samples_of: list[Tensor], which: np.ndarray
+) -> float | None:
     """The largest curvature over these clients; power iteration starts from the client's own gradient."""
-    found = []
+    curvatures = []
     for k in which:
-        samples = held[k][:SAMPLES_CURVED]
+        samples = samples_of[k][:SAMPLES_CURVED]
         start = at[k] if bool(at[k].any()) else torch.ones_like(x)
         try:
-            found.append(
+            curvatures.append(
                 gradients.largest_curvature(lambda y, of=samples: objective.loss(y, of), x, start)  # type: ignore[misc]
             )
         except (RuntimeError, NotImplementedError):  # somebody's layer or loss has no second derivative
             return None
-    return max(found)
+    return max(curvatures)
 
 
 class _Apart:
@@ -241,10 +243,10 @@ class _Apart:
 
     def __init__(self, store: Store) -> None:
         self.template, self.gather, self.known, self.ids = store.template, store.gather, store.known, store.ids
-        self.held = store
+        self.store = store
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.store)
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         """Nothing."""
@@ -265,8 +267,8 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
     Args:
         more: [n, d] to be added to each client's direction.
     """
-    seen: dict[int, tuple[Local, Done]] = {}
-    held, algorithm = threading.Lock(), job.algorithm
+    reports: dict[int, tuple[Local, Done]] = {}
+    lock, algorithm = threading.Lock(), job.algorithm
     if more is not None:
         algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
 
@@ -274,10 +276,10 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, model_of(down), client.gradient)
         pieces = [_short(piece) for piece in local.pieces if isinstance(piece, LINEAR)]
         local, done = Local(local.x, *pieces), Done(*done[:3])
-        with held:
+        with lock:
             for k, i in enumerate(client.id.reshape(-1).tolist()):
                 row_of = partial(_row, k=k) if client.id.ndim > 0 else lambda leaf: leaf
-                seen[i] = local.map(row_of), tree_map(row_of, done)
+                reports[i] = local.map(row_of), tree_map(row_of, done)
         return (), row
 
     linear = job.solver.kind != "lbfgs"
@@ -293,8 +295,8 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
     )
     duty = job.duty._replace(algorithm=watched)
     run_round(job.engine, job.problem, duty, state.server, _Apart(state.store), plan)
-    locals_ = [seen[int(i)][0] for i in plan.ids]
-    ends = [seen[int(i)][1] for i in plan.ids]
+    locals_ = [reports[int(i)][0] for i in plan.ids]
+    ends = [reports[int(i)][1] for i in plan.ids]
     counted = [float(end.normaliser if watched.needs.normaliser else end.steps) for end in ends]
     return _together(locals_), torch.stack([end.x for end in ends]), np.array(counted)
 
@@ -305,9 +307,9 @@ def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[T
 
     def start(down: Tree, row: Tree, client: Client) -> Local:
         local = algorithm.start(down, row, client)
-        own = more[[place[int(i)] for i in client.id.reshape(-1)]]
-        own = own if client.id.ndim else own[0]
-        return local.having(Constant(own))
+        mine = more[[place[int(i)] for i in client.id.reshape(-1)]]
+        mine = mine if client.id.ndim else mine[0]
+        return local.having(Constant(mine))
 
     return start
 
@@ -356,5 +358,5 @@ def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
     for piece in sorted(local.pieces, key=lambda piece: piece.traits.place):
         v = piece.apply(v, step)
     left = v - _kappa(local) * at
-    own = left - left.mean(0)
-    return v, bool(own.square().sum() > 1e-10 * (_kappa(local) * at).square().sum())
+    deviation = left - left.mean(0)
+    return v, bool(deviation.square().sum() > 1e-10 * (_kappa(local) * at).square().sum())

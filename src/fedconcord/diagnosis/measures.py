@@ -53,7 +53,7 @@ MEASURES = (
         "chi^2(p||w) = sum_i (p_i - w_i)^2 / w_i",
         f"{FEDNOVA}, Theorem 2",
         "equal local work, normalised averaging ({unequal_work}), control variates ({drift})",
-        lambda found, look: found.aim.miss(found.aim.own),
+        lambda diagnosis, look: diagnosis.aim.miss(diagnosis.aim.own),
         "the method's step is no linear function of the clients' gradients",
     ),
     Measure(
@@ -62,7 +62,7 @@ MEASURES = (
         "w_i = p_i ||a_i||_1 / sum_j p_j ||a_j||_1",
         f"{FEDNOVA}, Theorems 1 and 2",
         "equal local work",
-        lambda found, look: found.aim.miss(found.aim.plain),
+        lambda diagnosis, look: diagnosis.aim.miss(diagnosis.aim.plain),
         "the local solver's steps have no ||a_i||_1",
     ),
     Measure(
@@ -71,7 +71,7 @@ MEASURES = (
         "tau_bar = sum_i p_i tau_i; tau_eff = the server's step along a common gradient, over eta",
         f"{FEDNOVA}, Theorem 1",
         "the server learning rate; a smaller penalty",
-        lambda found, look: found.aim.slowdown(found.aim.own),
+        lambda diagnosis, look: diagnosis.aim.slowdown(diagnosis.aim.own),
         "the method's step is no linear function of the clients' gradients",
     ),
     Measure(
@@ -80,7 +80,7 @@ MEASURES = (
         "grad F = sum_i p_i grad f_i",
         f"{FEDNOVA}, Theorem 2 bounds its minimum over rounds",
         "more rounds, another step size",
-        lambda found, look: look.gradient.full,
+        lambda diagnosis, look: look.gradient.full,
     ),
     Measure(
         "dissimilarity",
@@ -88,7 +88,7 @@ MEASURES = (
         "sum_i p_i ||grad f_i||^2 / ||grad F||^2",
         f"{FEDPROX}, Definition 3; 1 / B^2 is gradient diversity (Yin et al., AISTATS 2018)",
         "nothing at the server: it is the data's; corrections make it harmless",
-        lambda found, look: look.gradient.dissimilarity,
+        lambda diagnosis, look: look.gradient.dissimilarity,
     ),
     Measure(
         "noise",
@@ -96,7 +96,7 @@ MEASURES = (
         "sqrt(sum_i p_i sigma_i^2 / sum_i p_i ||grad f_i||^2), sigma_i^2 = E ||g_i - grad f_i||^2",
         f"{FEDNOVA}, Assumption 2",
         "larger batches, a smaller or decaying local step size",
-        lambda found, look: (
+        lambda diagnosis, look: (
             None
             if look.noise is None
             else float((look.p @ look.noise / max(float(look.p @ look.gradient.norms**2), 1e-300)) ** 0.5)
@@ -109,7 +109,7 @@ MEASURES = (
         "max of ||grad f_i(x_i^K) - grad f_i(x)|| / ||x_i^K - x|| and the Hessian's largest |eigenvalue|",
         "Lipschitz constant of grad f_i (FedNova, Assumption 1)",
         "the model, the scale of its inputs",
-        lambda found, look: look.smoothness,
+        lambda diagnosis, look: look.smoothness,
     ),
     Measure(
         "step_times_smoothness",
@@ -117,7 +117,7 @@ MEASURES = (
         "eta L; gradient steps on a quadratic are stable below 2",
         f"{FEDVRA}, (18): sqrt(6) eta Q~ L <= 1 is sufficient",
         "the local step size",
-        lambda found, look: look.lr * look.smoothness,
+        lambda diagnosis, look: look.lr * look.smoothness,
     ),
     Measure(
         "move",
@@ -125,7 +125,7 @@ MEASURES = (
         "sqrt(sum_i p_i ||x_i^K - x||^2)",
         f"{SCAFFOLD}, Lemma 8",
         "fewer or smaller local steps",
-        lambda found, look: float((look.p @ look.drift.move**2) ** 0.5),
+        lambda diagnosis, look: float((look.p @ look.drift.move**2) ** 0.5),
     ),
     Measure(
         "drift",
@@ -133,7 +133,7 @@ MEASURES = (
         "sum_i p_i ||Delta_i - Delta||^2 / ||Delta||^2",
         f"{SCAFFOLD}, section 3, as a ratio",
         "control variates, normalised averaging, a proximal pull",
-        lambda found, look: look.drift.ratio,
+        lambda diagnosis, look: look.drift.ratio,
     ),
     Measure(
         "drift_with_work",
@@ -141,7 +141,7 @@ MEASURES = (
         "Spearman's rho of ||x_i^K - x|| and the client's steps",
         f"{FEDNOVA}, section III",
         "steps by client",
-        lambda found, look: rank_correlation(look.drift.move, look.steps),
+        lambda diagnosis, look: rank_correlation(look.drift.move, look.steps),
     ),
     Measure(
         "equal_work_removes",
@@ -149,7 +149,7 @@ MEASURES = (
         "1 - D(Delta_i a / a_i) / D(Delta_i), D the drift apart",
         f"{FEDNOVA}, eq. (15)",
         "{unequal_work}, or steps by client",
-        lambda found, look: None if look.remedies is None else look.remedies.equal_work,
+        lambda diagnosis, look: None if look.remedies is None else look.remedies.equal_work,
         CORRECTED,
         True,
     ),
@@ -159,7 +159,7 @@ MEASURES = (
         "1 - D(same steps with c - c_i added) / D(Delta_i), c_i = -Delta_i / (eta a_i)",
         f"{SCAFFOLD}, Algorithm 1, option II",
         "{drift}",
-        lambda found, look: None if look.remedies is None else look.remedies.control,
+        lambda diagnosis, look: None if look.remedies is None else look.remedies.control,
         CORRECTED,
         True,
     ),
@@ -169,7 +169,7 @@ MEASURES = (
         "sum_i p_i ||D_i - D||^2 / sum_i p_i ||grad f_i - grad F||^2, D_i the first local direction",
         f"{FEDVRA}, section 2.2 (client-variance reduction)",
         "control variates, duals, client momentum",
-        lambda found, look: look.direction,
+        lambda diagnosis, look: look.direction,
     ),
     Measure(
         "cohort_noise",
@@ -177,7 +177,7 @@ MEASURES = (
         "sqrt(V (N - S) / (S (N - 1))) / ||D||, V the variance of D_i over clients",
         "sampling S of N without replacement",
         "a larger cohort, corrections, server momentum",
-        lambda found, look: look.cohort,
+        lambda diagnosis, look: look.cohort,
     ),
     Measure(
         "memory_error",
@@ -185,7 +185,7 @@ MEASURES = (
         "sqrt(sum_i p_i ||m_i - grad f_i||^2 / sum_i p_i ||grad f_i||^2), 1 if nothing is remembered",
         f"dual drift: {AFEDPD}; {SCAFFOLD}",
         "a larger cohort, virtual updates ({stale_memory}), a larger penalty or dual step",
-        lambda found, look: None if look.memory is None else look.memory.relative,
+        lambda diagnosis, look: None if look.memory is None else look.memory.relative,
         NO_MEMORY,
     ),
     Measure(
@@ -194,7 +194,7 @@ MEASURES = (
         "||c - grad F|| / ||grad F||",
         f"{SCAFFOLD}; {FEDVRA}, Lemma 1",
         "a larger cohort, smaller local steps",
-        lambda found, look: None if look.memory is None else look.memory.total,
+        lambda diagnosis, look: None if look.memory is None else look.memory.total,
         "the server keeps no such sum",
     ),
     Measure(
@@ -203,7 +203,7 @@ MEASURES = (
         "||sum_i p_i m_i||^2 + sum_i p_i (||grad f_i(w_i) + m_i||^2 + ||w_i - x||^2), m_i = y_i + rho (w_i - x)",
         f"{FEDADMM}, eq. (7), weighed by p_i",
         "more rounds, the penalty",
-        lambda found, look: None if look.residual is None else look.residual.value,
+        lambda diagnosis, look: None if look.residual is None else look.residual.value,
         "the method has no dual variables",
     ),
 )
@@ -215,6 +215,6 @@ def changes() -> dict[str, str]:
     return {one.key: one.change.format(**methods) for one in MEASURES}
 
 
-def numbers(found: Diagnosis, look: Look) -> dict[str, float | None]:
+def numbers(diagnosis: Diagnosis, look: Look) -> dict[str, float | None]:
     """Every measure of a look by its key."""
-    return {one.key: one.of(found, look) for one in MEASURES}
+    return {one.key: one.of(diagnosis, look) for one in MEASURES}

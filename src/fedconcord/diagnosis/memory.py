@@ -75,7 +75,7 @@ class Residual(NamedTuple):
 
 
 def residual(
-    p: np.ndarray, duals: Tensor, own: Tensor, x: Tensor, gradients: Tensor, penalty: float | Tensor
+    p: np.ndarray, duals: Tensor, models: Tensor, x: Tensor, gradients: Tensor, penalty: float | Tensor
 ) -> Residual:
     """Of duals y_i [n, d], the clients' models w_i [n, d] with their gradients there [n, d], and theta = x [d].
 
@@ -84,7 +84,7 @@ def residual(
     Args:
         penalty: rho, a number or one a client [n, 1].
     """
-    apart = own - x
+    apart = models - x
     multiplier = duals + penalty * apart
     return Residual(
         float(mean_of(p, multiplier).square().sum()),

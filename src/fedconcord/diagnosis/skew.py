@@ -28,9 +28,9 @@ def features(x: np.ndarray, owner: np.ndarray, n: int, labels: np.ndarray | None
     means, counts = _means(x, owner, n), np.bincount(owner, minlength=n)
     between = float(counts @ (means**2).sum(1))
     total = float((x**2).sum())
-    held = int((counts > 0).sum())
-    free = max(len(x) - held - int(groups.max()), 1)  # degrees of freedom within
-    share = (between - (held - 1) * (total - between) / free) / total if total > 0 else 0.0
+    holders = int((counts > 0).sum())
+    free = max(len(x) - holders - int(groups.max()), 1)  # degrees of freedom within
+    share = (between - (holders - 1) * (total - between) / free) / total if total > 0 else 0.0
     unit = np.sqrt(total / max(x.size, 1))
     distance = np.sqrt((means**2).mean(1)) / unit if unit > 0 else np.zeros(n)
     return Features(share, distance, "all" if labels is None else "class")

@@ -75,15 +75,21 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     threads = saved.get("threads")  # as many as the run found where it was
     if config.engine.threads is None and isinstance(threads, int) and 0 < threads <= MOST_THREADS:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
-    done = int(saved.get("rounds_done", 0))
-    at = _rounds(rounds, done, f"{folder} has done {done} rounds")
+    rounds_done = int(saved.get("rounds_done", 0))
+    at = _rounds(rounds, rounds_done, f"{folder} has done {rounds_done} rounds")
     job = _job(config)
     fresh = blank(job)
     job = with_choices_of(folder, PreparedRun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])))
     state = None
-    if at == (done,) and done > 0 and (folder / CHECKPOINT).exists() and _plannable(job) and job.storage.kind != "disk":
+    if (
+        at == (rounds_done,)
+        and rounds_done > 0
+        and (folder / CHECKPOINT).exists()
+        and _plannable(job)
+        and job.storage.kind != "disk"
+    ):
         state = checkpoint.load(job, folder / CHECKPOINT, fresh)
-        state = state if state.round == done else None
+        state = state if state.round == rounds_done else None
     return Subject(job, config, at, folder, saved, state)
 
 
@@ -175,11 +181,11 @@ def _plannable(job: Job) -> bool:
     return isinstance(job.schedule, Schedule) and not job.schedule.sampler.by_loss
 
 
-def _rounds(given: Sequence[int] | None, last: int, why: str) -> tuple[int, ...]:
+def _rounds(rounds: Sequence[int] | None, last: int, why: str) -> tuple[int, ...]:
     """The rounds to look at: those given, or the start, a quarter, half and the end."""
-    if given is None:
+    if rounds is None:
         return tuple(sorted({0, round(last / 4), round(last / 2), last}))
-    beyond = [t for t in given if t > last]
+    beyond = [t for t in rounds if t > last]
     if beyond:
         raise UserError(f"--at {beyond[0]} lies beyond the last round: {why}; give rounds from 0 to {last}")
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(rounds)))
