@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedconcord import advice, settings
-from fedconcord.advice import Facts, choice
+from fedconcord.advice import FederationFacts, choice
 from fedconcord.advice.rules import cautions, methods_of, rules
 from fedconcord.analysis import catalogue
 from fedconcord.basis import files
@@ -241,7 +241,7 @@ def first_choice(one: dict[str, Any], among: Collection[str] = METHODS) -> str:
     ran = values(one, "score").keys() & set(among)
     every = rules()
     possible = {text for text in methods_of(every) if choice.name_of(text) in ran}
-    return choice.name_of(choice.choose(every, Facts(**one["facts"]), possible)[0][0].method)
+    return choice.name_of(choice.choose(every, FederationFacts(**one["facts"]), possible)[0][0].method)
 
 
 def stateless() -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedconcord import Dataset, UserError, settings
-from fedconcord.advice import Facts, Wishes, advise, as_json, facts_of, federation_of, told
+from fedconcord.advice import FederationFacts, Wishes, advise, as_json, facts_of, federation_of, lines_of
 from fedconcord.advice.choice import choose, name_of, ranges
 from fedconcord.advice.facts import feature_skew, label_distances
 from fedconcord.advice.rules import cautions, methods_of, rules
@@ -32,7 +32,7 @@ def federation(**given: Any) -> Config:
     return federation_of(settings.from_nested(given, "test"))
 
 
-def seen(**given: Any) -> Facts:
+def seen(**given: Any) -> FederationFacts:
     return facts_of(federation(**given))
 
 
@@ -121,7 +121,9 @@ PLAIN = {"clients": 40, "cohort": 10, "rounds": 60}
 
 def test_the_rules_are_whole() -> None:
     """Every method of a rule begins with parameters that are tuned, and some rule holds everywhere."""
-    assert rules()[-1].condition.holds(Facts(4, 1, 1.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4))
+    assert rules()[-1].condition.holds(
+        FederationFacts(4, 1, 1.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
+    )
     for text in methods_of(rules()):
         begun, local = settings.read_method(text)
         assert {*begun.given, *local} <= {*ranges(begun.name)}, f"{text} begins with a setting that is not tuned"
@@ -129,7 +131,7 @@ def test_the_rules_are_whole() -> None:
 
 
 def test_the_first_rule_that_holds_comes_first_and_later_ones_fill_up() -> None:
-    facts = Facts(100, 10, 5.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
+    facts = FederationFacts(100, 10, 5.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
     every, methods = rules(), set(methods_of(rules()))
     holding = [rule for rule in every if rule.condition.holds(facts)]
     first, last = holding[0], holding[-1]
@@ -242,7 +244,7 @@ def test_the_command_says_it_in_lines_and_writes_nothing(tmp_path: Path) -> None
     command = [sys.executable, "-m", "fedconcord", "advise", "--clients", "40", "--rounds", "20", "--stateless"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     config = federation(clients=40, rounds=20)
-    assert done.stdout.splitlines() == told(advise(config, Wishes(stateless=True)))
+    assert done.stdout.splitlines() == lines_of(advise(config, Wishes(stateless=True)))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -94,7 +94,7 @@ def test_messages_agree_with_the_bytes_of_a_run(name: str) -> None:
     assert state.bytes_down == CLIENTS * 4 * (costs.down * DIM + costs.down_scalars)
     rows = sum(leaf.numel() for leaf in state.store.export().values() if leaf.ndim > 1 and leaf[0].numel() > 1)
     assert rows == CLIENTS * costs.client * DIM
-    if METHODS[name]().oracle != Oracle("full"):
+    if METHODS[name]().step.oracle != Oracle("full"):
         steps = 3 * (1 + costs.step_gradients) + costs.round_gradients * SAMPLES / BATCH
         assert state.gradient_steps == CLIENTS * steps
 

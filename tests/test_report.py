@@ -23,9 +23,9 @@ from fedconcord.report.curves import curve, log_floor
 from fedconcord.report.figures.heatmap import partition_order
 from fedconcord.report.figures.style import look
 from fedconcord.report.load import Run
+from fedconcord.report.method_tables import reach_cell, table, to_csv, to_latex, to_markdown
 from fedconcord.report.stats import first_at, holm, interval, paired, tail_mean
 from fedconcord.report.summary import Summary, summarise
-from fedconcord.report.tables import reach_cell, table, to_csv, to_latex, to_markdown
 from fedconcord.report.words import words
 
 T975 = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}  # printed tables of Student's t

@@ -1,13 +1,13 @@
 """Which methods to tune first in a federation, with which settings, and why: rules over what can be seen of it."""
 
 from fedconcord.advice.choice import Advice, Named, Wishes, advise, federation_of
-from fedconcord.advice.facts import Facts, facts_of
+from fedconcord.advice.facts import FederationFacts, facts_of
 from fedconcord.advice.rules import Rule, rules
-from fedconcord.advice.words import File, as_json, command, lines, told
+from fedconcord.advice.words import File, as_json, command, lines, lines_of
 
 __all__ = [
     "Advice",
-    "Facts",
+    "FederationFacts",
     "File",
     "Named",
     "Rule",
@@ -18,6 +18,6 @@ __all__ = [
     "facts_of",
     "federation_of",
     "lines",
+    "lines_of",
     "rules",
-    "told",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from fedconcord.advice.facts import Facts, facts_of
+from fedconcord.advice.facts import FederationFacts, facts_of
 from fedconcord.advice.rules import Pick, Rule, cautions, methods_of, rules
 from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
@@ -48,16 +48,16 @@ class Named(NamedTuple):
 class Advice(NamedTuple):
     """What came of the rules."""
 
-    facts: Facts
+    facts: FederationFacts
     named: list[Named]  # best first
     against: dict[str, str]  # method -> why not
     config: Config  # of the federation, with a compressor where messages must be smaller
 
     def __str__(self) -> str:
         """As the command says it."""
-        from fedconcord.advice.words import told  # which knows this
+        from fedconcord.advice.words import lines_of  # which knows this
 
-        return "\n".join(told(self))
+        return "\n".join(lines_of(self))
 
 
 def federation_of(*sources: Source) -> Config:
@@ -113,15 +113,15 @@ def advise(config: Config, wishes: Wishes = NO_WISHES) -> Advice:
     return Advice(facts, named, {name: why for name, why in against.items() if name not in names}, fitting)
 
 
-def choose(rules: list[Rule], facts: Facts, possible: set[str]) -> list[tuple[Pick, Rule]]:
+def choose(rules: list[Rule], facts: FederationFacts, possible: set[str]) -> list[tuple[Pick, Rule]]:
     """The methods to tune with the rule that named each, best first: those of the first rule that holds, filled up from
     the rules after it. `possible` are the texts that can run."""
-    found: dict[str, tuple[Pick, Rule]] = {}
+    chosen: dict[str, tuple[Pick, Rule]] = {}
     for rule in rules:
         for pick in rule.picks:
             if rule.condition.holds(facts) and pick.method in possible:
-                found.setdefault(name_of(pick.method), (pick, rule))
-    return list(found.values())[:MOST]
+                chosen.setdefault(name_of(pick.method), (pick, rule))
+    return list(chosen.values())[:MOST]
 
 
 def name_of(method: str) -> str:
@@ -165,8 +165,10 @@ def _named(config: Config, pick: Pick, rule: Rule) -> Named:
 def ranges(name: str) -> dict[str, str]:
     """What `tune` looks for of a method with its defaults, and where: `0.01 to 1, log`."""
     options = factories.options(plugins.available()[name])
-    own = {option.name: place for option in options if (place := search_of(option.annotation)) and option.default}
-    return {key: str(place) for key, place in {**searched(), **own}.items()}
+    parameters = {
+        option.name: place for option in options if (place := search_of(option.annotation)) and option.default
+    }
+    return {key: str(place) for key, place in {**searched(), **parameters}.items()}
 
 
 def _sent(config: Config, job: Job, costs: catalogue.Costs) -> int:

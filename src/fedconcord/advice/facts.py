@@ -28,7 +28,7 @@ FEATURES = 1_000  # features that are looked at, about
 STREAM = 3  # of the partition's purpose: 0 draws it, 1 the labels that are removed, 2 the skew of features
 
 
-class Facts(NamedTuple):
+class FederationFacts(NamedTuple):
     """A federation of N clients in numbers. None: not known for these data."""
 
     clients: int  # N
@@ -62,7 +62,7 @@ class Facts(NamedTuple):
         return max(0.0, (self.labels - self.chance) / (2 - self.chance))
 
 
-def facts_of(config: Config) -> Facts:
+def facts_of(config: Config) -> FederationFacts:
     """The facts of the settings of a run without its method (`choice.federation_of`), as FedAvg would meet it.
 
     Raises:
@@ -76,7 +76,7 @@ def facts_of(config: Config) -> Facts:
         dataset, parts = divided(config)
         labels, chance = label_distances(dataset, parts, config.seed or 0)
         features = feature_skew(dataset, parts)
-    return Facts(
+    return FederationFacts(
         clients=len(samples),
         rounds=config.rounds,
         cohort=replies,
@@ -110,8 +110,8 @@ def label_distances(dataset: Dataset, parts: Sequence[np.ndarray], seed: int) ->
     """The mean distance of the clients' labels to all (`describe`), and that of a random deal of the same sizes."""
     every = rng.generator(seed, rng.Purpose.PARTITION, STREAM).permutation(np.concatenate(parts))
     dealt = np.split(every, np.cumsum([len(part) for part in parts])[:-1])
-    own, random = (float(describe(dataset, held).distance.mean()) for held in (parts, dealt))
-    return own, random
+    distance, by_chance = (float(describe(dataset, division).distance.mean()) for division in (parts, dealt))
+    return distance, by_chance
 
 
 def feature_skew(dataset: Dataset, parts: Sequence[np.ndarray]) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedconcord import core
-from fedconcord.advice.facts import Facts
+from fedconcord.advice.facts import FederationFacts
 from fedconcord.analysis import catalogue
 
 SELDOM, FEW, UNEQUAL, SKEWED, APART = 2, 20, 0.1, 0.3, 0.1  # where the conditions below begin
@@ -22,7 +22,7 @@ class Condition(NamedTuple):
     """What can hold in a federation."""
 
     words: str
-    holds: Callable[[Facts], bool]
+    holds: Callable[[FederationFacts], bool]
     source: str = "measured"  # of what is recommended where it holds
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.advice.choice import NO_WISHES, OF_METHODS, Advice, Named, Wishes, advise, name_of
-from fedconcord.advice.facts import Facts
+from fedconcord.advice.facts import FederationFacts
 from fedconcord.basis import grammar
 from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.options.table import OPTIONS
@@ -26,7 +26,7 @@ def lines(config: Config, wishes: Wishes = NO_WISHES) -> list[str]:
     Raises:
         UserError: as `advise` does.
     """
-    return told(advise(config, wishes))
+    return lines_of(advise(config, wishes))
 
 
 class File(NamedTuple):
@@ -36,31 +36,31 @@ class File(NamedTuple):
     config: Config  # of the federation that it describes by itself
 
 
-def told(advice: Advice, file: File | None = None) -> list[str]:
+def lines_of(advice: Advice, file: File | None = None) -> list[str]:
     """Advice as lines for people; the command last."""
-    said = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
+    text = ["what is seen", *(f"  {line}" for line in fact_lines(advice.facts))]
     where = None
     for place, one in enumerate(advice.named, 1):
         if one.where != where:
             where = one.where
-            said.append(f"{'then' if place > 1 else 'tune first'}, for {where} ({one.source})")
+            text.append(f"{'then' if place > 1 else 'tune first'}, for {where} ({one.source})")
         tuned = "; ".join(f"{key} {range}" for key, range in one.tune.items())
-        said += [f"  {place}. {one.method}: {one.why}", f"     {_costs(one)}", f"     tune {tuned}"]
+        text += [f"  {place}. {one.method}: {one.why}", f"     {_costs(one)}", f"     tune {tuned}"]
     if advice.config.upload is not None:
-        said.append(f"  uploads compressed by {advice.config.upload}")
+        text.append(f"  uploads compressed by {advice.config.upload}")
     if advice.against:
-        said += ["rather not", *(f"  {name}: {why}" for name, why in advice.against.items())]
-    return [*said, "next", f"  {command(advice, file)}"]
+        text += ["rather not", *(f"  {name}: {why}" for name, why in advice.against.items())]
+    return [*text, "next", f"  {command(advice, file)}"]
 
 
-def fact_lines(facts: Facts) -> list[str]:
+def fact_lines(facts: FederationFacts) -> list[str]:
     """What is seen, a line each."""
 
     def spread(low: float, mean: float, high: float) -> str:
         return f"{low:,}" if low == high else f"{low:,} to {high:,}, mean {mean:,.1f}"
 
     lost = f"; {facts.lost:.0%} of those asked are lost" if facts.lost else ""
-    said = [
+    sentences = [
         f"{facts.clients:,} clients, {facts.cohort:,.3g} a round ({facts.share:.1%}); a client comes "
         f"{facts.visits:.3g} times in {facts.rounds} rounds{lost}",
         f"samples a client: {spread(*facts.samples)}; local steps in a round: {spread(*facts.steps)}",
@@ -68,7 +68,7 @@ def fact_lines(facts: Facts) -> list[str]:
     ]
     least, _, most = facts.samples
     if most > FAR * least:
-        said.append(
+        sentences.append(
             "sizes: every client counts alike in what is minimised, the smallest as much as one "
             f"{most / least:,.0f} times its size; --objective samples counts every sample alike"
             if facts.objective == "clients"
@@ -76,12 +76,12 @@ def fact_lines(facts: Facts) -> list[str]:
             f"{most / least:,.0f} times the smallest; --objective clients counts every client alike"
         )
     if facts.labels is not None:
-        said.append(
+        sentences.append(
             f"labels: a client's mix is {facts.labels:.2f} from that of all (0 to 2; {facts.chance:.2f} by chance)"
         )
     if facts.features is not None:
-        said.append(f"features: {facts.features:.0%} of their variance lies between clients, labels apart")
-    return said
+        sentences.append(f"features: {facts.features:.0%} of their variance lies between clients, labels apart")
+    return sentences
 
 
 def as_json(advice: Advice, file: File | None = None) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def size(count: int) -> str:
 
 def _costs(one: Named) -> str:
     kept = f"keeps {size(one.kept)}" if one.kept else "keeps nothing"
-    found = f"a client sends {size(one.up)} a round, gets {size(one.down)} and {kept}"
-    return found if one.gradients == 1 else f"{found}; {one.gradients:.3g} gradients a local step"
+    messages = f"a client sends {size(one.up)} a round, gets {size(one.down)} and {kept}"
+    return messages if one.gradients == 1 else f"{messages}; {one.gradients:.3g} gradients a local step"
 
 
 def _arguments(config: Config, file: File | None) -> list[str]:
@@ -128,8 +128,8 @@ def _arguments(config: Config, file: File | None) -> list[str]:
         usual, words = _flat(file.config.as_dict()), ["--config", file.path]
     usual["local.lr"] = usual["local.lr"] or LR
     for key, value in _flat(config.as_dict()).items():
-        said = (key in ("data", "rounds") and file is None) or usual.get(key) != value
-        if not said or key.partition(".")[0] in UNSAID or (key == "clients" and config.partition == NATURAL):
+        is_stated = (key in ("data", "rounds") and file is None) or usual.get(key) != value
+        if not is_stated or key.partition(".")[0] in UNSAID or (key == "clients" and config.partition == NATURAL):
             continue
         text = _relative(value) if key == "data" and kind_of(value) == "file" else _text(value)
         words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]

@@ -115,14 +115,14 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
         down.append(algorithm.broadcast(server))
         return down[-1]
 
-    def absorb(held: Tree, total: Tree) -> Tree:
+    def absorb(sent: Tree, total: Tree) -> Tree:
         assert algorithm.phases.prelude is not None
         down.append(total)
-        return algorithm.phases.prelude.absorb(held, total)
+        return algorithm.phases.prelude.absorb(sent, total)
 
-    def settled(held: Tree, server: Tree) -> Tree:
+    def settled(sent: Tree, server: Tree) -> Tree:
         assert algorithm.phases.settle is not None
-        down.append(algorithm.phases.settle.send(held, server))
+        down.append(algorithm.phases.settle.send(sent, server))
         return down[-1]
 
     watched = replace(algorithm, contribute=contribute, broadcast=broadcast)
@@ -168,20 +168,20 @@ LEGEND = (
 def stated() -> dict[str, Facts]:
     """What every method of this installation says of itself with its defaults, by name; methods that cannot be made
     with them are left out."""
-    found = dict[str, Facts]()
+    facts = dict[str, Facts]()
     for name in plugins.available():
         with suppress(Exception):  # whatever somebody else's functions raise; the list of methods says what is wrong
-            found[name] = plugins.available()[name]().facts
-    return found
+            facts[name] = plugins.available()[name]().facts
+    return facts
 
 
 def groups() -> dict[str, list[str]]:
     """Mechanism -> the names of its methods, in this installation."""
-    facts, found = stated(), dict[str, list[str]]()
+    facts, by_group = stated(), dict[str, list[str]]()
     for name in plugins.available():
-        found.setdefault((facts[name].group if name in facts else "") or FOREIGN, []).append(name)
-    titles = [title for title in GROUPS if title in found] + [title for title in found if title not in GROUPS]
-    return {title: found[title] for title in sorted(titles, key=lambda title: title == FOREIGN)}
+        by_group.setdefault((facts[name].group if name in facts else "") or FOREIGN, []).append(name)
+    titles = [title for title in GROUPS if title in by_group] + [title for title in by_group if title not in GROUPS]
+    return {title: by_group[title] for title in sorted(titles, key=lambda title: title == FOREIGN)}
 
 
 def table() -> list[Group]:

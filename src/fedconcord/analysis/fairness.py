@@ -51,7 +51,7 @@ def description(round: int, scores: Scores, after: Scores | None) -> dict[str, A
     """What run.json says of the clients; `after` is the same model fine-tuned at each."""
     metric = main_metric(scores)
     known, has = ~np.isnan(scores.values[metric]), scores.samples > 0
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "round": round,
         "split": scores.split,
         "judged": int(known.sum()),
@@ -62,10 +62,10 @@ def description(round: int, scores: Scores, after: Scores | None) -> dict[str, A
     }
     others = {name: values for name, values in scores.values.items() if name not in ("loss", metric)}
     if others:
-        found["others"] = {name: _other(name, values, scores) for name, values in others.items()}
+        summary["others"] = {name: _other(name, values, scores) for name, values in others.items()}
     if after is not None:
-        found["personalised"] = spread(after.values[metric], higher_is_better(metric))._asdict()
-    return found
+        summary["personalised"] = spread(after.values[metric], higher_is_better(metric))._asdict()
+    return summary
 
 
 def _other(name: str, values: np.ndarray, scores: Scores) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def write(
     if after is not None:
         columns |= {f"{name}_personalised": values for name, values in after.values.items()}
     header = ["client", "name", "split", "samples", *counts, *columns]
-    told = names or [""] * len(scores.samples)
+    client_names = names or [""] * len(scores.samples)
     cells = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = (
         [
@@ -106,7 +106,7 @@ def write(
             *(column[i] for column in counts.values()),
             *("" if math.isnan(v) else v for v in values),
         ]
-        for i, (name, n, values) in enumerate(zip(told, scores.samples.tolist(), cells, strict=True))
+        for i, (name, n, values) in enumerate(zip(client_names, scores.samples.tolist(), cells, strict=True))
     )
     sums.write(path, files.as_csv(header, rows))
 

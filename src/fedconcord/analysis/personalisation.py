@@ -76,11 +76,11 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
     offsets = problem.judged.offsets
     choices = job.engine.can.choices
     engine = Stacked(choices["chunk"]) if choices else Serial()
-    n, found = problem.roster.n, []
+    n, rows = problem.roster.n, []
     group = max(1, ENTRIES // problem.dim)
     for first in range(0, n, group):
         ids = np.arange(first, min(first + group, n))
-        own = Schedule(
+        schedule = Schedule(
             schedule.seed,
             cohort=len(ids),
             lr=how.lr,
@@ -89,12 +89,12 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
             batch_size=schedule.batch_size,
             sampler=_only(ids),
         )
-        plan = own.plan(round, ALONE, problem.roster)
+        plan = schedule.plan(round, ALONE, problem.roster)
         store = MemoryStore(_Model(x))
-        run_round(engine, job.problem, Duty(ALONE, Solver(), own.draws), _Model(x), store, plan)
+        run_round(engine, job.problem, Duty(ALONE, Solver(), schedule.draws), _Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
-            found.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
-    columns = np.array(found, np.float64).T
+            rows.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
+    columns = np.array(rows, np.float64).T
     return Scores("validation", np.diff(offsets), dict(zip(figure_names(problem), columns, strict=True)))
 
 

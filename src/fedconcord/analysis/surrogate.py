@@ -47,10 +47,10 @@ class Units:
     """
 
     def __init__(self, offsets: np.ndarray, owner: np.ndarray, dim: int, scale: float = 1.0) -> None:
-        eye, held = scale * torch.eye(dim, dtype=torch.float64), torch.as_tensor(owner)
+        eye, owner_of = scale * torch.eye(dim, dtype=torch.float64), torch.as_tensor(owner)
 
         def gradients(x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
-            units = eye[held[samples]]
+            units = eye[owner_of[samples]]
             return units.mean(1) if weight is None else torch.einsum("sb,sbd->sd", weight, units)
 
         self.objective = Objective(
@@ -58,9 +58,9 @@ class Units:
             offsets=offsets,
             dtype=eye.dtype,
             device=eye.device,
-            gradient=lambda x, samples: eye[held[samples]].mean(0),
+            gradient=lambda x, samples: eye[owner_of[samples]].mean(0),
             gradients=gradients,
-            loss=lambda x, samples: (eye[held[samples]] @ x).mean(),
+            loss=lambda x, samples: (eye[owner_of[samples]] @ x).mean(),
             alone=lambda place: self.objective,
         )
         self.roster, self.evaluator = roster_of(offsets), self
@@ -128,10 +128,10 @@ def _at_rest(job: Job, plan: Plan) -> np.ndarray | str:
 
 def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
     """The server's step [n] of every round along each client's own gradient, of this length, in units of -eta."""
-    n, held = job.problem.roster.n, job.algorithm.step.blocks or 1  # samples of a client: any number would do
+    n, samples = job.problem.roster.n, job.algorithm.step.blocks or 1  # samples of a client: any number would do
     position = np.zeros(n, np.int64)
     position[plan.ids] = np.arange(len(plan.ids))
-    problem = Units(np.arange(n + 1) * held, np.repeat(position, held), len(plan.ids), scale)
+    problem = Units(np.arange(n + 1) * samples, np.repeat(position, samples), len(plan.ids), scale)
     problem.roster = problem.roster._replace(sizes=job.problem.roster.sizes)
     tried = replace(
         job,

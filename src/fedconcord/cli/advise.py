@@ -44,7 +44,7 @@ def advise(
     if path is not None:
         with suppress(UserError):  # a file that is no federation by itself: the next command says all of it
             file = advice.File(path, advice.federation_of(sources[0]))
-    for line in [json.dumps(advice.as_json(advised, file), indent=2)] if json_ else advice.told(advised, file):
+    for line in [json.dumps(advice.as_json(advised, file), indent=2)] if json_ else advice.lines_of(advised, file):
         say(line)
 
 

@@ -241,8 +241,8 @@ def say_summary(*folders: Path) -> None:
     """The table of the comparison: final metric and rounds to the target, best first."""
     from fedconcord.report.format import metric_cell
     from fedconcord.report.load import load_data_sets
+    from fedconcord.report.method_tables import reach_cell, seeds_cell, target_words
     from fedconcord.report.summary import summarise
-    from fedconcord.report.tables import reach_cell, seeds_cell, target_words
     from fedconcord.report.words import majority_words
     from fedconcord.report.worth import client_sentences, sentences, worth
 

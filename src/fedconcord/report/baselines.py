@@ -102,11 +102,11 @@ def _row(s: Summary, w: Worth, m: Model) -> tuple[str, ...]:
 
 
 def _clients(w: Worth) -> tuple[tuple[str, ...], ...]:
-    found = by_name(w)
-    if len(found) > LISTED:
-        found = (*found[:ENDS], *found[-ENDS:])
+    clients = by_name(w)
+    if len(clients) > LISTED:
+        clients = (*clients[:ENDS], *clients[-ENDS:])
 
-    return tuple((c.name, f"{c.samples:g}", *(_cell(w.metric, v) for v in c.figures)) for c in found)
+    return tuple((c.name, f"{c.samples:g}", *(_cell(w.metric, v) for v in c.figures)) for c in clients)
 
 
 def _more(w: Worth) -> tuple[Titled, ...]:
@@ -115,7 +115,7 @@ def _more(w: Worth) -> tuple[Titled, ...]:
         return ()
     titles = tuple(f.metric.title for f in w.more)
     means = tuple((m.name, *(_cell(f.metric, f.means[k]) for f in w.more)) for k, m in enumerate(w.models))
-    found = [Titled(f"Every metric, mean over {'sites' if w.sites else 'clients'}", ("model", *titles), means)]
+    tables = [Titled(f"Every metric, mean over {'sites' if w.sites else 'clients'}", ("model", *titles), means)]
     rows = np.mean([*w.samples.values()], 0)
     for f in w.more[1:] if w.sites else ():
         each = (
@@ -123,8 +123,8 @@ def _more(w: Worth) -> tuple[Titled, ...]:
             for i, name in enumerate(w.names)
         )
         header = ("site", "samples", *(m.name for m in w.models))
-        found.append(Titled(f"{f.metric.title[:1].upper()}{f.metric.title[1:]} by site", header, tuple(each)))
-    return tuple(found)
+        tables.append(Titled(f"{f.metric.title[:1].upper()}{f.metric.title[1:]} by site", header, tuple(each)))
+    return tuple(tables)
 
 
 def _cell(metric: Metric, v: float) -> str:
@@ -134,8 +134,8 @@ def _cell(metric: Metric, v: float) -> str:
 def _csv(w: Worth) -> str:
     rows = []
     for seed in w.seeds:
-        found = zip(*(m.by_seed[seed].tolist() for m in w.models), strict=True)
-        for i, (name, n, figures) in enumerate(zip(w.names, w.samples[seed].tolist(), found, strict=True)):
+        by_client = zip(*(m.by_seed[seed].tolist() for m in w.models), strict=True)
+        for i, (name, n, figures) in enumerate(zip(w.names, w.samples[seed].tolist(), by_client, strict=True)):
             rows.append([seed, i, name, w.split, f"{n:g}", *("" if math.isnan(v) else v for v in figures)])
     return as_csv(["seed", "client", "name", "split", "samples", *(m.name for m in w.models)], rows).decode()
 
@@ -145,9 +145,9 @@ def _csv(w: Worth) -> str:
 
 def _figure(s: Summary, w: Worth) -> Drawing:
     """Every client of every seed, or those that have names, once."""
-    m, g, found = w.methods[0], w.gains[0], by_name(w)
-    named = 0 < len(found) <= LISTED
-    figures = np.array([c.figures for c in found]).T if named else np.array([_units(one) for one in w.models])
+    m, g, clients = w.methods[0], w.gains[0], by_name(w)
+    named = 0 < len(clients) <= LISTED
+    figures = np.array([c.figures for c in clients]).T if named else np.array([_units(one) for one in w.models])
     alone, under = figures[0], figures[w.models.index(m)]
     pooled = None if w.pooled is None else figures[-1]
     known = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
@@ -167,7 +167,7 @@ def _figure(s: Summary, w: Worth) -> Drawing:
         ax.set_xlabel("clients, from the worst off alone")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if named:
-            ax.set_xticks(place, [wrap(found[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
+            ax.set_xticks(place, [wrap(clients[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
         y_axis(ax, w.metric, title=f"a client's {w.metric.title}")
         ax.legend(fontsize=6.5)
         return fig

@@ -16,10 +16,10 @@ from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import MUTED, PANEL, look, panel, percent_ticks, y_axis
 from fedconcord.report.format import metric_cell, value, wrap
 from fedconcord.report.load import Array, Run
+from fedconcord.report.method_tables import spread_words
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Summary
-from fedconcord.report.tables import spread_words
 
 FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
 HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")
@@ -59,15 +59,15 @@ class Section(NamedTuple):
 
 def section(s: Summary) -> Section | None:
     """The section, or None where no finished run has looked at its clients."""
-    found = [(m, [r for r in m.finished if r.head.clients_judged is not None]) for m in s.methods]
-    metrics = {(r.head.clients_judged or {})["metric"] for _, runs in found for r in runs}
-    splits = {(r.head.clients_judged or {})["split"] for _, runs in found for r in runs}
+    runs_by_method = [(m, [r for r in m.finished if r.head.clients_judged is not None]) for m in s.methods]
+    metrics = {(r.head.clients_judged or {})["metric"] for _, runs in runs_by_method for r in runs}
+    splits = {(r.head.clients_judged or {})["split"] for _, runs in runs_by_method for r in runs}
     if not metrics or len(metrics) > 1 or len(splits) > 1:  # nothing, or nothing that compares
         return None
     metric = metric_of(metrics.pop())
-    judged = tuple(_judged(m.name, m.index, runs, metric) for m, runs in found if runs)
+    judged = tuple(_judged(m.name, m.index, runs, metric) for m, runs in runs_by_method if runs)
     tuned = [j for j in judged if j.after is not None]
-    looks = [(m, _looks(runs)) for m, runs in found]
+    looks = [(m, _looks(runs)) for m, runs in runs_by_method]
     header = ("method", *HEADER, *(("mean after fine-tuning", "worst decile after") if tuned else ()))
     drawings = [_distribution(s, judged, metric)]
     if any(len(seen) > 1 for _, seen in looks):
@@ -82,15 +82,17 @@ def section(s: Summary) -> Section | None:
         tuple(_row(j, metric, bool(tuned)) for j in judged),
         _caption(judged, metric, splits.pop(), bool(tuned)),
         tuple(line for j in judged for line in _others(j)),
-        _csv(found),
+        _csv(runs_by_method),
     )
 
 
 def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judged:
     tables = [columns(r.folder / "clients.csv") for r in runs]
     before = np.concatenate([_column(t, metric.column) for t in tables])
-    own = f"{metric.column}_personalised"
-    after = np.concatenate([_column(t, own) for t in tables]) if all(own in t for t in tables) else None
+    personalised = f"{metric.column}_personalised"
+    after = (
+        np.concatenate([_column(t, personalised) for t in tables]) if all(personalised in t for t in tables) else None
+    )
     return Judged(
         name,
         index,
@@ -178,10 +180,10 @@ def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metr
             ax.legend(fontsize=6.5)
         return fig
 
-    said = ", ".join(f"{m.name} {value(metric, list(seen.values())[-1])}" for m, seen in looks if seen)
+    ends = ", ".join(f"{m.name} {value(metric, list(seen.values())[-1])}" for m, seen in looks if seen)
     return Drawing(
         "worst-decile",
-        f"The worst decile's {metric.title} by round; at the last look: {said}.",
+        f"The worst decile's {metric.title} by round; at the last look: {ends}.",
         "The worst decile of the clients at the rounds of eval.clients_every, mean over seeds.",
         False,
         draw,
@@ -212,14 +214,14 @@ def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
             percent_ticks(ax, "x")
         return fig
 
-    said = "; ".join(
+    changes = "; ".join(
         f"{j.name} mean {value(metric, _mean(j, 'mean'))} to {value(metric, _mean(j, 'mean', 'personalised'))}, worst "
         f"decile {value(metric, _mean(j, 'worst_decile'))} to {value(metric, _mean(j, 'worst_decile', 'personalised'))}"
         for j in judged
     )
     return Drawing(
         "personalised",
-        f"{metric.title.capitalize()} over clients before and after fine-tuning at each client: {said}.",
+        f"{metric.title.capitalize()} over clients before and after fine-tuning at each client: {changes}.",
         "Hollow: the final model; filled: the same, fine-tuned by each client on its own training samples. Circle: "
         "mean over clients; triangle: worst decile.",
         False,
@@ -228,8 +230,8 @@ def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
 
 
 def _mean(j: Judged, figure: str, part: str | None = None) -> float:
-    found = [(spread if part is None else spread.get(part, {})).get(figure, math.nan) for spread in j.spreads]
-    return float(np.mean(found))
+    values = [(spread if part is None else spread.get(part, {})).get(figure, math.nan) for spread in j.spreads]
+    return float(np.mean(values))
 
 
 # -- table ---------------------------------------------------------------------------------------------------------
@@ -240,19 +242,19 @@ def _row(j: Judged, metric: Metric, tuned: bool) -> tuple[str, ...]:
         spreads = j.spreads if part is None else [spread[part] for spread in j.spreads if part in spread]
         return metric_cell(metric, interval([spread[figure] for spread in spreads]))
 
-    own = [cell(figure, "personalised") for figure in ("mean", "worst_decile")] if tuned else []
-    return (j.name, *(cell(figure) for figure in FIGURES), *own)
+    personalised = [cell(figure, "personalised") for figure in ("mean", "worst_decile")] if tuned else []
+    return (j.name, *(cell(figure) for figure in FIGURES), *personalised)
 
 
 def _others(j: Judged) -> Iterator[tuple[str, ...]]:
     """A row for each other metric that all of a method's runs have."""
-    found = [spread.get("others", {}) for spread in j.spreads]
-    for column in found[0] if found else ():
-        if any(column not in one for one in found):
+    others = [spread.get("others", {}) for spread in j.spreads]
+    for column in others[0] if others else ():
+        if any(column not in one for one in others):
             continue
         metric = metric_of(column)
-        cells = [[one[column][figure] for one in found if figure in one[column]] for figure in OTHERS]
-        defined = [one[column]["defined"] for one in found]
+        cells = [[one[column][figure] for one in others if figure in one[column]] for figure in OTHERS]
+        defined = [one[column]["defined"] for one in others]
         of = dict.fromkeys(f"{n} of {spread['judged']}" for n, spread in zip(defined, j.spreads, strict=True))
         yield j.name, metric.title, *(metric_cell(metric, interval(values)) for values in cells), ", ".join(of)
 
@@ -284,13 +286,13 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
     return " ".join(parts)
 
 
-def _csv(found: Sequence[tuple[Any, Sequence[Run]]]) -> str:
+def _csv(runs_by_method: Sequence[tuple[Any, Sequence[Run]]]) -> str:
     facts = ("round", "split", "metric", "judged", "without_samples", *FIGURES)
     rows = []
-    for method, runs in found:
+    for method, runs in runs_by_method:
         for r in runs:
             about = r.head.clients_judged or {}
-            own = about.get("personalised", {})
-            cells = [*(about[fact] for fact in facts), *(own.get(figure, "") for figure in FIGURES)]
+            personalised = about.get("personalised", {})
+            cells = [*(about[fact] for fact in facts), *(personalised.get(figure, "") for figure in FIGURES)]
             rows.append([method.name, r.head.seed, *cells])
     return as_csv(["name", "seed", *facts, *(f"{figure}_personalised" for figure in FIGURES)], rows).decode()

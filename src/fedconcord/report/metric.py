@@ -70,8 +70,8 @@ def metric_of(column: str) -> Metric:
         if m.column == column:
             return m
         if m.column.startswith("test_") and column.removeprefix("validation_") == m.column.removeprefix("test_"):
-            own = "validation" if column.startswith("validation_") else ""
-            return replace(m, column=column, title=f"{own} {m.title.removeprefix('test ')}".strip())
+            split = "validation" if column.startswith("validation_") else ""
+            return replace(m, column=column, title=f"{split} {m.title.removeprefix('test ')}".strip())
     base, at, threshold = column.partition("_at_")
     if at and base.endswith(("sensitivity", "specificity")):
         known = metric_of(base)
@@ -91,5 +91,5 @@ def ranking(runs: Sequence[Run]) -> tuple[Metric, ...]:
     every += tuple(m for m in KNOWN if m.column not in named)
     if not any(run.head.own for run in runs):
         return every
-    held = [(m, m.column.replace("test_", "validation_")) for m in every if m.column.startswith("test_")]
-    return tuple(replace(metric_of(column), higher=m.higher) for m, column in held) + every
+    validation = [(m, m.column.replace("test_", "validation_")) for m in every if m.column.startswith("test_")]
+    return tuple(replace(metric_of(column), higher=m.higher) for m, column in validation) + every

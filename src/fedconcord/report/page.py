@@ -14,8 +14,8 @@ from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.report.figures import Drawing, to_files, to_inline
 from fedconcord.report.figures.style import look, styled
+from fedconcord.report.method_tables import Table
 from fedconcord.report.summary import Summary
-from fedconcord.report.tables import Table
 
 esc = html.escape
 FOOTER = (
@@ -205,5 +205,5 @@ def _breakable(name: str) -> str:
 
 def _cell(text: str) -> str:
     """What stands in brackets at the end of a cell goes below it, small."""
-    found = re.fullmatch(r"(.*?) ([(\[].*[)\]])", text)
-    return f"{esc(found[1])}<br><small>{esc(found[2])}</small>" if found else esc(text)
+    parts = re.fullmatch(r"(.*?) ([(\[].*[)\]])", text)
+    return f"{esc(parts[1])}<br><small>{esc(parts[2])}</small>" if parts else esc(text)

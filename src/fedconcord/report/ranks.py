@@ -14,7 +14,7 @@ import numpy as np
 
 from fedconcord.report.load import Array, is_chosen
 from fedconcord.report.stats import ALPHA
-from fedconcord.report.summary import Method, Row, Summary
+from fedconcord.report.summary import Method, MethodResult, Summary
 
 ENOUGH = 5  # data sets, below which the tests say nothing; Demsar (section 3.2.2) wants more than 10
 
@@ -40,23 +40,23 @@ class Ranks(NamedTuple):
     @property
     def groups(self) -> list[tuple[int, int]]:
         """(first, last) of the largest runs of methods that are not told apart, several methods each."""
-        found: list[tuple[int, int]] = []
+        joined: list[tuple[int, int]] = []
         for i in range(len(self.methods)):
             j = int(np.flatnonzero(self.average - self.average[i] < self.critical)[-1])
-            if j > i and not (found and found[-1][1] >= j):
-                found.append((i, j))
-        return found
+            if j > i and not (joined and joined[-1][1] >= j):
+                joined.append((i, j))
+        return joined
 
 
 def ranks(summaries: Mapping[str, Summary]) -> Ranks:
     """The ranks of the methods that are in all data sets, by the mean final value; one that diverged comes last."""
     named = [keys(s) for s in summaries.values()]
-    every = dict.fromkeys(key for found in named for key in found)
-    shared = [key for key in every if all(key in found for found in named)]
+    every = dict.fromkeys(key for there in named for key in there)
+    shared = [key for key in every if all(key in there for there in named)]
     scores = np.array(
-        [[score(s, found[key]) for s, found in zip(summaries.values(), named, strict=True)] for key in shared]
+        [[score(s, there[key]) for s, there in zip(summaries.values(), named, strict=True)] for key in shared]
     ).reshape(len(shared), len(named))
-    names = [tuple(found[key].name for found in named) for key in shared]
+    names = [tuple(there[key].name for there in named) for key in shared]
     return ranks_of(tuple(summaries), shared, names, scores, [key for key in every if key not in shared])
 
 
@@ -113,7 +113,7 @@ def keys(s: Summary) -> dict[str, Method]:
     return {name if count[name] == 1 else m.name: m for name, m in zip(short, methods, strict=True)}
 
 
-def row_of(s: Summary, name: str) -> Row:
+def row_of(s: Summary, name: str) -> MethodResult:
     return next(row for row in s.rows if row.name == name)
 
 

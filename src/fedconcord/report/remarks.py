@@ -49,15 +49,15 @@ def below(s: Summary) -> list[Below]:
     if base is None:
         return []
     of_base = finals(base.finished, s.primary, s.horizon)
-    found = []
+    lower = []
     for m in s.methods:
         values = finals(m.finished, s.primary, s.horizon)
         leads = [sign * (of_base[seed] - v) for seed, v in values.items() if seed in of_base]
         leads = [lead for lead in leads if math.isfinite(lead)]
         worse = sum(lead > 0 for lead in leads)
         if 2 * worse > len(leads) and math.fsum(leads) > 0 and not _is_base(m):
-            found.append(Below(m.name, base.name, worse, len(leads), math.fsum(leads) / len(leads)))
-    return sorted(found, key=lambda b: -b.lead)
+            lower.append(Below(m.name, base.name, worse, len(leads), math.fsum(leads) / len(leads)))
+    return sorted(lower, key=lambda b: -b.lead)
 
 
 def _is_base(m: Method) -> bool:
@@ -66,16 +66,16 @@ def _is_base(m: Method) -> bool:
 
 def falls(s: Summary) -> list[Fall]:
     """Methods that fall from their peak, in the order of the table."""
-    found = []
+    fallen_methods = []
     for m in map(s.method, (r.name for r in s.rows)):
         judged = [fall(r, s.primary, s.horizon) for r in m.finished if not r.diverged]
         fallen = [one for one in judged if one is not None]
         if fallen and 2 * len(fallen) > len(judged):
             peak, final, round = (np.array(part) for part in zip(*fallen, strict=True))
-            found.append(
+            fallen_methods.append(
                 Fall(m.name, len(fallen), len(judged), float(peak.mean()), float(final.mean()), int(np.median(round)))
             )
-    return found
+    return fallen_methods
 
 
 def fall(run: Run, metric: Metric, horizon: float) -> tuple[float, float, float] | None:
@@ -100,9 +100,9 @@ def fall(run: Run, metric: Metric, horizon: float) -> tuple[float, float, float]
     return float(values[best]), final, float(round[best])
 
 
-def noise_words(found: Sequence[Fall]) -> str:
+def noise_words(fallen: Sequence[Fall]) -> str:
     """From where on a method is said to fall."""
-    who = "A method falls" if len(found) > 1 else "It falls"
+    who = "A method falls" if len(fallen) > 1 else "It falls"
     return (
         f"{who} if its best evaluation beats its final value by more than {TIMES:g} times the noise of its last {TAIL} "
         f"evaluations and {100 * SHARE:g} % of the way from the start."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedconcord.basis import files
-from fedconcord.report import again, baselines, clients, tables
+from fedconcord.report import again, baselines, clients, method_tables
 from fedconcord.report.curves import band_words
 from fedconcord.report.datasets_page import build_several
 from fedconcord.report.figures import drawings
@@ -47,7 +47,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     s = summarise(runs)
     heading, job = page_head(s, paths)
     page, drawn = Page(heading, job), drawings(s)
-    main = tables.table(s, s.rows)
+    main = method_tables.table(s, s.rows)
     page.parts.append(in_words(words(s), s.warnings))
     page.section("Results", table(main, [r.style for r in s.rows]), page.figures(drawn["ranking"]))
     for axis, (title, lead) in AXES.items():
@@ -66,7 +66,7 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
             shown += pairs(judged.others, clients.OTHERS_HEADER, clients.OTHERS_CAPTION)
         page.section("How evenly the clients are served", legend(s), page.figures(judged.drawings), shown)
     if s.second:
-        second = tables.table(s, s.second, models=True)._replace(caption="Columns as in the table of results.")
+        second = method_tables.table(s, s.second, models=True)._replace(caption="Columns as in the table of results.")
         shown = table(second, [r.style for r in s.second])
         page.section("Other models of the methods", page.figures(drawn["models"]), shown)
     if drawn["partition"]:
@@ -76,20 +76,20 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     page.parts.append(again.settings(s, paths, out))
     titled = main._replace(caption=f"Final {s.primary.title}. {job}. {main.caption}")
     page.files |= {
-        "tables/summary.csv": tables.to_csv(s),
-        "tables/summary.md": tables.to_markdown(main),
-        "tables/summary.tex": tables.to_latex(titled, files.folder_name(data_of(s))),
-        "figures/figures.tex": tables.figures_tex(page.drawn),
+        "tables/summary.csv": method_tables.to_csv(s),
+        "tables/summary.md": method_tables.to_markdown(main),
+        "tables/summary.tex": method_tables.to_latex(titled, files.folder_name(data_of(s))),
+        "figures/figures.tex": method_tables.figures_tex(page.drawn),
     }
     return page
 
 
-def _worth(found: baselines.Section, figures: str) -> str:
+def _worth(section: baselines.Section, figures: str) -> str:
     """What baselines say: sentences, a figure, a table of models and one of clients."""
-    clients = pairs(found.clients, found.clients_header) if found.clients else ""
-    more = [details(html.escape(one.title), pairs(one.rows, one.header)) for one in found.more]
-    said = paragraphs([html.escape(sentence) for sentence in found.sentences])
-    return said + figures + pairs(found.rows, found.header, found.caption) + clients + "".join(more)
+    clients = pairs(section.clients, section.clients_header) if section.clients else ""
+    more = [details(html.escape(one.title), pairs(one.rows, one.header)) for one in section.more]
+    sentences = paragraphs([html.escape(sentence) for sentence in section.sentences])
+    return sentences + figures + pairs(section.rows, section.header, section.caption) + clients + "".join(more)
 
 
 def data_of(s: Summary) -> str:

@@ -31,7 +31,7 @@ class Reach(NamedTuple):
     ended: float  # the last round that the run evaluated
 
 
-class Row(NamedTuple):
+class MethodResult(NamedTuple):
     """One line of the table: a method and one of its models, over its seeds."""
 
     name: str
@@ -71,8 +71,8 @@ class Summary:
     horizon: int  # final values are taken up to this round
     target: float
     target_asked: bool
-    rows: tuple[Row, ...]  # the models that the methods answer with, best first
-    second: tuple[Row, ...]  # the other models
+    rows: tuple[MethodResult, ...]  # the models that the methods answer with, best first
+    second: tuple[MethodResult, ...]  # the other models
     verdict: Verdict
     warnings: tuple[str, ...]  # sentences
     every: int  # rounds between evaluations, the largest of any run
@@ -107,7 +107,7 @@ def _reach(run: Run, column: str, target: float, higher: bool) -> Reach:
     return Reach(float(run.round[i]), float(run.bytes[i]), float(run.gradient_steps[i]), ended)
 
 
-def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: int, target: float) -> Row:
+def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: int, target: float) -> MethodResult:
     runs = m.finished or tuple(r for r in m.runs if not r.diverged)
     prefix = "" if model == m.answer else f"{model}:"
     states = [("diverged", sum(r.diverged for r in m.runs))]
@@ -115,7 +115,7 @@ def _row(m: Method, model: str, metric: Metric, loss: Metric | None, horizon: in
     column = prefix + metric.column
     last = [float(metric.scale(r.metrics[column][r.round <= horizon])[-1]) for r in runs if column in r.metrics]
     has_loss = loss is not None and any(prefix + loss.column in r.metrics for r in runs)
-    return Row(
+    return MethodResult(
         name=m.name,
         style=m.index,
         model=model,
@@ -145,11 +145,11 @@ def _ranked(methods: Sequence[Method], metric: Metric, horizon: int, is_paired: 
     return verdict(values, left_out, metric.higher, is_paired)
 
 
-def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[Row]]) -> tuple[float, bool]:
+def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[MethodResult]]) -> tuple[float, bool]:
     """The hardest target that a run asks for; else one chosen from the results (see `target_words`)."""
-    asked = [r.head.target for r in runs if r.head.target is not None]
-    if asked:
-        return (max(asked) if metric.higher else min(asked)), True
+    targets = [r.head.target for r in runs if r.head.target is not None]
+    if targets:
+        return (max(targets) if metric.higher else min(targets)), True
     ends = [r.final.mean for r in rows(math.nan) if math.isfinite(r.final.mean)]
     if not ends:
         return math.nan, False
@@ -165,44 +165,44 @@ def _target(runs: Sequence[Run], metric: Metric, rows: Callable[[float], list[Ro
 def _warnings(
     runs: Sequence[Run], methods: Sequence[Method], horizon: int, mixed: Sequence[str], primary: Metric
 ) -> list[str]:
-    said = []
+    sentences = []
     for r in runs:
         who = f"{r.name}, seed {r.head.seed}"
         at = f"after {r.head.rounds_done} of {r.head.rounds} rounds"
         if not r.round.size:
-            said.append(f"{who}: nothing is evaluated yet ({r.head.status}); it is left out.")
+            sentences.append(f"{who}: nothing is evaluated yet ({r.head.status}); it is left out.")
         elif r.diverged:
-            said.append(f"{who} diverged {at}.")
+            sentences.append(f"{who} diverged {at}.")
         elif r.head.stopped is not None:
-            said.append(f"{who} {r.head.stopped}; its final values are those of its own last rounds.")
+            sentences.append(f"{who} {r.head.stopped}; its final values are those of its own last rounds.")
         elif r.head.status == "interrupted":
-            said.append(
+            sentences.append(
                 f"{who} was interrupted {at}; `fedconcord run --resume {shlex.quote(str(r.folder))}` continues it."
             )
         elif r.head.status == "running":
-            said.append(f"{who} was still running {at} when this page was written.")
+            sentences.append(f"{who} was still running {at} when this page was written.")
     ends = sorted({int(r.round[-1]) for m in methods for r in m.finished if r.head.stopped is None})
     if ends and not any(_complete(r) for r in runs):
-        said.append(f"No run is complete: all that is said here is provisional and taken at round {horizon}.")
+        sentences.append(f"No run is complete: all that is said here is provisional and taken at round {horizon}.")
     elif len(ends) > 1:
-        said.append(
+        sentences.append(
             f"The runs differ in length ({ends[0]} to {ends[-1]} rounds); final values are taken at round {horizon}, "
             "the last that all of them reached."
         )
-    own = list(dict.fromkeys(m.short for m in methods for r in m.runs if r.head.own))
-    if own and not primary.column.startswith("validation_"):
-        said.append(
-            f"{listing(own)}: the answer is a model a client, and no client set samples apart to judge it by (setting "
-            f"validation); {primary.title} is the mean over the clients' models on samples of all clients."
+    personal = list(dict.fromkeys(m.short for m in methods for r in m.runs if r.head.own))
+    if personal and not primary.column.startswith("validation_"):
+        sentences.append(
+            f"{listing(personal)}: the answer is a model a client, and no client set samples apart to judge it by "
+            f"(setting validation); {primary.title} is the mean over the clients' models on samples of all clients."
         )
     if mixed:
-        said.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
+        sentences.append(f"The runs differ in {' and '.join(mixed)}, so they are not paired and no best is named.")
     everyone = {r.head.seed for m in methods for r in m.runs}
     for m in methods:
         lacking = sorted(everyone - {r.head.seed for r in m.runs})
         if lacking:
-            said.append(f"{m.name} has no run with seed {', '.join(map(str, lacking))}.")
-    return said
+            sentences.append(f"{m.name} has no run with seed {', '.join(map(str, lacking))}.")
+    return sentences
 
 
 def _mixed(runs: Sequence[Run]) -> list[str]:
@@ -257,16 +257,16 @@ def summarise(runs: Sequence[Run]) -> Summary:
         for i, name in enumerate(names)
     )
 
-    def rows(target: float) -> list[Row]:
+    def rows(target: float) -> list[MethodResult]:
         lines = [_row(m, m.answer, primary, loss, horizon, target) for m in methods]
         sign = -1.0 if primary.higher else 1.0
 
-        def worst(r: Row) -> tuple[bool, float]:
+        def worst(r: MethodResult) -> tuple[bool, float]:
             return not r.finished, sign * r.final.mean if math.isfinite(r.final.mean) else math.inf
 
         return sorted(lines, key=worst)
 
-    target, asked = _target(usable, primary, rows)
+    target, is_given = _target(usable, primary, rows)
     table = rows(target)
     by_name = {m.name: m for m in methods}
     second = [
@@ -284,7 +284,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
         loss=loss,
         horizon=horizon,
         target=target,
-        target_asked=asked,
+        target_asked=is_given,
         rows=tuple(table),
         second=tuple(second),
         verdict=_ranked(methods, primary, horizon, not mixed),

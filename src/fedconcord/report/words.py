@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedconcord.report.format import goal_value, lead_words, listing, value
+from fedconcord.report.method_tables import iterates
 from fedconcord.report.metric import Metric
 from fedconcord.report.remarks import Below, below, falls, noise_words
 from fedconcord.report.stats import ALPHA, FEW
 from fedconcord.report.summary import Summary
-from fedconcord.report.tables import iterates
 from fedconcord.report.verdict import Comparison
 
 esc = html.escape
@@ -25,7 +25,7 @@ def words(s: Summary) -> list[str]:
     v, m = s.verdict, s.primary
     final = {r.name: r.final for r in s.rows}
     what = f"final {m.title}"
-    said: list[str] = []
+    sentences: list[str] = []
 
     def short(name: str) -> str:
         return esc(s.method(name).short)
@@ -37,7 +37,7 @@ def words(s: Summary) -> list[str]:
         near = min(v.comparisons, key=lambda c: c.lead.mean)
         worst = max(c.p_holm for c in v.comparisons)
         others = "every other method" if len(v.comparisons) > 1 and not v.left_out else "every other ranked method"
-        said.append(
+        sentences.append(
             f"<b>{short(v.top)} is best</b> in {what} ({value(m, final[v.top].mean)}): "
             + (
                 f"ahead of {others}, and of the next, {short(near.name)}, {_lead(s, near)}"
@@ -51,23 +51,23 @@ def words(s: Summary) -> list[str]:
         tied = [c for c in v.comparisons if not c.separated]
         behind = [c.name for c in v.comparisons if c.separated]
         front = listing([f"<b>{short(n)}</b>" for n in v.front])
-        said.append(
+        sentences.append(
             f"<b>No single best:</b> the data do not separate {front} in {what} ({side} mean: {short(v.top)}, "
             f"{value(m, final[v.top].mean)}; paired by seed, {tests}, seeds {seeds})."
         )
         same = [c.name for c in tied if c.lead.low == c.lead.high == 0]
         if same:
-            said.append(f"{short(v.top)} and {listing([short(n) for n in same])} have equal values in every seed.")
+            sentences.append(f"{short(v.top)} and {listing([short(n) for n in same])} have equal values in every seed.")
         if behind:
-            said.append(f"{short(v.top)} is ahead of {listing([short(n) for n in behind])}.")
+            sentences.append(f"{short(v.top)} is ahead of {listing([short(n) for n in behind])}.")
         alone = [c.name for c in tied if c.lead.low > 0]
         if alone and len(v.comparisons) > 1:
-            said.append(
+            sentences.append(
                 f"Taken alone, a paired t test tells it from {listing([short(n) for n in alone], 'or')} "
                 f"(p below {ALPHA:g}); corrected for {len(v.comparisons)} comparisons that is not enough."
             )
     elif v.kind == "one seed" and v.top is not None:
-        said.append(
+        sentences.append(
             f"One seed only: no interval can be given, so <b>no best method is named</b>. The {side} {what} of this "
             f"one draw is that of {short(v.top)} ({value(m, final[v.top].mean)}); <code>--seeds 0,1,2</code> or "
             "more would tell whether that holds."
@@ -81,32 +81,32 @@ def words(s: Summary) -> list[str]:
         elif i.n == 1:
             spread = " (one seed, so no interval)"
         others = " It is the only method that can be ranked." if v.left_out else ""
-        said.append(f"{short(v.top)} ends at {m.title} <b>{value(m, i.mean)}</b>{spread}.{others}")
+        sentences.append(f"{short(v.top)} ends at {m.title} <b>{value(m, i.mean)}</b>{spread}.{others}")
     elif v.kind == "unpaired":
-        said.append(
+        sentences.append(
             "<b>No best method is named:</b> the runs are not paired by seed (see below), and a difference between "
             "them would be that of the clients as much as that of the methods."
         )
     else:
-        said.append("<b>No best method is named:</b> no method has a complete run.")
+        sentences.append("<b>No best method is named:</b> no method has a complete run.")
     if v.left_out:
-        said.append("Not ranked: " + "; ".join(f"{short(n)} ({esc(why)})" for n, why in v.left_out) + ".")
+        sentences.append("Not ranked: " + "; ".join(f"{short(n)} ({esc(why)})" for n, why in v.left_out) + ".")
     if v.kind in ("best", "tied") and len(v.seeds) < FEW:
         degrees = f"{len(v.seeds) - 1} degree{'s' if len(v.seeds) > 2 else ''} of freedom"
-        said.append(
+        sentences.append(
             f"{len(v.seeds)} seeds leave the t test {degrees}: only large differences can be told apart, and "
             "“not separated” does not mean “equal”."
         )
-    said += map(esc, majority_words(s))
-    said += _objective_words(s) + _target_words(s)
-    return said + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
+    sentences += map(esc, majority_words(s))
+    sentences += _objective_words(s) + _target_words(s)
+    return sentences + _below_words(s) + _fall_words(s) + _answer_words(s) + _privacy_words(s)
 
 
 def majority_words(s: Summary) -> list[str]:
     """What no model need be trained for, where an accuracy is told; plain text."""
     most = s.methods[0].runs[0].head.majority if s.methods else None
-    told = {str(entry["column"]) for m in s.methods for r in m.runs for entry in r.head.ranking}
-    if most is None or "test_accuracy" not in told | {s.primary.column}:
+    columns = {str(entry["column"]) for m in s.methods for r in m.runs for entry in r.head.ranking}
+    if most is None or "test_accuracy" not in columns | {s.primary.column}:
         return []
     return [f"Always answering “{most[0]}” is right for {100 * most[1]:.1f} % of the clients' samples."]
 
@@ -128,8 +128,8 @@ def _objective_words(s: Summary) -> list[str]:
 
 
 def _below_words(s: Summary) -> list[str]:
-    found = below(s)
-    if not found:
+    lower = below(s)
+    if not lower:
         return []
 
     def seeds(b: Below) -> str:
@@ -137,21 +137,21 @@ def _below_words(s: Summary) -> list[str]:
             return f"{b.worse} of {b.seeds} seeds"
         return f"all {b.seeds} seeds" if b.seeds > 1 else "one seed"
 
-    parts = [f"<b>{esc(s.method(b.name).short)}</b> {_lead_by(s.primary, b.lead)} in {seeds(b)}" for b in found]
-    return [f"Below {esc(s.method(found[0].base).short)}: {listing(parts)} (mean difference, paired by seed)."]
+    parts = [f"<b>{esc(s.method(b.name).short)}</b> {_lead_by(s.primary, b.lead)} in {seeds(b)}" for b in lower]
+    return [f"Below {esc(s.method(lower[0].base).short)}: {listing(parts)} (mean difference, paired by seed)."]
 
 
 def _fall_words(s: Summary) -> list[str]:
-    found = falls(s)
-    if not found:
+    fallen = falls(s)
+    if not fallen:
         return []
     back = s.primary.back
     parts = [
         f"<b>{esc(s.method(f.name).short)}</b> from {value(s.primary, back(f.peak))} at round {f.round} to "
         f"{value(s.primary, back(f.final))}" + (f" ({f.seeds} of {f.of} seeds)" if f.seeds < f.of else "")
-        for f in found
+        for f in fallen
     ]
-    return [f"Falls from its peak: {listing(parts)}. {noise_words(found)}"]
+    return [f"Falls from its peak: {listing(parts)}. {noise_words(fallen)}"]
 
 
 def _answer_words(s: Summary) -> list[str]:
@@ -160,28 +160,28 @@ def _answer_words(s: Summary) -> list[str]:
         f"iterate ends at {value(s.primary, row.final.mean)}"
         for name, row in iterates(s).items()
     ]
-    said = [f"{listing(parts)}."] if parts else []
-    own = [esc(m.short) for m in s.methods if m.runs[0].head.own]
-    if own and s.primary.column.startswith("validation_"):
-        said.append(
-            f"{listing(own)} answer{'s' * (len(own) == 1)} with a model a client, so all are ranked on the samples "
-            "that clients set apart, each client under its own model where it has one."
+    sentences = [f"{listing(parts)}."] if parts else []
+    personal = [esc(m.short) for m in s.methods if m.runs[0].head.own]
+    if personal and s.primary.column.startswith("validation_"):
+        sentences.append(
+            f"{listing(personal)} answer{'s' * (len(personal) == 1)} with a model a client, so all are ranked on the "
+            "samples that clients set apart, each client under its own model where it has one."
         )
-    return said
+    return sentences
 
 
 def _privacy_words(s: Summary) -> list[str]:
     """What each private method spent, at most over its seeds, and that its metrics are no part of what is protected."""
     private = [(m.name, [r.head.privacy for r in m.runs if r.head.privacy is not None]) for m in s.methods]
-    said = [f"<b>{esc(s.method(name).short)}</b> {esc(_most(runs))}" for name, runs in private if runs]
-    if not said:
+    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(_most(runs))}" for name, runs in private if runs]
+    if not sentences:
         return []
     figures = "The figures of this page are the simulator's view: they were measured without noise."
-    return [f"Differential privacy of a client: {'; '.join(said)}. {figures}"]
+    return [f"Differential privacy of a client: {'; '.join(sentences)}. {figures}"]
 
 
 def _most(runs: Sequence[Mapping[str, Any]]) -> str:
-    most: str = max(runs, key=lambda found: float(found["epsilon"]))["said"]
+    most: str = max(runs, key=lambda spent: float(spent["epsilon"]))["said"]
     return most
 
 

@@ -123,14 +123,14 @@ def worth(s: Summary) -> Worth | None:
     names = tuple(tables[first[seeds[0]].folder]["name"])
     sites = any(names) and len(names) <= SITES
     counted = np.mean([*samples.values()], 0) >= (ROWS if sites else 0)
-    found = {
+    models = {
         name: _model(name, [r for r in runs if r.head.seed in seeds], tables, metric, s.primary, counted)
         for name, runs in (groups | others).items()
     }
     sign = 1 if metric.higher else -1
-    alone = [found[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
-    pooled = [found[name] for name, runs in others.items() if runs[0].head.baseline == "pooled"]
-    methods = tuple(found[name] for name in groups)
+    alone = [models[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
+    pooled = [models[name] for name, runs in others.items() if runs[0].head.baseline == "pooled"]
+    methods = tuple(models[name] for name in groups)
     base = max(alone, key=lambda m: sign * m.mean) if alone else None
     w = Worth(
         metric,
@@ -208,8 +208,8 @@ def _gain(method: Model, alone: Model, sign: int, counted: Array, sites: bool) -
 
 def over_seeds(groups: Sequence[Array]) -> Interval:
     """The mean over groups of each one's mean, and its t interval, of the same clients in every seed."""
-    found = interval([float(values.mean()) for values in groups if values.size])
-    return found if found.n >= FEWEST else found._replace(low=math.nan, high=math.nan)
+    mean = interval([float(values.mean()) for values in groups if values.size])
+    return mean if mean.n >= FEWEST else mean._replace(low=math.nan, high=math.nan)
 
 
 def bootstrap(groups: Sequence[Array]) -> Interval:
@@ -222,11 +222,11 @@ def bootstrap(groups: Sequence[Array]) -> Interval:
         return Interval(mean, math.nan, math.nan, every)
     draw = np.random.Generator(np.random.Philox(0))
     chosen = draw.integers(len(groups), size=(DRAWS, len(groups)))
-    found = np.zeros(chosen.shape)
+    means = np.zeros(chosen.shape)
     for k, values in enumerate(groups):
         where = chosen == k
-        found[where] = _resampled(draw, values, int(where.sum()))
-    low, high = np.quantile(found.mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        means[where] = _resampled(draw, values, int(where.sum()))
+    low, high = np.quantile(means.mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(mean, float(low), float(high), every)
 
 
@@ -248,33 +248,35 @@ def sentences(w: Worth) -> tuple[str, ...]:
         return (f"Whether federation is worth it is not said: {why}.",)
     levels = [("alone", w.alone), (f"under {m.name}", m), ("pooled", w.pooled)]
 
-    def said(figure: str) -> str:
+    def levels_text(figure: str) -> str:
         return ", ".join(f"{what} {value(w.metric, getattr(one, figure))}" for what, one in levels if one is not None)
 
-    samples = "" if said("samples") == said("mean") else f"; over all their samples: {said('samples')}"
+    samples = (
+        "" if levels_text("samples") == levels_text("mean") else f"; over all their samples: {levels_text('samples')}"
+    )
     always = f"; always answering {w.majority[0]} {100 * w.majority[1]:.1f} %" if w.majority else ""
-    means = f"Mean {w.metric.title} over {_who(w)}: {said('mean')}{samples}{always}."
+    means = f"Mean {w.metric.title} over {_who(w)}: {levels_text('mean')}{samples}{always}."
     if w.alone is None:
         return (means,)
     g = w.gains[0]
-    found = [f"{_verdict(w, g)} {means}", _gains(w, m, g)]
+    lines = [f"{_verdict(w, g)} {means}", _gains(w, m, g)]
     if w.pooled is not None and g.mean.low > 0:
         sign = 1 if w.metric.higher else -1
         share = sign * (m.mean - w.alone.mean) / (sign * (w.pooled.mean - w.alone.mean) or math.inf)
         if 0 < share < 1:
-            found.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
+            lines.append(f"Of what pooling all samples gains over being alone, federation gets {100 * share:.0f} %.")
         else:
-            found.append(f"One model on all samples in one place serves the {_who(w)} no better than {m.name}.")
+            lines.append(f"One model on all samples in one place serves the {_who(w)} no better than {m.name}.")
     if w.sites and math.isfinite(g.mean.low):
-        found.append(
+        lines.append(
             f"The interval is over {len(w.seeds)} seeds, each with its own split of the same sites' samples; it says "
             "nothing of other sites."
         )
     if w.few:
         rows = np.mean([*w.samples.values()], 0)
         named = listing([f"{name} ({rows[w.names.index(name)]:.3g})" for name in w.few])
-        found.append(f"Left out, as fewer than {ROWS} samples are set apart there: {named}.")
-    return tuple(found)
+        lines.append(f"Left out, as fewer than {ROWS} samples are set apart there: {named}.")
+    return tuple(lines)
 
 
 def _who(w: Worth) -> str:

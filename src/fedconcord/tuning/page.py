@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedconcord import settings as settings_module
-from fedconcord.report import tables
+from fedconcord.report import method_tables
 from fedconcord.report.figures import Drawing
 from fedconcord.report.format import quantity, size
 from fedconcord.report.load import data_name, load_runs
@@ -62,7 +62,7 @@ def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary:
     tuned = [search for search in searches if search.trials]
     at = {search.space.method: edges(tuning.config, search) for search in tuned}
     warnings = [f"{search.space.method}: {remark}" for search in tuned for remark in remarks(tuning, search)]
-    main = tables.table(summary, summary.rows)
+    main = method_tables.table(summary, summary.rows)
     whole = (
         f"Each method with its best settings, with seeds {_listed(tuning.spec.final_seeds or ())}, which tuning has "
         'not seen: <a href="final/report.html">the whole comparison</a>.'

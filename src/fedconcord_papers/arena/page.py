@@ -13,13 +13,13 @@ from fedconcord.basis import files, grammar, process
 from fedconcord.report.datasets_page import rank_words
 from fedconcord.report.figures.critical import critical
 from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
+from fedconcord.report.method_tables import Table as Cells
+from fedconcord.report.method_tables import reach_cell, to_markdown
 from fedconcord.report.metric import Metric
 from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs
 from fedconcord.report.ranks import Ranks
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
-from fedconcord.report.tables import Table as Cells
-from fedconcord.report.tables import reach_cell, to_markdown
 from fedconcord_papers.arena.figures import profile
 from fedconcord_papers.arena.outcome import Outcome, Result
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec

@@ -10,7 +10,7 @@ from fedconcord.basis.files import as_csv
 from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.format import NONE, decimals, goal_value, metric_cell, number, with_interval
 from fedconcord.report.stats import FEW, interval
-from fedconcord.report.summary import WINDOW, Reach, Row, Summary
+from fedconcord.report.summary import WINDOW, MethodResult, Reach, Summary
 
 
 class Table(NamedTuple):
@@ -66,7 +66,7 @@ def reach_cell(reach: Sequence[Reach], cost: str, scale: float = 1.0) -> str:
     return f"{' to '.join(span)}{', ' if never else ''}{never} {count}".strip()
 
 
-def seeds_cell(row: Row) -> str:
+def seeds_cell(row: MethodResult) -> str:
     return f"{row.runs} ({row.notes})" if row.notes else str(row.runs)
 
 
@@ -85,7 +85,7 @@ def target_words(s: Summary) -> str:
     return f"{text} (none was asked for: 95 % of the way from the start to the best final value)."
 
 
-def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
+def table(s: Summary, rows: Sequence[MethodResult], models: bool = False) -> Table:
     """The formatted table of some rows of the summary."""
     m = s.primary
     of = [r for row in s.rows for r in row.reach]
@@ -122,7 +122,7 @@ def table(s: Summary, rows: Sequence[Row], models: bool = False) -> Table:
     return Table((*first, *more), tuple(cells), strong, caption(s), len(first))
 
 
-def iterates(s: Summary) -> dict[str, Row]:
+def iterates(s: Summary) -> dict[str, MethodResult]:
     """Method -> the row of the server's iterate, where that is not the model that it answers with."""
     return {r.name: r for r in s.second if r.model == "server"}
 
