@@ -12,6 +12,7 @@ from fedconcord.advice.facts import FederationFacts
 from fedconcord.basis import grammar
 from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.options.table import OPTIONS
+from fedconcord.report.format import size
 from fedconcord.settings import DEFAULT_MODEL, Config, kind_of
 from fedconcord.settings.sections import LR
 from fedconcord.settings.settings import NATURAL
@@ -103,14 +104,6 @@ def command(advice: Advice, file: File | None = None) -> str:
     listed = names if YARDSTICK in names else [*names, YARDSTICK]
     words = ["fedconcord", "tune", "--methods", ",".join(listed), *_arguments(advice.config, file)]
     return shlex.join([*words, "--budget", "16", "--seeds", "0,1", "--jobs", "2", "--out", "runs/tuned"])
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= of:
-            return f"{count / of:.3g} {unit}"
-    return f"{count} bytes"
 
 
 def _costs(one: Named) -> str:

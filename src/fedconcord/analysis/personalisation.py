@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.algorithms.alone import Model, local
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Local, Phases
 from fedconcord.engines import Serial, Stacked, run_round
 from fedconcord.federation.sampling import Drawn, Sampler
 from fedconcord.federation.schedule import Schedule
@@ -47,19 +47,7 @@ def finetune(
 PERSONALISE: dict[str, Callable[..., Finetune]] = {"finetune": finetune}
 
 
-class _Model(NamedTuple):
-    x: Tensor  # [d]
-
-
-ALONE = Algorithm(  # a round of it is local training without a message: each client keeps what it has found
-    init=lambda x, population: _Model(x),
-    start=lambda x, row, client: Local(x),
-    finish=lambda x, row, done, client: ((), _Model(done.x)),
-    contribute=lambda up, client, cohort: (),
-    update=lambda server, total, cohort: server,
-    init_client=_Model,
-    phases=Phases(communicates=lambda cohort: False),
-)
+ALONE = local()  # a round of it is local training without a message: each client keeps the model that it ends at
 
 
 def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
@@ -80,7 +68,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
     group = max(1, ENTRIES // problem.dim)
     for first in range(0, n, group):
         ids = np.arange(first, min(first + group, n))
-        schedule = Schedule(
+        finetuning = Schedule(
             schedule.seed,
             cohort=len(ids),
             lr=how.lr,
@@ -89,9 +77,9 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
             batch_size=schedule.batch_size,
             sampler=_only(ids),
         )
-        plan = schedule.plan(round, ALONE, problem.roster)
-        store = MemoryStore(_Model(x))
-        run_round(engine, job.problem, Duty(ALONE, Solver(), schedule.draws), _Model(x), store, plan)
+        plan = finetuning.plan(round, ALONE, problem.roster)
+        store = MemoryStore(Model(x))
+        run_round(engine, job.problem, Duty(ALONE, Solver(), finetuning.draws), Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
             rows.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
     columns = np.array(rows, np.float64).T

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
+
+import numpy as np
+from matplotlib.markers import MarkerStyle
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
@@ -162,29 +164,11 @@ def terms(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _marker(kind: str, x: float, y: float, r: float) -> str:
-    """The path of a matplotlib marker, as the legend's keys draw it."""
-    star = [(r * 1.25 * (1 if k % 2 == 0 else 0.42), math.pi * (k / 5 - 0.5)) for k in range(10)]
-    polygons: dict[str, list[tuple[float, float]]] = {
-        "s": [(-r, -r), (r, -r), (r, r), (-r, r)],
-        "^": [(0, -r), (r, r), (-r, r)],
-        "v": [(0, r), (r, -r), (-r, -r)],
-        "<": [(-r, 0), (r, -r), (r, r)],
-        ">": [(r, 0), (-r, -r), (-r, r)],
-        "D": [(0, -1.2 * r), (1.2 * r, 0), (0, 1.2 * r), (-1.2 * r, 0)],
-        "p": [(r * math.sin(2 * math.pi * k / 5), -r * math.cos(2 * math.pi * k / 5)) for k in range(5)],
-        "h": [(r * math.sin(math.pi * k / 3), -r * math.cos(math.pi * k / 3)) for k in range(6)],
-        "*": [(a * math.cos(t), a * math.sin(t)) for a, t in star],
-        "P": [
-            (-r / 3, -r), (r / 3, -r), (r / 3, -r / 3), (r, -r / 3), (r, r / 3), (r / 3, r / 3),
-            (r / 3, r), (-r / 3, r), (-r / 3, r / 3), (-r, r / 3), (-r, -r / 3), (-r / 3, -r / 3),
-        ],
-        "X": [
-            (-r, -r / 2), (-r / 2, -r), (0, -r / 2), (r / 2, -r), (r, -r / 2), (r / 2, 0),
-            (r, r / 2), (r / 2, r), (0, r / 2), (-r / 2, r), (-r, r / 2), (-r / 2, 0),
-        ],
-    }  # fmt: skip
-    points = polygons.get(kind, [(r * math.sin(k * 0.3927), -r * math.cos(k * 0.3927)) for k in range(16)])
-    return "M" + "L".join(f"{x + dx:.1f} {y + dy:.1f}" for dx, dy in points) + "Z"
+    """The path of a matplotlib marker around a point, as figures draw it."""
+    marker = MarkerStyle(kind)
+    path = marker.get_path().transformed(marker.get_transform())  # half a unit around 0, y upward
+    outline = np.asarray(path.to_polygons()[0])
+    return "M" + "L".join(f"{x + 2 * r * dx:.1f} {y - 2 * r * dy:.1f}" for dx, dy in outline) + "Z"
 
 
 def _key(index: int) -> str:
