@@ -79,7 +79,7 @@ def test_runs_that_cannot_be_compared_have_no_section(tmp_path: Path) -> None:
     assert section(summarise(load_runs([tmp_path]))) is None
     plant(tmp_path / "a", "scaffold", 0, np.linspace(0, 1, 10))
     (tmp_path / "a" / "clients.csv").unlink()
-    with pytest.raises(UserError, match=r"clients.csv: cannot be read"):
+    with pytest.raises(UserError, match=r"cannot read .*clients\.csv"):
         section(summarise(load_runs([tmp_path])))
 
 
