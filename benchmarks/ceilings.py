@@ -31,7 +31,7 @@ from fedconcord.core import (
 )
 from fedconcord.federation.draws import Keyed
 from fedconcord.local import compiled
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.samples import Batches, Samples
 from fedconcord.problems import quadratics
 from fedconcord.problems.precision import Precision, native_bf16
@@ -58,7 +58,7 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
 
     def call(local: Local, solver: Solver = plain) -> Callable[[], Any]:
         steps = np.array([STEPS])
-        chain = Duty(METHODS["fedavg"](), solver, Keyed(0, 10)).chain(local, 0.01, steps, None)
+        chain = Assignment(METHODS["fedavg"](), solver, Keyed(0, 10)).chain(local, 0.01, steps, None)
         source = Batches(objective, np.zeros(1, np.int64), Samples(samples, None), blocks)
         return lambda: compiled.in_one_call(chain, source, steps)
 

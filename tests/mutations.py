@@ -100,7 +100,7 @@ MUTATIONS: dict[str, Mutation] = {
     "scaffold: divided by the next step size": Mutation(
         (
             Edit(
-                "local/duty.py",
+                "local/assignment.py",
                 "lr=orders[0].lr,",
                 "lr=orders[0].lr * 0.998,",
             ),
@@ -212,15 +212,15 @@ MUTATIONS: dict[str, Mutation] = {
         (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
-        (Edit("local/duty.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
+        (Edit("local/assignment.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
         (CHECK, "-k", "good or fedpaq"),
     ),
     "keys: batches by cohort position": Mutation(
         (
             Edit(
                 "local/stacked.py",
-                "draw(duty.algorithm, order, int(n))",
-                "draw(duty.algorithm, order._replace(id=orders.index(order)), int(n))",
+                "draw(assignment.algorithm, order, int(n))",
+                "draw(assignment.algorithm, order._replace(id=orders.index(order)), int(n))",
             ),
         ),
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
@@ -233,11 +233,11 @@ MUTATIONS: dict[str, Mutation] = {
         (ENGINES, "-k", "who_stops"),
     ),
     "svrg: no correction": Mutation(
-        (Edit("local/duty.py", 'if oracle.kind != "svrg":', "if oracle.kind:"),),
+        (Edit("local/assignment.py", 'if oracle.kind != "svrg":', "if oracle.kind:"),),
         (ENGINES, "-k", "svrg_of"),
     ),
     "newton: steps up a hill": Mutation(
-        (Edit("local/duty.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
+        (Edit("local/assignment.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
         ("tests/test_published.py", "-k", "hill"),
     ),
     "fedprox as fedvra: N over S, rounded": Mutation(

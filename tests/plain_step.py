@@ -32,7 +32,7 @@ from fedconcord.core import (
     Table,
 )
 from fedconcord.local import step
-from fedconcord.local.duty import Duty, local_regulariser
+from fedconcord.local.assignment import Assignment, local_regulariser
 from fedconcord.local.solver import Solver
 
 BY_LBFGS = step.solve
@@ -87,7 +87,7 @@ def fields_of(local: Local) -> Fields:
 
 def solve(
     objective: Objective,
-    duty: Duty,
+    assignment: Assignment,
     local: Local,
     steps: list[Tensor],
     blocks: np.ndarray | None,
@@ -103,19 +103,19 @@ def solve(
         whole: all samples of the client.
         full_cost: mini-batches in a full gradient.
     """
-    algorithm, solver, oracle = duty.algorithm, duty.solver, duty.oracle
+    algorithm, solver, oracle = assignment.algorithm, assignment.solver, assignment.oracle
     regulariser = local_regulariser(objective, algorithm)
     given, local = local, fields_of(local)
     x, linear, buffer, dual, mean = local.x, local.linear, local.buffer, local.dual, local.mean
     table = None if local.table is None else local.table.clone()
     tilt = local.tilt
     momentum = momentum_of(solver, local)
-    rule, base = duty.pace, lr * local.lr_scale
+    rule, base = assignment.rule, lr * local.lr_scale
     paced = None if rule is None else begin(rule, local, x, solver.weight_decay)
     before: Tensor | None = None  # the last step's direction
     taken = evaluations = 0
     if solver.kind == "lbfgs":
-        return BY_LBFGS(objective, duty, given, steps, blocks, whole, lr, full_cost)
+        return BY_LBFGS(objective, assignment, given, steps, blocks, whole, lr, full_cost)
     each = full_cost if oracle.kind == "full" else 1
     released = solver.clip_direction is not None and solver.clip_form == "released"
 

@@ -139,10 +139,10 @@ def test_the_rule_counts_work() -> None:
     plan = plan_of(job, start(job))
     each = int(plan.steps.sum()) * 4 * job.problem.objective.dim
     enough = -(-chunk.COMPILING // each)
-    assert chunk.kernel(job.problem.objective, job.duty, plan, enough) == "compiled"
-    assert chunk.kernel(job.problem.objective, job.duty, plan, enough - 1) == "torch"
+    assert chunk.kernel(job.problem.objective, job.assignment, plan, enough) == "compiled"
+    assert chunk.kernel(job.problem.objective, job.assignment, plan, enough - 1) == "torch"
     generic = Job(small("generic"), make("fedavg"), SCHEDULE)
-    assert chunk.kernel(generic.problem.objective, generic.duty, plan, enough) == "torch"
+    assert chunk.kernel(generic.problem.objective, generic.assignment, plan, enough) == "torch"
 
 
 @pytest.mark.slow

@@ -206,7 +206,7 @@ def test_a_message_after_the_step_that_is_owed_is_in_the_checkpoint() -> None:
         store = remote_store(state.store)
         store.way.is_simulated = False  # as real sites: the message waits for the next orders
         state = advance(this, state)
-        again = this.engine.open(this.problem, this.duty, this.storage, store.template, None)
+        again = this.engine.open(this.problem, this.assignment, this.storage, store.template, None)
         again.restore(state.store.export())
         assert far(again.gather(EVERYONE), want[number].store.gather(EVERYONE)) < 1e-12 or number < 2
         assert len(remote_store(again).ledger.owed) >= 3

@@ -29,7 +29,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.lbfgs import minimise
 from fedconcord.local.sizes import Fixed
 from fedconcord.local.solver import Solver, refuse
@@ -580,17 +580,20 @@ def chosen(case: Counted, chunk_given: int | str | None = "auto", workers_given:
         dtype=case.dtype,
     )
     plan = replace(SCHEDULE, cohort=case.cohort).plan(0, METHODS["fedavg"](), p.roster)
-    duty = Duty(METHODS["fedavg"](), Solver(), Keyed(0, case.batch))
+    assignment = Assignment(METHODS["fedavg"](), Solver(), Keyed(0, case.batch))
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads)
     try:
-        return chunk.auto(p.objective, duty, plan, chunk_given, workers_given)
+        return chunk.auto(p.objective, assignment, plan, chunk_given, workers_given)
     finally:
         torch.set_num_threads(before)
 
 
 def test_the_rule_for_chunk_and_workers() -> None:
-    assert chosen(Counted(2_000, 100, 10, threads=1)) == (50, 1)  # a model of 80 kB and as much of samples: 52 in 8 MB
+    assert chosen(Counted(2_000, 100, 10, threads=1)) == (
+        50,
+        1,
+    )  # a model of 80 kB and as much of samples: 52 in 8 MB
     assert chosen(Counted(2_000, 100, 10)) == (50, 2)
     assert chosen(Counted(2_000, 100, 10, dtype=torch.float64)) == (25, 2)
     assert chosen(Counted(4_000, 102, 10, dtype=torch.float64)) == (13, 2)  # four chunks a worker, about equal

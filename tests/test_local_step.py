@@ -33,11 +33,11 @@ from fedconcord.jobs import Job
 from fedconcord.local import sizes, step
 from fedconcord.local.compiled import in_one_call
 from fedconcord.local.fused import fused
-from fedconcord.local.graphs import Graphs, replayed
+from fedconcord.local.graphs import Graphs, replay_or_take
 from fedconcord.local.samples import Alone, Batches, Samples
 from fedconcord.local.sizes import Fixed, StepSize, delta, dog, normed
 from fedconcord.local.solver import Solver, refuse
-from fedconcord.local.walk import Chain, Walked, response, some, walk
+from fedconcord.local.walk import Chain, Walked, response, rows_of, walk
 from fedconcord.problems import quadratics
 from fedconcord.problems.regularisers import l1
 from table import TABLE, make
@@ -168,7 +168,7 @@ def chain_of(row: Row, rows: slice | Tensor = slice(None)) -> Chain:
     if isinstance(size, str):
         start = x.expand(5, -1)[rows]
         size = sizes.begin(sizes.RULES[size](), 0.5, start, 0.4, None, 3)
-    return Chain(x, tuple(some(piece, rows) for piece in row.pieces), size, row.prox, row.tolerance)
+    return Chain(x, tuple(rows_of(piece, rows) for piece in row.pieces), size, row.prox, row.tolerance)
 
 
 def batches(network: str = "dense", accumulates: bool = True) -> Batches:
@@ -210,7 +210,7 @@ def test_every_way_takes_the_same_steps(name: str) -> None:
             assert_walked(got, expected)
     graphs = Graphs(lambda work: (work(), lambda: None))
     for _ in range(2):
-        assert_walked(replayed(graphs, lambda c, s: walk(c, s, STEPS), chain_of(row), source, STEPS), expected)
+        assert_walked(replay_or_take(graphs, lambda c, s: walk(c, s, STEPS), chain_of(row), source, STEPS), expected)
     assert (graphs.replays > 0) == ("R" in row.accepted)
     after = [value for piece in row.pieces for value in piece if isinstance(value, Tensor)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -30,7 +30,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
 from fedconcord.local import stacked, step
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.sizes import delta, dog, normed
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import quadratics
@@ -123,8 +123,8 @@ def test_the_published_loop(kind: str) -> None:
         "normed": lambda: normed_loop(whole, x, 12, 0.4, 2.0),
     }
     xs = loops[kind]()
-    duty = Duty(METHODS["fedavg"](), Solver(weight_decay=WEIGHT_DECAY, pace=RULES[kind]), keyed)
-    done, _ = step.solve(objective, duty, local, samples, None, held, 1.0)
+    assignment = Assignment(METHODS["fedavg"](), Solver(weight_decay=WEIGHT_DECAY, pace=RULES[kind]), keyed)
+    done, _ = step.solve(objective, assignment, local, samples, None, held, 1.0)
     assert float((done.x - xs[-1]).norm()) < 1e-12
     assert done.step_size is not None
     assert done.step_size.shape == ()
@@ -211,11 +211,11 @@ def test_the_normaliser_is_the_response_to_unit_gradients(kind: str) -> None:
     start = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     local = Local(start, Scale(0.6), Pull(0.4, start))
     held = p.objective.samples(1)
-    duty = Duty(replace(METHODS["scaffold"]()), Solver(pace=RULES[kind]), Keyed(4, None))
+    assignment = Assignment(replace(METHODS["scaffold"]()), Solver(pace=RULES[kind]), Keyed(4, None))
     sizes: list[float] = []
     done = None
     for steps in range(1, 7):
-        done, _ = step.solve(p.objective, duty, local, [held] * steps, None, held, 0.5)
+        done, _ = step.solve(p.objective, assignment, local, [held] * steps, None, held, 0.5)
         assert done.step_size is not None
         sizes.append(float(done.step_size))
     moved = 0.0
@@ -247,8 +247,8 @@ def test_losses_in_other_units_have_the_same_iterates() -> None:
     held, x = p.objective.samples(1), torch.ones(5, dtype=torch.float64)
     ends = []
     for c in (1.0, 1000.0):
-        duty = Duty(METHODS["fedavg"](), Solver(pace=delta(first=0.05 / c, bound=1e6)), Keyed(4, None))
-        done, _ = step.solve(p.objective, duty, Local(x, Scale(c)), [held] * 15, None, held, 1.0)
+        assignment = Assignment(METHODS["fedavg"](), Solver(pace=delta(first=0.05 / c, bound=1e6)), Keyed(4, None))
+        done, _ = step.solve(p.objective, assignment, Local(x, Scale(c)), [held] * 15, None, held, 1.0)
         ends.append(done.x)
     assert torch.allclose(*ends, rtol=1e-10)
 
@@ -258,8 +258,8 @@ def along_ones(rule: Rule, slopes: list[float], first: Tensor | None = None) -> 
     p = quadratics(0, 3, torch.float64, CPU, dim=5)
     held, x, slope = p.objective.samples(1), torch.ones(5, dtype=torch.float64), iter(slopes)
     objective = replace(p.objective, gradient=lambda x, samples: next(slope) * torch.ones_like(x))
-    duty = Duty(METHODS["fedavg"](), Solver(pace=rule), Keyed(4, None))
-    return step.solve(objective, duty, Local(x, first=first), [held] * len(slopes), None, held, 1.0)[0]
+    assignment = Assignment(METHODS["fedavg"](), Solver(pace=rule), Keyed(4, None))
+    return step.solve(objective, assignment, Local(x, first=first), [held] * len(slopes), None, held, 1.0)[0]
 
 
 @pytest.mark.parametrize("kind", RULES)

@@ -15,7 +15,7 @@ from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
-from fedconcord.local.duty import curvature
+from fedconcord.local.assignment import curvature
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import Quadratic, quadratics
 from fedconcord.transforms.server import momentum, with_server

@@ -107,7 +107,7 @@ class Party:
         for i, held in self.held.items():
             part = None if terms is None else Member(i, RUN, terms, Safe(held), self.space)
             own = problem.objective.alone(i)
-            self.clients[i] = RemoteClient(i, self.job.duty, own, held, self.forms, RUN, part)
+            self.clients[i] = RemoteClient(i, self.job.assignment, own, held, self.forms, RUN, part)
         self.log = list[Frame]()
         self.refused: list[tuple[int, str]] = []
         self.voids: list[str] = []
@@ -123,7 +123,7 @@ class Party:
         self.job = replace(self.job, **parts)
         self.store.algorithm = self.job.algorithm
         for client in self.clients.values():
-            client.duty = self.job.duty
+            client.assignment = self.job.assignment
 
     def exchange(self, sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
         found = []

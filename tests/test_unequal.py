@@ -23,7 +23,7 @@ from fedconcord.federation.clock import Device
 from fedconcord.federation.participation import Rules, choose
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, advance, checkpoint, plan_of, start
-from fedconcord.local.duty import client_of
+from fedconcord.local.assignment import client_of
 from fedconcord.problems import quadratics
 from fedconcord.transforms.forms import forms
 from fedconcord.transforms.late import with_late_replies

@@ -253,7 +253,7 @@ def test_a_client_of_another_method_refuses_orders() -> None:
     this = job("scaffold")
     shelf = type("Shelf", (), {"read": lambda self: None, "write": lambda self, kept: None})()
     found = forms(this.algorithm, this.problem.init(0))
-    client = RemoteClient(0, this.duty, this.problem.objective.alone(0), shelf, found)
+    client = RemoteClient(0, this.assignment, this.problem.objective.alone(0), shelf, found)
     (answer,) = client.receive(codec.write(Frame("orders", codec.digest(METHODS["fedavg"]().identity), 0, 0)))
     assert codec.read(answer).kind == "refused"
     assert client.receive(b"nonsense") == []

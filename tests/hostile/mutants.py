@@ -77,7 +77,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
     ("local/samples", (*LOOP, "tests/test_streamed.py")),
     (
-        "local/duty",
+        "local/assignment",
         (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py", UNEQUAL),
     ),
     ("local/", LOOP),

@@ -20,7 +20,7 @@ from fedconcord.federation.sampling import Drawn, Sampler
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.solver import Solver
 from fedconcord.problems.judging import figure_names, figures, supervised
 from fedconcord.problems.per_client import Scores
@@ -79,7 +79,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         )
         plan = finetuning.plan(round, ALONE, problem.roster)
         store = MemoryStore(Model(x))
-        run_round(engine, job.problem, Duty(ALONE, Solver(), finetuning.draws), Model(x), store, plan)
+        run_round(engine, job.problem, Assignment(ALONE, Solver(), finetuning.draws), Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
             rows.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
     columns = np.array(rows, np.float64).T

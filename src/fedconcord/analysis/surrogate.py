@@ -89,7 +89,7 @@ def surrogate(job: Job, plan: Plan) -> Surrogate | str:
     """
     if job.solver.kind == "lbfgs":
         return "L-BFGS's steps are not linear in the gradients"
-    if job.duty.pace is not None:
+    if job.assignment.rule is not None:
         return "step sizes that a rule finds are not linear in the gradients"
     if job.algorithm.step.hessian_at is not None:
         return "Newton steps are not linear in the gradients"
@@ -144,8 +144,8 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
         storage=Storage(),
     )
     server = tried.algorithm.init(problem.init(0), population_of(tried))
-    store = tried.engine.open(problem, tried.duty, tried.storage, template(tried), None)
+    store = tried.engine.open(problem, tried.assignment, tried.storage, template(tried), None)
     for t in itertools.count():
-        done = run_round(tried.engine, problem, tried.duty, server, store, plan._replace(round=t))
+        done = run_round(tried.engine, problem, tried.assignment, server, store, plan._replace(round=t))
         yield ((server.x - done.server.x) / plan.lr).numpy()
         server = done.server

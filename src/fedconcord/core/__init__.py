@@ -61,7 +61,7 @@ from fedconcord.core.pieces import (
     Snapshot,
     Table,
     Traits,
-    moved_by,
+    map_moves,
 )
 from fedconcord.core.plan import Aside, Drawn, Draws, Orders, Plan, orders_of
 from fedconcord.core.round import (
@@ -152,8 +152,8 @@ __all__ = [
     "cohort_of",
     "column_of",
     "finite",
+    "map_moves",
     "model_of",
-    "moved_by",
     "objective_of",
     "orders_of",
     "roster_of",

@@ -90,7 +90,7 @@ class HasAfter(Protocol):
     def after(self, x: Tensor) -> None: ...
 
 
-def moved_by(pieces: tuple[Piece, ...], f: Callable[[Tensor], Tensor]) -> tuple[Piece, ...]:
+def map_moves(pieces: tuple[Piece, ...], f: Callable[[Tensor], Tensor]) -> tuple[Piece, ...]:
     """The pieces with f of what they move."""
 
     def one(piece: Any) -> Any:

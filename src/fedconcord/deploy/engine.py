@@ -12,7 +12,7 @@ from fedconcord.core import Plan, Problem, Tree
 from fedconcord.deploy.site_link import SiteLink
 from fedconcord.engines.base import Abilities, Clients
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.remote.store import RemoteStore, remote_store
 from fedconcord.remote.sums import PLAIN, Sums
 from fedconcord.state import First, Storage, Store
@@ -31,14 +31,16 @@ class Sites:
         """Samples and rows never leave the sites, and nothing is chosen."""
         return Abilities(clients_here=False, stored_row=lambda row: ())
 
-    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Sites:
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Sites:
         """Itself: there is nothing to choose."""
         return self
 
-    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
         """What the server remembers of its sites."""
-        return RemoteStore(self.link, duty.algorithm, problem, template, sums=self.sums)
+        return RemoteStore(self.link, assignment.algorithm, problem, template, sums=self.sums)
 
-    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """The sites."""
         return remote_store(store)

@@ -229,7 +229,7 @@ class Site:
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         member = self._member(frame, config, job)
-        client = RemoteClient(frame.client, job.duty, objective, shelf, messages, frame.method, member)
+        client = RemoteClient(frame.client, job.assignment, objective, shelf, messages, frame.method, member)
         about = {"facts": facts(job, config), "samples": [len(train[1]), len(test[1])]}
         protection = job.algorithm.facts.protection
         once = None

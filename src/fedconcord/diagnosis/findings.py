@@ -220,7 +220,7 @@ def _noise(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
 
 
 def _steps(job: Job, diagnosis: Diagnosis, look: Look) -> list[Finding]:
-    if job.duty.pace is not None:
+    if job.assignment.rule is not None:
         return []  # nobody gave it
     steep = max(diagnosis.looks, key=lambda one: one.lr * one.smoothness)
     most = steep.lr * steep.smoothness

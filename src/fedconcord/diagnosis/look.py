@@ -42,7 +42,7 @@ from fedconcord.engines import run_round
 from fedconcord.federation.participation import View
 from fedconcord.federation.sampling import Drawn, Losses, Sampler
 from fedconcord.jobs import Job, State
-from fedconcord.local.duty import open_rows, with_oracle
+from fedconcord.local.assignment import open_rows, with_oracle
 from fedconcord.state import Store
 
 MOST_CLIENTS, LEAST_CLIENTS = 100, 10  # that a look asks
@@ -160,7 +160,7 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         ids=ids,
         p=p,
         steps=plan.steps,
-        lr=plan.lr if job.duty.pace is None else plan.lr * float(p @ (work / plan.steps)),
+        lr=plan.lr if job.assignment.rule is None else plan.lr * float(p @ (work / plan.steps)),
         samples=np.array([len(samples) for samples in samples_of]),
         gradient=agreement,
         noise=_noise(job, objective, x, at, ids, samples_of),
@@ -207,7 +207,7 @@ def _noise(
     job: Job, objective: Objective, x: Tensor, at: Tensor, ids: np.ndarray, samples_of: list[Tensor]
 ) -> np.ndarray | None:
     """sigma_i^2 [n] of the gradient of one local step's mini-batch: the batches of one keyed pass, or some of them."""
-    if job.duty.oracle.kind == "full":
+    if job.assignment.oracle.kind == "full":
         return None
     variances = np.zeros(len(samples_of))
     for k, (i, samples) in enumerate(zip(ids, samples_of, strict=True)):
@@ -273,7 +273,7 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
 
     def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        local = with_oracle(algorithm.start(down, row, client), job.duty.oracle, model_of(down), client.gradient)
+        local = with_oracle(algorithm.start(down, row, client), job.assignment.oracle, model_of(down), client.gradient)
         pieces = [_short(piece) for piece in local.pieces if isinstance(piece, LINEAR)]
         local, done = Local(local.x, *pieces), Done(*done[:3])
         with lock:
@@ -290,11 +290,11 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         update=lambda server, total, cohort: server,
         phases=algorithm.phases._replace(settle=None, communicates=None),
         needs=algorithm.needs._replace(
-            normaliser=linear and (job.solver.clip_direction is None or job.duty.pace is not None)
+            normaliser=linear and (job.solver.clip_direction is None or job.assignment.rule is not None)
         ),
     )
-    duty = job.duty._replace(algorithm=watched)
-    run_round(job.engine, job.problem, duty, state.server, _Apart(state.store), plan)
+    assignment = job.assignment._replace(algorithm=watched)
+    run_round(job.engine, job.problem, assignment, state.server, _Apart(state.store), plan)
     locals_ = [reports[int(i)][0] for i in plan.ids]
     ends = [reports[int(i)][1] for i in plan.ids]
     counted = [float(end.normaliser if watched.needs.normaliser else end.steps) for end in ends]

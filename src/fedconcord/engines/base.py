@@ -27,7 +27,7 @@ from fedconcord.core import (
     weights,
 )
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import Duty, block_gradients, settled
+from fedconcord.local.assignment import Assignment, block_gradients, settled
 from fedconcord.state import First, Storage, Store
 
 T = TypeVar("T")
@@ -99,15 +99,17 @@ class Engine(Protocol):
         """What else it is able to do."""
         ...
 
-    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Engine:
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Engine:
         """This engine with every choice made, for so many rounds like this one, that it would make in each round."""
         ...
 
-    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
         """An empty store of clients' rows."""
         ...
 
-    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """The clients of a job whose rows are in a store that this engine opened."""
         ...
 
@@ -119,7 +121,7 @@ class Simulated(NamedTuple):
     """`Clients` in this process, or in the processes of a team."""
 
     problem: Problem
-    duty: Duty
+    assignment: Assignment
     store: Store
     cohort: Callable[[Simulated, Tree, Plan], CohortLink]  # (these, server, plan) -> those of one round
     team: Team = ALONE
@@ -129,11 +131,11 @@ class Simulated(NamedTuple):
 
         Rows are not written: what a client holds after it is made when it first takes part (`first_rows`).
         """
-        ask = self.duty.algorithm.phases.prologue
+        ask = self.assignment.algorithm.phases.prologue
         assert ask is not None
         total, sent, evaluations = None, 0, 0
         for i in np.flatnonzero(self.team.owns(np.arange(population.n))).tolist():
-            gradients = block_gradients(self.problem.objective, self.duty, i, i, server.x)
+            gradients = block_gradients(self.problem.objective, self.assignment, i, i, server.x)
             share = ask.send(gradients, population.p[i].to(gradients))
             total = share if total is None else tree_map(torch.add, total, share)
             sent, evaluations = sent + tree_bytes(share), evaluations + len(gradients)
@@ -147,7 +149,7 @@ class Simulated(NamedTuple):
         return decide(self.cohort(self, server, plan))
 
     def deliver(self, plan: Plan, message: Tree) -> int:
-        settle, heard = self.duty.algorithm.phases.settle, plan.ids[plan.heard]
+        settle, heard = self.assignment.algorithm.phases.settle, plan.ids[plan.heard]
         assert settle is not None
         ids = heard[self.team.owns(heard)]
         if len(ids):
@@ -157,7 +159,7 @@ class Simulated(NamedTuple):
     def bytes_down(self, server: Tree, phase: Phase | None, plan: Plan) -> int:
         """Bytes that go down in a phase, or in a round without messages (None): the phase's message to each client that
         works or is lost in mid-round, counted by the first process, and x^0 to those of this process's that begin."""
-        algorithm, count = self.duty.algorithm, 0
+        algorithm, count = self.assignment.algorithm, 0
         if phase is not None and self.team.rank == 0:
             count = (int((~plan.answers).sum()) + len(plan.aside.lost)) * tree_bytes(phase.message)
         if phase is None or phase.number == PRELUDE or algorithm.phases.prelude is None:
@@ -166,7 +168,7 @@ class Simulated(NamedTuple):
 
     def sound(self, plan: Plan, is_finite: np.ndarray) -> Plan:
         """The plan without those whose reply comes and is not finite; is_finite: [S] bool."""
-        algorithm = self.duty.algorithm
+        algorithm = self.assignment.algorithm
         return weights.without(plan, plan.heard & ~is_finite, algorithm.weights, algorithm.needs.everyone)
 
 
@@ -186,19 +188,19 @@ def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:
         return np.array([float(objective.loss(x, objective.samples(int(i)))) for i in ids])
 
 
-def first_rows(problem: Problem, duty: Duty, server: Tree, template: Tree) -> First | None:
+def first_rows(problem: Problem, assignment: Assignment, server: Tree, template: Tree) -> First | None:
     """What a client holds after the prologue, computed when it first takes part: one that never does costs nothing.
 
     It depends on x^0 (`server` before round 0) and the client alone: the same bits whenever it is asked for.
     """
-    prologue = duty.algorithm.phases.prologue
+    prologue = assignment.algorithm.phases.prologue
     if prologue is None:
         return None
     x = server.x
     empty = template.row if isinstance(template, TwoBlockRow) else template
 
     def rows(ids: np.ndarray) -> Tree:
-        each = [prologue.row(empty, block_gradients(problem.objective, duty, int(i), int(i), x)) for i in ids]
+        each = [prologue.row(empty, block_gradients(problem.objective, assignment, int(i), int(i), x)) for i in ids]
         stacked = tree_map(lambda *leaves: torch.stack(leaves), *each)
         if not isinstance(template, TwoBlockRow):
             return stacked

@@ -12,7 +12,7 @@ import torch
 
 from fedconcord.core import Objective, Plan
 from fedconcord.local import compiled
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.samples import SLICE
 
 CACHED = 8 * 2**20  # bytes of a chunk's models and batches: more leaves the cache between two products of a step
@@ -26,24 +26,24 @@ Choice = tuple[int, int]
 """(clients in a chunk, workers)."""
 
 
-def kernel(objective: Objective, duty: Duty, plan: Plan, rounds: int) -> Kernel:
+def kernel(objective: Objective, assignment: Assignment, plan: Plan, rounds: int) -> Kernel:
     """What computes the local steps of so many rounds like this one: `local.compiled`, where it knows them, is worth
     its start of a second, or a quarter of a minute the first time on a machine, and numba is installed.
     """
-    if rounds * _multiplications(objective, duty, plan) < COMPILING or not compiled.suits(objective, duty):
+    if rounds * _multiplications(objective, assignment, plan) < COMPILING or not compiled.suits(objective, assignment):
         return "torch"
     return "compiled" if compiled.installed() else "torch"
 
 
-def _multiplications(objective: Objective, duty: Duty, plan: Plan) -> int:
+def _multiplications(objective: Objective, assignment: Assignment, plan: Plan) -> int:
     """Of a round's forward passes."""
-    width = duty.draws.width(duty.algorithm, int(objective.counts(plan.ids).max()))
+    width = assignment.draws.width(assignment.algorithm, int(objective.counts(plan.ids).max()))
     return int(plan.steps.sum()) * width * objective.dim
 
 
 def auto(
     objective: Objective,
-    duty: Duty,
+    assignment: Assignment,
     plan: Plan,
     chunk: int | Literal["auto"] | None = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -56,7 +56,7 @@ def auto(
     many for each worker. Compiled steps take a client after the other: only the vectors around them count.
     """
     size = len(plan.ids)
-    width = min(SLICE, duty.draws.width(duty.algorithm, int(objective.counts(plan.ids).max())))
+    width = min(SLICE, assignment.draws.width(assignment.algorithm, int(objective.counts(plan.ids).max())))
     fixed = None if chunk == "auto" else min(chunk or size, size)
     threads = 1
     if workers != "auto":
@@ -65,7 +65,7 @@ def auto(
         chunks = size if fixed is None else -(-size // fixed)
         threads = min(torch.get_num_threads(), chunks)
         if by == "compiled":
-            little = _multiplications(objective, duty, plan) // threads < ALONE
+            little = _multiplications(objective, assignment, plan) // threads < ALONE
         else:
             little = -(-size // threads) * width * objective.dim < WORTHWHILE
         threads = 1 if little else threads

@@ -24,7 +24,7 @@ from fedconcord.core import (
     space_of,
 )
 from fedconcord.engines.base import CohortLink, Engine
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.state import Store
 
 
@@ -36,13 +36,15 @@ class Decision(NamedTuple):
     message: Tree | None = None  # to each of them, for methods with `settle`
 
 
-def run_round(engine: Engine, problem: Problem, duty: Duty, server: Tree, store: Store, plan: Plan) -> Outcome:
+def run_round(
+    engine: Engine, problem: Problem, assignment: Assignment, server: Tree, store: Store, plan: Plan
+) -> Outcome:
     """Run one round: return the new state of the server, and write the cohort's rows to the store.
 
     The cohort may be empty, where all were lost.
     """
-    algorithm, space = duty.algorithm, space_of(problem)
-    clients = engine.clients(problem, duty, store)
+    algorithm, space = assignment.algorithm, space_of(problem)
+    clients = engine.clients(problem, assignment, store)
     outcome, final, message = clients.attempt(server, plan, lambda link: decide(link, algorithm, space, server, plan))
     if message is None:
         return outcome

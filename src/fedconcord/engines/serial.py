@@ -24,7 +24,7 @@ from fedconcord.core import (
 )
 from fedconcord.engines.base import Abilities, Clients, Simulated
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.step import Step, ask, client_step, passes
 from fedconcord.state import First, Storage, Store
 
@@ -35,17 +35,19 @@ class Serial:
     team: Team = ALONE  # the processes that share every round
     can = Abilities()
 
-    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Serial:
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Serial:
         """Itself: there is nothing to choose."""
         return self
 
-    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
         """Rows as the storage keeps them."""
         return storage.open(template, first, problem.roster.n)
 
-    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """All of them, in this process."""
-        return Simulated(problem, duty, store, SerialCohort)
+        return Simulated(problem, assignment, store, SerialCohort)
 
 
 class SerialCohort:
@@ -53,7 +55,7 @@ class SerialCohort:
 
     def __init__(self, clients: Simulated, server: Tree, plan: Plan) -> None:
         self.clients, self.server, self.store = clients, server, clients.store
-        self.duty, self.objective = clients.duty, clients.problem.objective
+        self.assignment, self.objective = clients.assignment, clients.problem.objective
         self.rows = {i: tree_map(lambda leaf: leaf[0], self.store.gather(np.array([i]))) for i in plan.ids.tolist()}
         self.gradients: dict[int, Tensor] = {}  # of a prelude
         self.steps: dict[int, Step] = {}
@@ -74,7 +76,7 @@ class SerialCohort:
 
     def train_silently(self, plan: Plan) -> None:
         self.costs = self.costs.plus(self.clients.bytes_down(self.server, None, plan))
-        self._train(self.duty.algorithm.broadcast(self.server), plan)
+        self._train(self.assignment.algorithm.broadcast(self.server), plan)
         self.keep(plan)
 
     def keep(self, plan: Plan) -> None:
@@ -84,15 +86,15 @@ class SerialCohort:
     def _gradients(self, down: Tree, plan: Plan) -> Mapping[int, Tensor]:
         """Every client's full gradient."""
         for k, i in enumerate(plan.ids.tolist()):
-            self.gradients[i] = ask(self.duty, self.objective, i, down, self.rows[i])
-            self.costs = self.costs.plus(0, 0, 0 if plan.answers[k] else passes(self.duty, self.objective, i))
+            self.gradients[i] = ask(self.assignment, self.objective, i, down, self.rows[i])
+            self.costs = self.costs.plus(0, 0, 0 if plan.answers[k] else passes(self.assignment, self.objective, i))
         return self.gradients
 
     def _train(self, down: Tree, plan: Plan) -> None:
         """Every client's local steps."""
-        algorithm = self.duty.algorithm
+        algorithm = self.assignment.algorithm
         for k, i in enumerate(plan.ids.tolist()):
             gradient = self.gradients.get(i) if algorithm.needs.full_gradient else None
             orders = orders_of(plan, k, algorithm)
-            self.steps[i] = client_step(self.duty, self.objective, i, down, self.rows[i], orders, gradient)
+            self.steps[i] = client_step(self.assignment, self.objective, i, down, self.rows[i], orders, gradient)
             self.costs = self.costs.plus(0, 0, self.steps[i].gradient_steps)

@@ -36,7 +36,7 @@ from fedconcord.engines import chunk as chunk_rule
 from fedconcord.engines.base import Abilities, Clients, Engine, Simulated
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local import compiled
-from fedconcord.local.duty import Duty, clients_of, close_rows, curvature, open_rows, with_oracle
+from fedconcord.local.assignment import Assignment, clients_of, close_rows, curvature, open_rows, with_oracle
 from fedconcord.local.graphs import Graphs
 from fedconcord.local.samples import full_gradient
 from fedconcord.local.stacked import solve
@@ -67,7 +67,7 @@ class Stacked:
         choices = {"kernel": self.kernel, "chunk": self.chunk, "workers": self.workers}
         return Abilities(self.team.size == 1, choices)
 
-    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Stacked:
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Stacked:
         """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
 
         Compiled steps are loaded, or compiled.
@@ -80,13 +80,13 @@ class Stacked:
         def choice() -> str:
             by = self.kernel
             if by == "auto":
-                by = chunk_rule.kernel(problem.objective, duty, plan, rounds)
-            return json.dumps([by, *chunk_rule.auto(problem.objective, duty, plan, self.chunk, self.workers, by)])
+                by = chunk_rule.kernel(problem.objective, assignment, plan, rounds)
+            return json.dumps([by, *chunk_rule.auto(problem.objective, assignment, plan, self.chunk, self.workers, by)])
 
         open_choice = "auto" in (self.chunk, self.workers, self.kernel)
         by, width, number = json.loads(self.team.tell(choice) if open_choice else choice())
         if by == "compiled":
-            compiled.check(problem.objective, duty)
+            compiled.check(problem.objective, assignment)
             compiled.load(problem.objective.dtype)
         if width > 1 and problem.objective.accumulate is None:
             x = problem.init(0)
@@ -95,17 +95,19 @@ class Stacked:
             )
         return replace(self, chunk=width, workers=number, kernel=by)
 
-    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
         """Rows as the storage keeps them."""
         return storage.open(template, first, problem.roster.n)
 
-    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """All of them, in this process or those of the team."""
 
         def cohort(clients: Simulated, server: Tree, plan: Plan) -> StackedCohort:
-            return StackedCohort(self.prepare(problem, duty, plan) if len(plan.ids) else self, clients, server)
+            return StackedCohort(self.prepare(problem, assignment, plan) if len(plan.ids) else self, clients, server)
 
-        return Simulated(problem, duty, store, cohort, self.team)
+        return Simulated(problem, assignment, store, cohort, self.team)
 
 
 def with_choices(engine: Engine, chunk: int, workers: int, kernel: chunk_rule.Kernel) -> Engine:
@@ -143,7 +145,11 @@ class StackedCohort:
 
     def __init__(self, engine: Stacked, clients: Simulated, server: Tree) -> None:
         self.engine, self.clients, self.server = engine, clients, server
-        self.objective, self.duty, self.algorithm = clients.problem.objective, clients.duty, clients.duty.algorithm
+        self.objective, self.assignment, self.algorithm = (
+            clients.problem.objective,
+            clients.assignment,
+            clients.assignment.algorithm,
+        )
         self.space, self.costs, self.store_lock = space_of(clients.problem), Costs(), threading.Lock()
         self.gradients: Sequence[Tensor] = ()  # by chunk, where a prelude evaluated them and the local steps use them
         self.trained: tuple[Share, Sequence[Tree]] | None = None  # whose new rows are not stored yet, by chunk
@@ -207,7 +213,7 @@ class StackedCohort:
     def _compute(self, phase: Phase | None, share: Share) -> Computed:
         """This process's part of a phase, or of a round without messages; nothing is stored."""
         before_steps = phase is not None and phase.number == PRELUDE
-        threads = self.engine.workers if _threads_may(self.objective, self.duty) and not before_steps else 1
+        threads = self.engine.workers if _threads_may(self.objective, self.assignment) and not before_steps else 1
         assert isinstance(threads, int)
         join = _beside if phase is not None and phase.combine is not None else _add
 
@@ -230,7 +236,7 @@ class StackedCohort:
         objective, _, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
         gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
         total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
-        passes = passes_of(objective, self.duty, plan, select)
+        passes = passes_of(objective, self.assignment, plan, select)
         return Computed(total, [gradient], [finite(gradient, len(ids))], tree_bytes(gradient), passes)
 
     def _train(self, phase: Phase | None, share: Share, select: np.ndarray, gradient: Tensor | None) -> Computed:
@@ -240,7 +246,7 @@ class StackedCohort:
             select: [S] their positions in the plan, most steps first.
             gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
         """
-        algorithm, duty, plan = self.algorithm, self.duty, share.plan
+        algorithm, assignment, plan = self.algorithm, self.assignment, share.plan
         down = algorithm.broadcast(self.server) if phase is None else phase.down
         ids, x = plan.ids[select], model_of(down)
         with self.store_lock:
@@ -249,19 +255,19 @@ class StackedCohort:
         orders = [orders_of(plan, int(k), algorithm) for k in select]
         client = clients_of(objective, orders, algorithm.phases.late)
         evaluations = 0
-        if duty.uses_full_gradient:
+        if assignment.uses_full_gradient:
             if gradient is None:
                 gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
-                evaluations += passes_of(objective, duty, plan, select)
+                evaluations += passes_of(objective, assignment, plan, select)
             client = client._replace(gradient=gradient)
         if algorithm.step.hessian_at is not None:
             points = algorithm.step.hessian_at(down, rows).expand(len(ids), -1)
             triples = zip(points, ids, orders, strict=True)
             squares = [curvature(objective, at, int(place), order.id) for at, place, order in triples]
             client = client._replace(hessian=torch.stack(squares))
-        local = with_oracle(algorithm.start(down, rows, client), duty.oracle, x, client.gradient)
+        local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, x, client.gradient)
         is_compiled = self.engine.kernel == "compiled"
-        done, cost = solve(objective, duty, local, ids, orders, is_compiled, self.engine.graphs)
+        done, cost = solve(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
         up, rows = algorithm.finish(down, rows, done, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:
@@ -290,15 +296,19 @@ class StackedCohort:
         return total, ~spoilt
 
 
-def passes_of(objective: Objective, duty: Duty, plan: Plan, select: np.ndarray) -> int:
+def passes_of(objective: Objective, assignment: Assignment, plan: Plan, select: np.ndarray) -> int:
     """Mini-batches in the full gradients of these clients; one that only answers evaluates none."""
-    passes = duty.draws.full_cost(duty.algorithm, objective.counts(plan.ids[select]))
+    passes = assignment.draws.full_cost(assignment.algorithm, objective.counts(plan.ids[select]))
     return int(passes[~plan.answers[select]].sum())
 
 
-def _threads_may(objective: Objective, duty: Duty) -> bool:
+def _threads_may(objective: Objective, assignment: Assignment) -> bool:
     """Whether several threads may compute at once: kernels may, torch.nn modules and line searches may not."""
-    return chunk_rule.has_kernel(objective) and duty.algorithm.step.hessian_at is None and duty.solver.kind != "lbfgs"
+    return (
+        chunk_rule.has_kernel(objective)
+        and assignment.algorithm.step.hessian_at is None
+        and assignment.solver.kind != "lbfgs"
+    )
 
 
 def _reduce(shares: Tree) -> Tree:

@@ -14,7 +14,7 @@ import numpy as np
 from fedconcord.core import Plan, Problem, Tree, tree_map
 from fedconcord.engines.base import Abilities, Clients
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.remote.client import Kept, RemoteClient, kept_like
 from fedconcord.remote.link import Faults, Link
 from fedconcord.remote.store import RemoteStore, remote_store
@@ -42,22 +42,24 @@ class Wire:
         """The clients hold their own rows, one that counts and one that is pending; nothing is chosen."""
         return Abilities(clients_here=False, stored_row=kept_like)
 
-    def prepare(self, problem: Problem, duty: Duty, plan: Plan, rounds: int = 1) -> Wire:
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Wire:
         """Itself: there is nothing to choose."""
         return self
 
-    def open(self, problem: Problem, duty: Duty, storage: Storage, template: Tree, first: First | None) -> Store:
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
         """The clients' own shelves, behind one store; after a prologue each makes its first row itself."""
         shelves = storage.open(kept_like(template), None, problem.roster.n)
-        messages = forms(duty.algorithm, problem.init(0))
+        messages = forms(assignment.algorithm, problem.init(0))
 
         def make(client: int) -> RemoteClient:
-            return RemoteClient(client, duty, problem.objective.alone(client), Shelf(shelves, client), messages)
+            return RemoteClient(client, assignment, problem.objective.alone(client), Shelf(shelves, client), messages)
 
         link = Link(self.faults, self.tries, self.seed, make)
-        return RemoteStore(link, duty.algorithm, problem, template, shelves)
+        return RemoteStore(link, assignment.algorithm, problem, template, shelves)
 
-    def clients(self, problem: Problem, duty: Duty, store: Store) -> Clients:
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
         """All of them, behind the store."""
         return remote_store(store)
 

@@ -27,7 +27,7 @@ from fedconcord.core import (
 from fedconcord.engines import Engine, Stacked
 from fedconcord.federation.clock import Cost
 from fedconcord.federation.participation import View
-from fedconcord.local.duty import Duty
+from fedconcord.local.assignment import Assignment
 from fedconcord.local.solver import Solver
 from fedconcord.problems.judging import Models
 from fedconcord.state import Storage, Store
@@ -64,14 +64,14 @@ class Job:
     hostile: tuple[int, ...] = ()  # clients that attack, in a simulation; the method and the data have what they do
 
     @cached_property
-    def duty(self) -> Duty:
+    def assignment(self) -> Assignment:
         """What every client is told before round 0."""
-        return Duty(self.algorithm, self.solver, self.schedule.draws)
+        return Assignment(self.algorithm, self.solver, self.schedule.draws)
 
     @cached_property
     def cost(self) -> Cost:
         """What a round asks of one client: bytes, and mini-batch gradients."""
-        oracle = self.duty.oracle
+        oracle = self.assignment.oracle
         found = forms(self.algorithm, self.problem.init(self.schedule.seed))
         each = 1 + (oracle.kind == "sam") + (found.snapshot or oracle.kind == "svrg")
         whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
@@ -81,7 +81,7 @@ class Job:
             exchanges=1 if self.algorithm.phases.prelude is None else 2,
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
-            full=int(self.duty.uses_full_gradient or self.algorithm.phases.prelude is not None),
+            full=int(self.assignment.uses_full_gradient or self.algorithm.phases.prelude is not None),
             x0=tree_bytes(found.x) if self.algorithm.needs.x0 else 0,
             settled=tree_bytes(found.settled),
         )

@@ -45,15 +45,15 @@ def blank(job: Job) -> State:
     refusals.check(job)
     empty = template(job)
     server = job.algorithm.init(job.problem.init(job.schedule.seed), population_of(job))
-    first = first_rows(job.problem, job.duty, server, empty)
-    return State(0, server, job.engine.open(job.problem, job.duty, job.storage, empty, first), 0, 0, 0)
+    first = first_rows(job.problem, job.assignment, server, empty)
+    return State(0, server, job.engine.open(job.problem, job.assignment, job.storage, empty, first), 0, 0, 0)
 
 
 def asked(job: Job, state: State) -> State:
     """The state before round 0, from a blank one: all clients are asked for what a method's prologue wants."""
     if job.algorithm.phases.prologue is None:
         return state
-    done = job.engine.clients(job.problem, job.duty, state.store).prologue(state.server, population_of(job))
+    done = job.engine.clients(job.problem, job.assignment, state.store).prologue(state.server, population_of(job))
     return state._replace(
         server=done.server, bytes_up=done.bytes_up, bytes_down=done.bytes_down, gradient_steps=done.gradient_steps
     )
@@ -71,7 +71,7 @@ def resolved(job: Job, state: State | None = None, rounds: int = 1) -> Job:
     while len(plan.ids) == 0 and state.round < 100:  # a first round may find nobody
         state = state._replace(round=state.round + 1)
         plan = _first_plan(job, state)
-    return replace(job, engine=job.engine.prepare(job.problem, job.duty, plan, rounds)) if len(plan.ids) else job
+    return replace(job, engine=job.engine.prepare(job.problem, job.assignment, plan, rounds)) if len(plan.ids) else job
 
 
 def _first_plan(job: Job, state: State) -> Plan:
@@ -81,7 +81,7 @@ def _first_plan(job: Job, state: State) -> Plan:
 
 def plan_of(job: Job, state: State) -> Plan:
     """The plan of the round that a state begins; most schedules do not look at the server's model."""
-    clients = job.engine.clients(job.problem, job.duty, state.store)
+    clients = job.engine.clients(job.problem, job.assignment, state.store)
     return _plan(job, state, lambda ids: clients.losses(state.server.x, ids))
 
 
@@ -100,7 +100,7 @@ def advance(job: Job, state: State) -> State:
     plan = plan_of(job, state)
     done = Outcome(state.server, 0, 0, 0)
     if len(plan.ids) or plan.aside.lost or job.algorithm.phases.unheard is not None:
-        done = run_round(job.engine, job.problem, job.duty, state.server, state.store, plan)
+        done = run_round(job.engine, job.problem, job.assignment, state.server, state.store, plan)
     return state._replace(
         round=state.round + 1,
         server=done.server,

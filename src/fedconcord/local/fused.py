@@ -12,7 +12,7 @@ from fedconcord.core import Accumulate
 from fedconcord.core.pieces import Ascent, Constant, Decay, Dual, Momentum, Pull, Scale, Snapshot, ascent
 from fedconcord.local.samples import Batches, Samples, pick
 from fedconcord.local.sizes import Delta, Dog, Fixed, Ruled, length
-from fedconcord.local.walk import Chain, Source, Walked, opened, some
+from fedconcord.local.walk import Chain, Source, Walked, rows_of, with_own_state
 
 KNOWN = {Ascent, Snapshot, Scale, Decay, Constant, Dual, Momentum, Pull}
 
@@ -43,8 +43,8 @@ def fused(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
 def _fused(accumulate: Accumulate, chain: Chain, drawn: Samples, steps: np.ndarray) -> Walked:
     """The steps of a chain that `fused` knows."""
     x = chain.x.expand(len(steps), -1).clone()
-    size = opened(chain.size, len(x))
-    moving = tuple(opened(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
+    size = with_own_state(chain.size, len(x))
+    moving = tuple(with_own_state(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
     moved: dict[type, Any] = {type(piece): piece for piece in moving}
     momentum, dual = moved.get(Momentum), moved.get(Dual)
     buffer = None if momentum is None else momentum.buffer
@@ -128,7 +128,7 @@ class _Whole(NamedTuple):
 
     def step(self, k: int, xs: Tensor, here: slice) -> _Whole:
         """Move the models; what the next step begins with."""
-        size, v, after = some(self.size, here), self.direction[here], self
+        size, v, after = rows_of(self.size, here), self.direction[here], self
         if isinstance(size, Delta):
             eta = size.measured(k, length(v), length(size.last.sub_(v)) if k else None)
             after = self._replace(size=self.size._replace(last=self.direction), direction=self.size.last)  # type: ignore[union-attr, call-arg]

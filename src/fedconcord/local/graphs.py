@@ -87,7 +87,7 @@ class Graphs:
 KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit}
 
 
-def replayed(
+def replay_or_take(
     graphs: Graphs, take: Callable[[Chain, Source], Walked], chain: Chain, source: Batches, steps: np.ndarray
 ) -> Walked:
     """`take(chain, source)`, by a graph where all that it computes is the same kernels every round.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedconcord.core import Objective
 from fedconcord.core.pieces import HasPotential
-from fedconcord.local.walk import Chain, Walked, some
+from fedconcord.local.walk import Chain, Walked, rows_of
 
 
-def minimised(
+def minimisers(
     objective: Objective, chain: Chain, samples: Sequence[Tensor], steps: np.ndarray
 ) -> tuple[Walked, np.ndarray]:
     """The minimisers of clients' problems, and the full gradients [S] that each of them took.
@@ -34,7 +34,7 @@ def minimised(
 def one(chain: Chain, k: int) -> Chain:
     """The chain of client k of a cohort, vectors [d]."""
     rows = torch.tensor(k)
-    return chain._replace(pieces=tuple(some(piece, rows) for piece in chain.pieces))
+    return chain._replace(pieces=tuple(rows_of(piece, rows) for piece in chain.pieces))
 
 
 def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:

@@ -148,7 +148,7 @@ class Delta(NamedTuple):
             self.curvature.copy_(torch.maximum(self.curvature, steep))
         eta = self.lr * self.now
         self.moved.copy_(eta * norm)
-        return recorded(self.etas, k, eta)
+        return record_size(self.etas, k, eta)
 
 
 class Dog(NamedTuple):
@@ -175,7 +175,7 @@ class Dog(NamedTuple):
         self.squares.add_(norm.square())
         self.reach.copy_(torch.maximum(torch.maximum(self.reach, far), opening))
         self.now.copy_(self.reach / self.squares.clamp(min=torch.finfo(norm.dtype).tiny).sqrt())
-        return recorded(self.etas, k, self.lr * self.now)
+        return record_size(self.etas, k, self.lr * self.now)
 
 
 class Normed(NamedTuple):
@@ -202,7 +202,7 @@ class Normed(NamedTuple):
         self.opening.copy_(torch.where(self.opening > 0, self.opening, self.length / whole))
         self.now.copy_(torch.minimum(self.opening, self.bound * self.length / whole))
         self.squares.add_(norm.square())
-        return recorded(self.etas, k, self.lr * self.now)
+        return record_size(self.etas, k, self.lr * self.now)
 
 
 Ruled = Delta | Dog | Normed
@@ -235,14 +235,14 @@ def begin(
     return Delta(lr, rule.gamma, rule.growth, now, zero + 1, zero, limit, zero, last, etas)
 
 
-def recorded(etas: Tensor | None, k: int, eta: Tensor) -> Tensor:
+def record_size(etas: Tensor | None, k: int, eta: Tensor) -> Tensor:
     """The step size, written down where somebody asks for it."""
     if etas is not None:
         etas[:, k : k + 1] = eta
     return eta
 
 
-def told(size: StepSize, steps: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def summary(size: StepSize, steps: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The last step size, mean power and largest curvature of `Done`, after so many steps [S, 1]."""
     if not isinstance(size, Ruled):
         return None, None, None

@@ -143,23 +143,23 @@ def chain_of(
     """
     mine = [piece for piece in local.pieces if not _is_nothing(piece)]
     owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
-    theirs = [piece for piece in chosen(solver, oracle, local.x) if piece.traits.place not in owned]
+    theirs = [piece for piece in user_pieces(solver, oracle, local.x) if piece.traits.place not in owned]
     pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
     if on_host:
         pieces = [_plain(piece) for piece in pieces]
     stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
     if solver.clip_direction is not None and solver.clip_form == "released":
-        pieces = _released(pieces, solver.clip_direction)
+        pieces = _in_released_order(pieces, solver.clip_direction)
     if rule is None:
         size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
     else:
         x = local.x.expand(len(steps), -1)
         most = int(steps.max(initial=0)) if records else None
         size = sizes.begin(rule, lr * local.lr_scale, x, stiffness, local.first, most)
-    return Chain(local.x, _joined(pieces), size, prox, solver.tolerance)
+    return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
 
 
-def chosen(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
+def user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
     """The pieces that a user chose, for models like x [..., d]."""
     pieces: list[Piece] = []
     if oracle.kind == "sam":
@@ -198,7 +198,7 @@ def _plain(piece: Piece) -> Piece:
     return plain
 
 
-def _joined(pieces: list[Piece]) -> tuple[Piece, ...]:
+def _with_one_constant(pieces: list[Piece]) -> tuple[Piece, ...]:
     """The pieces with neighbouring constants as their sum."""
     joined: list[Piece] = []
     for piece in pieces:
@@ -210,7 +210,7 @@ def _joined(pieces: list[Piece]) -> tuple[Piece, ...]:
     return tuple(joined)
 
 
-def _released(pieces: list[Piece], limit: float) -> list[Piece]:
+def _in_released_order(pieces: list[Piece], limit: float) -> list[Piece]:
     """The pieces in the order of FL-Simulator's and FedDyn's code.
 
     The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.

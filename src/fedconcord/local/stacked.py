@@ -8,17 +8,17 @@ import numpy as np
 
 from fedconcord.core import Done, Local, Objective, Orders
 from fedconcord.local import lbfgs
+from fedconcord.local.assignment import Assignment, local_regulariser
 from fedconcord.local.compiled import in_one_call
-from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.fused import fused
-from fedconcord.local.graphs import Graphs, replayed
+from fedconcord.local.graphs import Graphs, replay_or_take
 from fedconcord.local.samples import Batches, batches, blocks_of, everything
 from fedconcord.local.walk import Chain, Source, Walked, walk
 
 
 def solve(
     objective: Objective,
-    duty: Duty,
+    assignment: Assignment,
     local: Local,
     places: np.ndarray,
     orders: Sequence[Orders],
@@ -32,14 +32,16 @@ def solve(
         graphs: where to record and replay steps whose kernels are the same every round.
     """
     counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
-    full = duty.draws.full_cost(duty.algorithm, counts)  # of a full gradient
-    regulariser = local_regulariser(objective, duty.algorithm)
-    chain = duty.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
-    if duty.solver.kind == "lbfgs":
-        walked, passes = lbfgs.minimised(objective, chain, [objective.samples(int(i)) for i in places], steps)
-        return duty.done(local, chain, walked), int((passes * full).sum())
-    drawn = [duty.draws.draw(duty.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)]
-    is_full = drawn[0].batches is None or duty.oracle.kind == "full"
+    full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
+    regulariser = local_regulariser(objective, assignment.algorithm)
+    chain = assignment.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
+    if assignment.solver.kind == "lbfgs":
+        walked, passes = lbfgs.minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
+        return assignment.done(local, chain, walked), int((passes * full).sum())
+    drawn = [
+        assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
+    ]
+    is_full = drawn[0].batches is None or assignment.oracle.kind == "full"
     samples = everything(objective, places) if is_full else batches(objective, places, drawn)
     blocks = None if drawn[0].blocks is None else blocks_of(objective, drawn)
     source = Batches(objective, places, samples, blocks)
@@ -52,5 +54,5 @@ def solve(
                 return walked
         return walk(chain, source, steps)
 
-    walked = take(chain, source) if graphs is None else replayed(graphs, take, chain, source, steps)
-    return duty.done(local, chain, walked), int(duty.costs(chain, full, walked).sum())
+    walked = take(chain, source) if graphs is None else replay_or_take(graphs, take, chain, source, steps)
+    return assignment.done(local, chain, walked), int(assignment.costs(chain, full, walked).sum())

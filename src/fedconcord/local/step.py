@@ -1,6 +1,6 @@
 """The client's step of one client by itself, with the objective's reference gradients.
 
-    (duty, objective, place, down, row, orders) -> (up, new row)
+    (assignment, objective, place, down, row, orders) -> (up, new row)
 
 Every engine computes this: a simulation for all clients side by side, a client that stands alone for itself.
 """
@@ -15,7 +15,15 @@ from torch import Tensor
 
 from fedconcord.core import Done, Local, Objective, Orders, Tree, model_of, tree_map
 from fedconcord.local import lbfgs
-from fedconcord.local.duty import Duty, client_of, close_rows, curvature, local_regulariser, open_rows, with_oracle
+from fedconcord.local.assignment import (
+    Assignment,
+    client_of,
+    close_rows,
+    curvature,
+    local_regulariser,
+    open_rows,
+    with_oracle,
+)
 from fedconcord.local.samples import Alone
 from fedconcord.local.walk import walk
 
@@ -28,20 +36,20 @@ class Step(NamedTuple):
     gradient_steps: int  # mini-batch gradients; a full gradient counts its mini-batches
 
 
-def ask(duty: Duty, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
+def ask(assignment: Assignment, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
     own, _, _ = open_rows(objective, x, _stack(row), np.array([place]))
     return own.gradient(x, objective.samples(place))
 
 
-def passes(duty: Duty, objective: Objective, place: int) -> int:
+def passes(assignment: Assignment, objective: Objective, place: int) -> int:
     """Mini-batches in a full gradient of a client."""
-    return int(duty.draws.full_cost(duty.algorithm, objective.counts(np.array([place])))[0])
+    return int(assignment.draws.full_cost(assignment.algorithm, objective.counts(np.array([place])))[0])
 
 
 def client_step(
-    duty: Duty,
+    assignment: Assignment,
     objective: Objective,
     place: int,
     down: Tree,
@@ -58,14 +66,14 @@ def client_step(
         orders: the server's, for this client and round.
         gradient: its full gradient [d] at the server's model, where a prelude had it evaluated.
     """
-    algorithm, oracle, x = duty.algorithm, duty.oracle, model_of(down)
+    algorithm, oracle, x = assignment.algorithm, assignment.oracle, model_of(down)
     held = objective.samples(place)
-    full_cost = passes(duty, objective, place)
+    full_cost = passes(assignment, objective, place)
     own, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
-    if duty.uses_full_gradient:
+    if assignment.uses_full_gradient:
         if gradient is None:
             gradient = own.gradient(x, held)
             evaluations += 0 if orders.answers else full_cost
@@ -73,20 +81,20 @@ def client_step(
     if algorithm.step.hessian_at is not None:
         client = client._replace(hessian=curvature(own, algorithm.step.hessian_at(down, state), place, orders.id))
     local = with_oracle(algorithm.start(down, state, client), oracle, x, client.gradient)
-    drawn = duty.draws.draw(algorithm, orders, len(held))
+    drawn = assignment.draws.draw(algorithm, orders, len(held))
     first = int(objective.offsets[place])
     steps = [held] * orders.steps
     if drawn.batches is not None and oracle.kind != "full":
         batches = (batch[batch >= 0] for batch in drawn.batches)
         steps = [first + torch.as_tensor(batch, device=objective.device) for batch in batches]
-    done, cost = solve(own, duty, local, steps, drawn.blocks, held, orders.lr, full_cost)
+    done, cost = solve(own, assignment, local, steps, drawn.blocks, held, orders.lr, full_cost)
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
 
 
 def solve(
     objective: Objective,
-    duty: Duty,
+    assignment: Assignment,
     local: Local,
     steps: list[Tensor],
     blocks: np.ndarray | None,
@@ -103,21 +111,21 @@ def solve(
         full_cost: mini-batches in a full gradient.
     """
     local, number = local.map(_with_axis), np.array([len(steps)])
-    chain = duty.chain(local, lr, number, local_regulariser(objective, duty.algorithm))
-    if duty.solver.kind == "lbfgs":
-        walked, passes = lbfgs.minimised(objective, chain, [whole], number)
+    chain = assignment.chain(local, lr, number, local_regulariser(objective, assignment.algorithm))
+    if assignment.solver.kind == "lbfgs":
+        walked, passes = lbfgs.minimisers(objective, chain, [whole], number)
         evaluations = full_cost * int(passes[0])
     else:
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
-        evaluations = int(duty.costs(chain, np.array([full_cost]), walked)[0])
-    return _of_one(duty.done(local, chain, walked)), evaluations
+        evaluations = int(assignment.costs(chain, np.array([full_cost]), walked)[0])
+    return _without_axis(assignment.done(local, chain, walked)), evaluations
 
 
 def _with_axis(leaf: Any) -> Any:
     return leaf[None] if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
 
-def _of_one(done: Done) -> Done:
+def _without_axis(done: Done) -> Done:
     """What a cohort of one is told, with vectors [d] and numbers []."""
     pieces = (
         tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and leaf.ndim else leaf, p) for p in done.pieces

@@ -63,7 +63,7 @@ class Walked(NamedTuple):
 def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
     """Take the steps [S] of clients; sorted by them, most first, all are views and no copies."""
     x = chain.x.expand(len(steps), -1).clone()
-    pieces, size = tuple(opened(piece, len(x)) for piece in chain.pieces), opened(chain.size, len(x))
+    pieces, size = tuple(with_own_state(piece, len(x)) for piece in chain.pieces), with_own_state(chain.size, len(x))
     following = [k for k, piece in enumerate(pieces) if isinstance(piece, HasAfter)]
     taken, active = steps.copy(), np.arange(len(steps))
     here: Here = slice(0, len(active))
@@ -74,9 +74,9 @@ def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
             if not len(active):
                 break
             here = _place(active, x.device)
-            now, sized = tuple(some(piece, here) for piece in pieces), some(size, here)
+            now, sized = tuple(rows_of(piece, here) for piece in pieces), rows_of(size, here)
         elif not isinstance(here, slice):
-            now, sized = tuple(some(piece, here) for piece in pieces), some(size, here)
+            now, sized = tuple(rows_of(piece, here) for piece in pieces), rows_of(size, here)
         at_x = x[here]
         gradient, block = source.step(k, active, here)
         at = At(at_x, gradient, block, k)
@@ -148,7 +148,7 @@ class Ones:
 T = TypeVar("T")
 
 
-def opened(piece: T, clients: int) -> T:
+def with_own_state(piece: T, clients: int) -> T:
     """The piece with what it moves as tensors of its own, a row a client."""
     fields: Any = piece
     values = {name: getattr(piece, name) for name in moves(piece)}
@@ -162,7 +162,7 @@ def opened(piece: T, clients: int) -> T:
     return fresh
 
 
-def some(piece: T, here: Here) -> T:
+def rows_of(piece: T, here: Here) -> T:
     """The piece of these clients: views of its tensors for a slice, copies for indices."""
     fields: Any = piece
     rows: T = type(fields)._make(

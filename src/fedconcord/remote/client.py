@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Objective, Orders, Tree, TwoBlockRow, model_of, tree_map
-from fedconcord.local.duty import Duty, block_gradients, settled
+from fedconcord.local.assignment import Assignment, block_gradients, settled
 from fedconcord.local.step import ask, client_step, passes
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
@@ -62,15 +62,15 @@ class RemoteClient:
     def __init__(
         self,
         id: int,
-        duty: Duty,
+        assignment: Assignment,
         objective: Objective,
         shelf: Shelf,
         forms: Forms,
         method: str | None = None,
         member: Member | None = None,
     ) -> None:
-        self.id, self.duty, self.objective, self.shelf, self.forms = id, duty, objective, shelf, forms
-        self.method, self.member = method or codec.digest(duty.algorithm.identity), member
+        self.id, self.assignment, self.objective, self.shelf, self.forms = id, assignment, objective, shelf, forms
+        self.method, self.member = method or codec.digest(assignment.algorithm.identity), member
         self._asked: tuple[int, Tree, Tensor] | None = None  # of a prelude: round, broadcast, own full gradient
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -127,10 +127,10 @@ class RemoteClient:
         return self._frame("joined", frame.round)
 
     def _prologue(self, frame: Frame) -> Frame:
-        prologue = self.duty.algorithm.phases.prologue
+        prologue = self.assignment.algorithm.phases.prologue
         assert prologue is not None
         x = self._tree("x0", frame, self.forms.x)
-        gradients = block_gradients(self.objective, self.duty, 0, self.id, x)
+        gradients = block_gradients(self.objective, self.assignment, 0, self.id, x)
         first = self._first(x)
         empty = first.row.row if isinstance(first.row, TwoBlockRow) else first.row
         row = prologue.row(empty, gradients)
@@ -148,11 +148,11 @@ class RemoteClient:
 
     def _ask(self, frame: Frame) -> Frame | None:
         """The message before the local steps."""
-        gradient, prelude = self._gradient(frame), self.duty.algorithm.phases.prelude
+        gradient, prelude = self._gradient(frame), self.assignment.algorithm.phases.prelude
         assert prelude is not None
         if gradient is None:
             return None
-        fields = {"gradient_steps": passes(self.duty, self.objective, 0)}
+        fields = {"gradient_steps": passes(self.assignment, self.objective, 0)}
         return self._frame("gradient", frame.round, fields, self._sent(frame, "gradient", gradient, prelude.contribute))
 
     def _gradient(self, frame: Frame) -> Tensor | None:
@@ -161,18 +161,18 @@ class RemoteClient:
         kept = self._resolved(frame, down)
         if kept is None:
             return None
-        gradient = ask(self.duty, self.objective, 0, down, kept.row)
+        gradient = ask(self.assignment, self.objective, 0, down, kept.row)
         self._asked = (frame.round, down, gradient)
         return gradient
 
     def _train(self, frame: Frame) -> Frame | None:
         """The local steps after a prelude."""
-        assert self.duty.algorithm.phases.prelude is not None
+        assert self.assignment.algorithm.phases.prelude is not None
         if self._asked is None or self.forgets(frame.round):
             return self._frame("forgot", frame.round)  # restarted in between: the server asks anew
         _, down, gradient = self._asked
-        down = self.duty.algorithm.phases.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
-        return self._step(frame, down, gradient if self.duty.algorithm.needs.full_gradient else None)
+        down = self.assignment.algorithm.phases.prelude.absorb(down, self._tree("answer", frame, self.forms.answer))
+        return self._step(frame, down, gradient if self.assignment.algorithm.needs.full_gradient else None)
 
     def _orders(self, frame: Frame) -> Frame | None:
         """The local steps."""
@@ -186,8 +186,8 @@ class RemoteClient:
         if kept is None:
             return None
         orders = Orders(**frame.fields["orders"])
-        done = client_step(self.duty, self.objective, 0, down, kept.row, orders, gradient)
-        sent = {} if orders.late else self._sent(frame, "up", done.up, self.duty.algorithm.contribute)
+        done = client_step(self.assignment, self.objective, 0, down, kept.row, orders, gradient)
+        sent = {} if orders.late else self._sent(frame, "up", done.up, self.assignment.algorithm.contribute)
         mark = torch.tensor([frame.round, codec.fingerprint(sent), int(kept.mark[2])])
         self.shelf.write(Kept(kept.row, done.row, mark))
         fields = {"gradient_steps": done.gradient_steps, "fingerprint": int(mark[1])}
@@ -222,7 +222,7 @@ class RemoteClient:
                 kept = Kept(kept.row, kept.row, torch.tensor([NONE, 0, counted]))
         for silent in frame.fields.get("silent", ()):  # rounds without messages: they depend on nobody else
             if silent["round"] > int(kept.mark[2]):
-                row = client_step(self.duty, self.objective, 0, down, kept.row, Orders(**silent)).row
+                row = client_step(self.assignment, self.objective, 0, down, kept.row, Orders(**silent)).row
                 kept = Kept(row, row, torch.tensor([NONE, 0, silent["round"]]))
         self.shelf.write(kept)
         return kept
@@ -230,13 +230,13 @@ class RemoteClient:
     def _counted(self, kept: Kept, frame: Frame) -> Kept:
         """The pending row becomes the row, after the message of its round's step where there is one: a late reply has
         none before it comes."""
-        settle, row = self.duty.algorithm.phases.settle, kept.pending
+        settle, row = self.assignment.algorithm.phases.settle, kept.pending
         if settle is not None and any(name.startswith("settle/") for name in frame.tensors):
             row = settled(settle, self._tree("settle", frame, self.forms.settled), row)
         return Kept(row, row, torch.tensor([NONE, 0, int(kept.mark[0])]))
 
     def _first(self, x: Tensor) -> Kept:
-        row = self.duty.algorithm.init_client(x)
+        row = self.assignment.algorithm.init_client(x)
         private = self.objective.private
         return kept_like(row if private is None else TwoBlockRow(row, private.first))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, space_of, tree_map
-from fedconcord.local.duty import settled
+from fedconcord.local.assignment import settled
 from fedconcord.remote import codec, ledger
 from fedconcord.remote.client import Kept, kept_like
 from fedconcord.remote.codec import Frame

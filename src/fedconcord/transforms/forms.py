@@ -16,7 +16,7 @@ from fedconcord.core import (
     Sender,
     Snapshot,
     Tree,
-    moved_by,
+    map_moves,
     tree_bytes,
     tree_map,
 )
@@ -70,7 +70,7 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
         answer = tree_map(lambda leaf: leaf.sum(0), answer) if stacked else answer
         down = algorithm.phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
-    pieces = moved_by(local.pieces, lambda leaf: leaf.expand(*lead, d) if leaf.ndim < 2 else leaf)
+    pieces = map_moves(local.pieces, lambda leaf: leaf.expand(*lead, d) if leaf.ndim < 2 else leaf)
     done = Done(local.x.expand(*lead, d), one, one, pieces)
     if algorithm.step.size is not None:
         done = done._replace(step_size=one, power=one, curvature=one)

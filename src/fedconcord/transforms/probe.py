@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, moved_by
+from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, map_moves
 
 COHORT = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=2, coin=0.0, regulariser=None, lr=1.0)
 
@@ -21,7 +21,7 @@ def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
         sender = Sender(client.id, one, one, one, one, 1.0)
         down = algorithm.phases.prelude.absorb(down, algorithm.phases.prelude.contribute(zero, sender, COHORT))
     local = algorithm.start(down, row, client)
-    done = Done(local.x + move, one, one, moved_by(local.pieces, lambda leaf: leaf + move))
+    done = Done(local.x + move, one, one, map_moves(local.pieces, lambda leaf: leaf + move))
     if algorithm.step.size is not None:
         done = done._replace(step_size=one, power=one, curvature=one)
     return algorithm.finish(down, row, done, client)[0]

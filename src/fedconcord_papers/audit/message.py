@@ -28,7 +28,7 @@ from fedconcord.core import (
 )
 from fedconcord.engines import Serial, run_round
 from fedconcord.jobs import Job, advance, plan_of, start
-from fedconcord.local.duty import local_regulariser, with_oracle
+from fedconcord.local.assignment import local_regulariser, with_oracle
 from fedconcord.local.step import solve
 
 PROBE = 1e9  # size of the gradient that a play is probed with, so that compressors keep it
@@ -114,8 +114,8 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
     prelude = algorithm.phases.prelude
     heard = None if prelude is None else prelude._replace(contribute=ask)
     watched = replace(algorithm, finish=finish, contribute=contribute, phases=algorithm.phases._replace(prelude=heard))
-    duty = job.duty._replace(algorithm=watched)
-    after = run_round(Serial(), problem, duty, state.server, state.store, plan)
+    assignment = job.assignment._replace(algorithm=watched)
+    after = run_round(Serial(), problem, assignment, state.server, state.store, plan)
     ((down, row, done, of, up),), (sender,) = kept, senders
     orders = orders_of(plan, int(np.flatnonzero(plan.ids == client)[0]), algorithm)
     return Seen(
@@ -126,7 +126,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         sender=sender,
         cohort=cohort,
         plan=plan,
-        drawn=job.duty.draws.draw(algorithm, orders, int(problem.roster.samples[client])),
+        drawn=job.assignment.draws.draw(algorithm, orders, int(problem.roster.samples[client])),
         done=done,
         message=up,
         gradient=asked[0] if asked else None,
@@ -141,7 +141,7 @@ def touched(job: Job, seen: Seen) -> Tensor:
     held = objective.samples(int(seen.client.id))
     if seen.gradient is not None or seen.client.gradient is not None or job.algorithm.step.blocks is not None:
         return held
-    if batches is None or job.duty.oracle.kind == "full":
+    if batches is None or job.assignment.oracle.kind == "full":
         return held
     used = np.unique(batches)
     return held[torch.as_tensor(used[used >= 0], device=objective.device)]
@@ -166,12 +166,12 @@ def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
     client = seen.client
     if client.gradient is not None:
         client = client._replace(gradient=g)
-    local = with_oracle(job.algorithm.start(seen.down, seen.row, client), job.duty.oracle, seen.x, g)
-    duty = job.duty._replace(solver=job.solver._replace(clip=None, tolerance=None))
+    local = with_oracle(job.algorithm.start(seen.down, seen.row, client), job.assignment.oracle, seen.x, g)
+    assignment = job.assignment._replace(solver=job.solver._replace(clip=None, tolerance=None))
     none = torch.empty(0, dtype=torch.int64, device=g.device)
     steps = [none] * int(seen.done.steps)
     constant = replace(job.problem.objective, dtype=g.dtype, gradient=lambda x, samples: g)
-    done, _ = solve(constant, duty, local, steps, seen.drawn.blocks, none, seen.plan.lr)
+    done, _ = solve(constant, assignment, local, steps, seen.drawn.blocks, none, seen.plan.lr)
     message, _ = job.algorithm.finish(seen.down, seen.row, done, client)
     return _vectors(job, seen, None if seen.gradient is None else g, message), done.x
 
@@ -200,7 +200,7 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
             "the audit reads messages of gradient steps, and this job's clients take Newton or L-BFGS steps; audit it "
             "with plain local SGD"
         )
-    if job.duty.pace is not None:
+    if job.assignment.rule is not None:
         raise UserError(
             "the audit reads messages that are affine in the gradients, and these clients' step sizes follow their "
             "gradients; audit the job with a number for local.lr"

@@ -12,26 +12,26 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Network, Objective
 from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Dual, Momentum, Piece, Pull, Scale, Snapshot, Table
+from fedconcord.local.assignment import Assignment, local_regulariser
 from fedconcord.local.compiled.loading import installed, load
-from fedconcord.local.duty import Duty, local_regulariser
 from fedconcord.local.samples import Batches
 from fedconcord.local.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
-from fedconcord.local.walk import Chain, Source, Walked, opened
+from fedconcord.local.walk import Chain, Source, Walked, with_own_state
 
 __all__ = ["check", "in_one_call", "installed", "load", "suits"]
 
 WIDEST = 512  # samples in a step
 
 
-def suits(objective: Objective, duty: Duty) -> bool:
+def suits(objective: Objective, assignment: Assignment) -> bool:
     """Whether the compiled call knows the local steps of such a job.
 
     It does not where a step asks for more than a gradient and its norm: a line search, a tolerance, a clipped
     direction, Newton steps, a regulariser's proximal steps; nor with more samples in a step than `WIDEST`, for which
     torch's products are as fast.
     """
-    solver, algorithm, most = duty.solver, duty.algorithm, objective.largest
-    width = most if duty.oracle.kind == "full" else duty.draws.width(algorithm, most)
+    solver, algorithm, most = assignment.solver, assignment.algorithm, objective.largest
+    width = most if assignment.oracle.kind == "full" else assignment.draws.width(algorithm, most)
     return (
         objective.network is not None
         and width <= WIDEST
@@ -43,7 +43,7 @@ def suits(objective: Objective, duty: Duty) -> bool:
     )
 
 
-def check(objective: Objective, duty: Duty) -> None:
+def check(objective: Objective, assignment: Assignment) -> None:
     """Refuse what compiled steps cannot do.
 
     Raises:
@@ -51,7 +51,7 @@ def check(objective: Objective, duty: Duty) -> None:
     """
     if not installed():
         raise UserError("engine.kernel is compiled, which needs numba; install it with pip install numba, or use torch")
-    if not suits(objective, duty):
+    if not suits(objective, assignment):
         raise UserError(
             f"engine.kernel is compiled, which is for steps of SGD on at most {WIDEST} samples, without tolerance, "
             "clip_direction or proximal steps of a regulariser, on fully connected networks with ReLU on a CPU; use "
@@ -74,8 +74,8 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
     if not _knows(chain):
         return None
     x = chain.x.expand(len(steps), -1).clone()
-    size = opened(chain.size, len(x))
-    moving = tuple(opened(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
+    size = with_own_state(chain.size, len(x))
+    moving = tuple(with_own_state(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
     network, kind, drawn = source.objective.network, x.numpy().dtype.type, source.samples
     code = load(x.dtype)
     numbers = network.loss != "cross_entropy"

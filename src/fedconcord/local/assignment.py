@@ -34,7 +34,7 @@ from fedconcord.local.solver import Solver, chain_of, costs
 from fedconcord.local.walk import Chain, Walked, response
 
 
-class Duty(NamedTuple):
+class Assignment(NamedTuple):
     """What every client of a job knows before round 0; the rest comes with its orders."""
 
     algorithm: Algorithm
@@ -47,7 +47,7 @@ class Duty(NamedTuple):
         return self.algorithm.step.oracle or self.solver.oracle
 
     @property
-    def pace(self) -> Rule | None:
+    def rule(self) -> Rule | None:
         """The rule of local step sizes in force: the method's own if it has one; None for the round's."""
         return self.algorithm.step.size or self.solver.pace
 
@@ -62,7 +62,7 @@ class Duty(NamedTuple):
         """The local steps [S] of a cohort, as `walk` takes them; `regulariser`: whose proximal steps clients take."""
         prox = None if regulariser is None else regulariser.prox
         records = self.algorithm.needs.normaliser
-        return chain_of(self.solver, self.oracle, self.pace, local, lr, steps, prox, records, on_host)
+        return chain_of(self.solver, self.oracle, self.rule, local, lr, steps, prox, records, on_host)
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
         """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
@@ -77,7 +77,7 @@ class Duty(NamedTuple):
         normaliser = response(chain, walked) if has_normaliser else count * torch.nan
         ended = {type(piece): piece for piece in walked.pieces}
         pieces = tuple(ended.get(type(piece), piece) for piece in local.pieces)
-        return Done(walked.x, count, normaliser, pieces, *sizes.told(walked.size, count))
+        return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count))
 
 
 def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool) -> Client:
@@ -170,10 +170,10 @@ def curvature(objective: Objective, x: Tensor, place: int, client: int) -> Tenso
     return square
 
 
-def block_gradients(objective: Objective, duty: Duty, place: int, client: int, x: Tensor) -> Tensor:
+def block_gradients(objective: Objective, assignment: Assignment, place: int, client: int, x: Tensor) -> Tensor:
     """Gradients [M, d] of a client's blocks at x [d]."""
     n = int(objective.offsets[place + 1] - objective.offsets[place])
-    members = duty.draws.members(duty.algorithm, client, n)
+    members = assignment.draws.members(assignment.algorithm, client, n)
     index = np.zeros((len(members), max(map(len, members))), np.int64)
     weight = np.zeros(index.shape)
     for row, share, block in zip(index, weight, members, strict=True):
