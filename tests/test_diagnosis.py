@@ -367,7 +367,7 @@ def test_what_clients_remember_is_found_within_wrappers(wrapped: Callable[[Algor
 def test_residual_by_hand() -> None:
     p, x = np.array([0.5, 0.5]), torch.zeros(1, dtype=torch.float64)
     column = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    found = memory.residual(p, duals=column, own=column, x=x, gradients=-column, penalty=2.0)
+    found = memory.residual(p, duals=column, models=column, x=x, gradients=-column, penalty=2.0)
     assert found.server == pytest.approx((0.5 * 3 + 0.5 * 9) ** 2)  # y + rho w = 3, 9
     assert found.local == pytest.approx(0.5 * 4 + 0.5 * 36)
     assert found.consensus == pytest.approx(0.5 * 1 + 0.5 * 9)
