@@ -56,7 +56,7 @@ def try_(
     wait: Wait = 600.0,
     limit: Limit = 600.0,
 ) -> None:
-    """Run a job on this machine as it would run on real sites, with a server, a process for each site, TLS and keys."""
+    """Run a job on this machine as it would run on real sites. It has a server, a process per site, TLS and keys."""
     with importing():
         from fedconcord.basis.files import free_folder
         from fedconcord.report import write_report
@@ -101,7 +101,7 @@ def try_(
 @app.command("check")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def check_(given: Given, sites: Sites = None) -> None:
-    """Show the files of sites side by side, and compare what all make of a job."""
+    """Show the files of sites side by side. Compare what all make of a job."""
     with importing():
         from fedconcord_flower import trial
 
@@ -157,7 +157,7 @@ def keys_server(
     out: Keys = "keys",
     days: Annotated[int, option("Days that the certificates are valid. [365]", "DAYS")] = 365,
 ) -> None:
-    """Make the certificate of a server, and ca.crt, by which sites know it."""
+    """Make the certificate of a server. Sites know it by ca.crt, which is made too."""
     from fedconcord_flower import keys
 
     files = keys.write_server(Path(out), host, days)

@@ -33,7 +33,7 @@ def describe(
     options: Given,
     out: Annotated[str | None, option("Folder for the figure and the tables. [runs/partition-<n>]", "DIR")] = None,
 ) -> None:
-    """Draw a partition and measure it: how much of what each client holds."""
+    """Draw a partition and measure what each client holds."""
     sources = sources_of(options)
     with importing():
         from fedconcord import settings as settings
@@ -73,7 +73,7 @@ def fetch(
         str | None, option("URL of a copy of the publisher's files, which must have the same checksums.", "URL")
     ] = None,
 ) -> None:
-    """Fetch data sets from their publishers, verify them, and keep them where runs look for them."""
+    """Fetch data sets from their publishers. They are verified, and kept where runs look for them."""
     from fedconcord.data.fetch import PUBLISHED
     from fedconcord.data.fetch import fetch as fetch_one
     from fedconcord.data.published import data_folder
