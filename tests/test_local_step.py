@@ -12,7 +12,8 @@ from torch import Tensor
 
 import plain_step
 from fedconcord.algorithms import METHODS
-from fedconcord.core import Local, Oracle
+from fedconcord.basis.errors import UserError
+from fedconcord.core import At, Local, Oracle, Place, Traits
 from fedconcord.core.pieces import (
     Ascent,
     Clip,
@@ -281,3 +282,34 @@ def test_former_fields_of_a_local_problem_are_its_pieces() -> None:
     assert [type(piece) for piece in moving.pieces] == [Scale, Dual, Momentum, Pull]
     with pytest.raises(TypeError, match="tilted"):
         Local(x, tilted=c)
+
+
+class Sign(NamedTuple):
+    """A piece that is neither linear in the gradients nor a term of the problem."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.OPTIMISER)
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        return v.sign()
+
+
+@pytest.mark.parametrize(
+    ("name", "solver", "reason"),
+    [
+        ("fednova", Solver(), "which steps with its Sign do not have"),
+        ("fedavg", Solver(kind="lbfgs"), "the method's Sign is no term of it"),
+    ],
+)
+@pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
+def test_a_piece_that_lacks_what_is_asked_for_is_refused(
+    name: str, solver: Solver, reason: str, engine: Serial | Stacked
+) -> None:
+    """Neither of them is computed without it; where nobody asks, the piece is taken as it is."""
+    method = make(name)
+    signed = replace(method, start=lambda down, row, client: method.start(down, row, client).having(Sign()))
+    with pytest.raises(UserError, match=reason):
+        run(Job(small("dense"), signed, SCHEDULE, solver, engine), 1)
+    free = replace(make("fedavg"), start=lambda x, row, client: Local(x, Sign()))
+    assert torch.isfinite(run(Job(small("dense"), free, SCHEDULE, engine=engine), 1).server.x).all()

@@ -282,7 +282,7 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
                 reports[i] = local.map(row_of), tree_map(row_of, done)
         return (), row
 
-    linear = job.solver.kind != "lbfgs"
+    linear = job.solver.kind != "lbfgs" and algorithm.step.hessian_at is None
     watched: Algorithm = replace(
         algorithm,
         finish=finish,

@@ -61,8 +61,8 @@ class Assignment(NamedTuple):
     ) -> Chain:
         """The local steps [S] of a cohort, as `walk` takes them; `regulariser`: whose proximal steps clients take."""
         prox = None if regulariser is None else regulariser.prox
-        records = self.algorithm.needs.normaliser
-        return chain_of(self.solver, self.oracle, self.rule, local, lr, steps, prox, records, on_host)
+        needed = self.algorithm.needs.normaliser and self.solver.kind == "sgd"
+        return chain_of(self.solver, self.oracle, self.rule, local, lr, steps, prox, needed, on_host)
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
         """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""

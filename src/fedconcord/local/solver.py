@@ -9,8 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Local, Oracle, Rule
-from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Limit, Momentum, Piece, Place, Pull, Scale
+from fedconcord.core.pieces import (
+    Ascent,
+    Clip,
+    Constant,
+    Decay,
+    HasPotential,
+    HasUnit,
+    Limit,
+    Momentum,
+    Piece,
+    Place,
+    Pull,
+    Scale,
+)
 from fedconcord.local import sizes
 from fedconcord.local.sizes import Fixed, StepSize
 from fedconcord.local.walk import Chain
@@ -127,7 +141,7 @@ def chain_of(
     lr: float,
     steps: np.ndarray,
     prox: Callable[[Tensor, float], Tensor] | None,
-    records: bool,
+    needs_normaliser: bool,
     on_host: bool = True,
 ) -> Chain:
     """The local steps of clients: the method's pieces and the solver's, in their order.
@@ -138,10 +152,19 @@ def chain_of(
         lr: the round's step size.
         steps: [S] of every client.
         prox: the regulariser's, where clients take its steps.
-        records: whether the sizes of a rule's steps are asked for afterwards, for the normaliser.
+        needs_normaliser: whether ||a_i||_1 is asked for afterwards, for which the sizes of a rule's steps are kept.
         on_host: a number that all clients share may be read from its tensor.
+
+    Raises:
+        UserError: a piece of the method does not go with what is asked for.
     """
     mine = [piece for piece in local.pieces if not _is_nothing(piece)]
+    for piece in mine:
+        kind = type(piece).__name__
+        if needs_normaliser and not isinstance(piece, HasUnit):
+            raise UserError(f"the method divides by ||a_i||_1, which steps with its {kind} do not have")
+        if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
+            raise UserError(f"L-BFGS minimises the client's problem, and the method's {kind} is no term of it; use sgd")
     owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
     theirs = [piece for piece in user_pieces(solver, oracle, local.x) if piece.traits.place not in owned]
     pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
@@ -154,7 +177,7 @@ def chain_of(
         size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
     else:
         x = local.x.expand(len(steps), -1)
-        most = int(steps.max(initial=0)) if records else None
+        most = int(steps.max(initial=0)) if needs_normaliser else None
         size = sizes.begin(rule, lr * local.lr_scale, x, stiffness, local.first, most)
     return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
 
