@@ -66,7 +66,7 @@ def replays(one: Job, rounds: int = 3) -> int:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
 def test_every_method(name: str) -> None:
     """The second of three rounds is recorded; tables of blocks are indexed from the host and stay with the loop."""
-    assert replays(job(name, "generic")) == (0 if make(name).blocks is not None else 2)
+    assert replays(job(name, "generic")) == (0 if make(name).step.blocks is not None else 2)
 
 
 @pytest.mark.parametrize(
