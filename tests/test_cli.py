@@ -359,7 +359,9 @@ def test_list_fits_a_terminal(
     if what in ("methods", None):
         assert "Karimireddy et al., ICML 2020" in text
         assert re.search(
-            r"^  control variates\n +method +client +server .*\n +scaffold +1 +2 +2 +2 ", text, re.MULTILINE
+            r"^  control variates\n +method +client +server .*\n(?: +\w.*\n)*? +scaffold +1 +2 +2 +2 ",
+            text,
+            re.MULTILINE,
         )
         pull = r"weight of the pull to the server's model \(number >= 0"
         assert re.search(rf"^ +mu +0\.1 +{pull};\n +tuned in 0\.001 to 1, log\)$", text, re.MULTILINE)
