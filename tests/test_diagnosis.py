@@ -400,9 +400,12 @@ def test_conditions_at_their_boundary() -> None:
     assert found[sum_of].left == pytest.approx(1.0)
     more = {one.formula: one for one in step_theory(gamma, a * 1.001, d, *args).conditions}
     assert more[sum_of].holds == 1
-    advice = step_theory(gamma, a, d, *args).advice
-    assert advice == f"Remark 1 would choose a = {a:.3g} and d = {d:.3g} here."
-    assert step_theory(0.0, a, d, *args).advice.startswith("Remark 1 gives no (a, d) here: ")
+    theory = step_theory(gamma, a, d, *args)
+    assert theory.advice == f"Remark 1 would choose a = {a:.3g} and d = {d:.3g} here."
+    assert theory.suggested == pytest.approx({"a": a, "d": d})
+    none = step_theory(0.0, a, d, *args)
+    assert none.advice.startswith("Remark 1 gives no (a, d) here: ")
+    assert none.suggested is None
 
 
 def test_features_between_clients() -> None:
@@ -618,6 +621,7 @@ def test_settings_are_diagnosed_without_a_run(tmp_path: Path) -> None:
     assert saved == done.numbers
     assert saved["verdict"] == done.verdict
     assert saved["theory"]["conditions"]
+    assert set(saved["theory"]["suggested"]) == {"a", "d"}
     assert "Who holds what" not in (out / "diagnose.html").read_text()  # no classes there
 
 

@@ -43,9 +43,11 @@ def step_theory(
         holds = sum(c.holds for c in one)
         checked.append(Inequality(worst.formula, holds, len(ids), float(worst.left), float(worst.right)))
     most = int(np.argmax([g * q_tilde(g, lr, int(k)) for g, k in zip(penalty, steps, strict=True)]))
+    suggested = None
     try:
         pair = remark_1(float(inclusion.min()), float(penalty[most]), lr, int(steps[most]))
-        advice = f"Remark 1 would choose a = {pair[0]:.3g} and d = {pair[1]:.3g} here."
+        suggested = dict(zip("ad", pair, strict=True))
+        advice = f"Remark 1 would choose a = {suggested['a']:.3g} and d = {suggested['d']:.3g} here."
     except UserError as error:
         advice = f"Remark 1 gives no (a, d) here: {error}."
-    return StepTheory(checked, "(17) asks for far more than any published run has.", advice)
+    return StepTheory(checked, "(17) asks for far more than any published run has.", advice, suggested)

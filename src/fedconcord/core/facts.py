@@ -62,6 +62,7 @@ class StepTheory(NamedTuple):
     conditions: list[Inequality]  # sufficient ones
     caveat: str  # a sentence beside those that do not hold: how much they matter
     advice: str  # a sentence: which parameters the theory would choose, or why it chooses none
+    suggested: Mapping[str, float] | None = None  # those parameters, by name
 
 
 class Protection(NamedTuple):
