@@ -321,7 +321,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("tuning/scores.py", "return one.broken, *first", "return 0, *first"),), (TUNING, "-k", "order")
     ),
     "tune: the same values whatever was found": Mutation(
-        (Edit("tuning/study.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
+        (Edit("tuning/draws.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
         (TUNING, "-k", "drawn"),
     ),
     "baselines: all samples in one place, with one client's steps": Mutation(
@@ -346,7 +346,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "privacy: weights by who came": private("(1 / cohort, 1 / n, math.nan)", "(float(of.w.mean()), 1 / n, math.nan)"),
     "privacy: a decoded message is not clipped again": private(
-        'taken = clipped(up, clip) if kind == "central" else up', "taken = up"
+        'bounded = clipped(up, clip) if kind == "central" else up', "bounded = up"
     ),
     "privacy: a round of nobody without noise": private('unheard if kind == "central" else None', "None"),
     "privacy: two vectors share their noise": private("drawn[..., k : k + d] for", "drawn[..., :d] for"),
