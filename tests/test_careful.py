@@ -18,7 +18,7 @@ import fedconcord
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.readers import columns
-from fedconcord.core import tensors
+from fedconcord.state import tensors
 from fedconcord_flower import keys
 
 NAMES = ("=HYPERLINK(1)", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "'=quoted", "plain")

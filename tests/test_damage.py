@@ -14,14 +14,14 @@ import fedconcord
 import fedconcord.core.identity
 import fedconcord.trained.program
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Oracle, tensors
+from fedconcord.core import Algorithm, Oracle
 from fedconcord.engines import Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, checkpoint, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
-from fedconcord.state import Storage
+from fedconcord.state import Storage, tensors
 from table import make
 from training import execute
 

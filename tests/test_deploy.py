@@ -20,10 +20,10 @@ import fedconcord
 from fedconcord import cli
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors
 from fedconcord.data import DATASETS
 from fedconcord.data.mnist import read_idx
 from fedconcord.models import MODELS
+from fedconcord.state import tensors
 from fedconcord.trained.predict import read
 from fedconcord.trained.program import Program, load
 from tiers import tiers

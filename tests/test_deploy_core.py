@@ -18,7 +18,7 @@ import torch
 from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors, tree_leaves
+from fedconcord.core import tree_leaves
 from fedconcord.core.trees import Tree
 from fedconcord.deploy.exchange import Exchange
 from fedconcord.deploy.judging import SUMS
@@ -29,6 +29,7 @@ from fedconcord.problems.losses import METRICS as METRICS_OF
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
 from fedconcord.runs.events import Event, Finished
+from fedconcord.state import tensors
 from table import TABLE
 
 SITES = ["basel", "bern", "chur"]

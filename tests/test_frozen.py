@@ -23,7 +23,7 @@ from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors, tree_leaves
+from fedconcord.core import tree_leaves
 from fedconcord.core.flat import Layout
 from fedconcord.data import Dataset
 from fedconcord.engines import Engine, Serial, Stacked, Wire
@@ -33,6 +33,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import Supervised
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.settings import named
+from fedconcord.state import tensors
 from fedconcord_papers.audit import Attack, audit
 from test_deploy_core import BASE, Federation, same, simulated, with_, write
 

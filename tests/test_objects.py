@@ -22,12 +22,12 @@ from fedconcord import cli
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors
 from fedconcord.data import DATASETS
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.models import MODELS
 from fedconcord.settings import named
 from fedconcord.settings.objects import digest_of
+from fedconcord.state import tensors
 
 JOB: dict[str, Any] = {"clients": 8, "cohort": 3, "rounds": 3, "threads": 1} | {
     "method": "fedprox(mu=0.1)", "data": "digits", "model": "logreg", "partition": "dirichlet(0.1)",

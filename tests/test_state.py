@@ -21,7 +21,6 @@ from torch import Tensor
 from fedconcord import cli
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import progress
-from fedconcord.core import tensors as sealed
 from fedconcord.core import tree_leaves
 from fedconcord.engines import Engine, Serial, Stacked
 from fedconcord.federation import sampling
@@ -32,6 +31,7 @@ from fedconcord.problems import quadratics
 from fedconcord.runs.prepare import placed
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store, path_of
 from fedconcord.state import file as files
+from fedconcord.state import tensors as sealed
 from fedconcord.state.file import create, stride_of
 from fedconcord.state.memory import Fields
 from table import make

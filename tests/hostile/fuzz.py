@@ -37,7 +37,6 @@ from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import errors
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors
 from fedconcord.data.cifar import read_rows
 from fedconcord.data.inputs import Input
 from fedconcord.data.mnist import read_idx
@@ -48,6 +47,7 @@ from fedconcord.jobs import Job, advance, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.remote import codec
 from fedconcord.settings.sources import toml
+from fedconcord.state import tensors
 
 SECONDS = 20  # of one example
 MEMORY = 2**30  # bytes of address space that examples may take beyond what the process has

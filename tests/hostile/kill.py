@@ -25,7 +25,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord.core import tensors
+from fedconcord.state import tensors
 
 EVERY = ("--checkpoint-every", "0", "--set", "engine.chunk=2")
 SQUARES = ("--data", "quadratics(dim=4)", "--clients", "8", "--cohort", "4", "--steps", "2", "--lr", "0.05")

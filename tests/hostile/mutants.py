@@ -82,7 +82,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("local/", LOOP),
     ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
-    ("core/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
+    ("state/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
     ("core/unkeyed", ("tests/test_deploy_private.py -k system_generator",)),
     (
         "core/flat",

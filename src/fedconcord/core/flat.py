@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core.tensors import raw
+from fedconcord.core.trees import raw
 
 
 class Layout:

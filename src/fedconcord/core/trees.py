@@ -56,3 +56,10 @@ def tree_bytes(tree: Tree) -> int:
     return sum(
         leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 8 for leaf in tree_leaves(tree).values()
     )
+
+
+def raw(leaf: Tensor) -> Tensor:
+    """The bytes of a tensor [n * itemsize] uint8, in order; a view where its memory is that already."""
+    flat = leaf.detach().cpu().contiguous().reshape(-1)
+    # one number of a larger tensor counts as contiguous whatever its stride
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.core import Tree, tensors, tree_leaves, tree_unflatten
+from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.remote.client import Kept, kept_like
+from fedconcord.state import tensors
 
 
 class FileShelf(NamedTuple):

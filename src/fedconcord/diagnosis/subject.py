@@ -11,7 +11,6 @@ import torch
 from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.core import tensors
 from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
@@ -21,6 +20,7 @@ from fedconcord.runs.folder import CHECKPOINT, read_description, versions
 from fedconcord.runs.prepare import PreparedRun
 from fedconcord.runs.results import with_choices_of
 from fedconcord.settings import Config, Source
+from fedconcord.state import tensors
 
 MOST_THREADS = 1024  # that a folder may ask for
 ENGINES = ("stacked", "serial")

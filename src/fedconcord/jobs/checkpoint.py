@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from fedconcord.basis.errors import UserError
-from fedconcord.core import Tree, tensors, tree_leaves, tree_unflatten
+from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.jobs import Job, State, blank
+from fedconcord.state import tensors
 
 FORMAT = 2
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
 from fedconcord.core.identity import Identity
-from fedconcord.core.tensors import raw
+from fedconcord.core.trees import raw
 
 MAGIC, VERSION = b"FCW1", 1
 HEAD = 12  # bytes before the header

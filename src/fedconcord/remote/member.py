@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Cohort, Sender, Space, Tree, rng, tree_leaves
-from fedconcord.core.tensors import raw
+from fedconcord.core.trees import raw
 from fedconcord.remote import codec, masks
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.masks import KEY, SEALED, SHARE

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from fedconcord.basis import factories, files, imports, sums
 from fedconcord.basis.errors import UserError, reason, unknown
 from fedconcord.basis.readers import columns
-from fedconcord.core import tensors
 from fedconcord.models import models
 from fedconcord.problems.card import FORMAT, check
 from fedconcord.runs import folder
 from fedconcord.runs.final import MODEL, MODELS
 from fedconcord.settings import named
+from fedconcord.state import tensors
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedconcord.basis import files
 from fedconcord.basis.errors import reason
 from fedconcord.basis.sums import DamagedError as DamagedError
+from fedconcord.core.trees import raw
 
 NAMES = {  # of number types in the file
     torch.float64: "F64",
@@ -90,10 +91,3 @@ def _verify(path: Path) -> None:
             crc = zlib.crc32(piece, crc)
     if head[start:] != b"%08x" % crc:
         raise DamagedError("its checksum differs")
-
-
-def raw(leaf: Tensor) -> Tensor:
-    """The bytes of a tensor [n * itemsize] uint8, in order; a view where its memory is that already."""
-    flat = leaf.detach().cpu().contiguous().reshape(-1)
-    # one number of a larger tensor counts as contiguous whatever its stride
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
