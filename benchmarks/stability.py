@@ -22,6 +22,7 @@ from fedconcord import tuning
 from fedconcord.runs.events import Watch
 from fedconcord.runs.study import carry_out
 from fedconcord.settings import from_file, from_nested
+from fedconcord.tuning.page import write_all
 
 JOB = Path(__file__).parents[1] / "examples" / "demo.toml"
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -38,7 +39,7 @@ def search(
     job = {"methods": ["afedpd"], "baselines": [], "seeds": list(seeds), "rounds": rounds, "out": str(folder)}
     spec = tuning.SearchSpec(budget=budget, final_seeds=FRESH[:fresh], target=RULES[rule])
     plan = tuning.plan_tuning(spec, from_file(JOB), from_nested(job | {"engine": {"kernel": kernel}}, "stability"))
-    outcome = carry_out(tuning.tuned(plan, 1, lambda line: None), 1, Watch())
+    outcome = carry_out(tuning.tuned(plan, 1, lambda line: None, write_all), 1, Watch())
     [method] = outcome.methods
     return {
         "rule": rule, "kernel": kernel, "seeds": list(seeds), "values": dict(method.values),
