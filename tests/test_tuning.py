@@ -85,7 +85,7 @@ def test_every_real_parameter_states_a_range_or_is_known_not_to(registry: Any) -
         option.name
         for name in registry
         for option in factories.options(registry[name])
-        if "number" in option.kind and search_of(option.annotation) is None
+        if "number" in option.values and search_of(option.annotation) is None
     }
     assert lacking - FIXED.keys() == set()
     assert registry is OPTIMIZERS or FIXED.keys() - lacking == set()
