@@ -31,7 +31,6 @@ from fedconcord.core import (
     Population,
     StepTheory,
     rng,
-    tensors,
     tree_map,
 )
 from fedconcord.core.identity import Identity
@@ -47,6 +46,7 @@ from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.runs.plan import plan_run
 from fedconcord.settings import build, from_nested
+from fedconcord.state import tensors
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.transforms.uploads import quantise, with_uploads
