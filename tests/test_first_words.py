@@ -71,6 +71,29 @@ def test_commands_say_first_what_they_will_do_and_where(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[0].startswith(f"fedavg, seed 0: to round 5, into {out};")
 
 
+def test_a_table_with_two_classes_says_how_each_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In `data describe` and before a run, unless metrics were chosen or are those of a folder; it works as said."""
+
+    def lines(*arguments: str) -> list[str]:
+        assert cli.call([*arguments]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if "--metrics" in line]
+
+    sentence = (
+        "data cancer: two classes are judged by accuracy alone; --metrics accuracy,sensitivity,specificity also "
+        "measures which shares of malignant and of benign are recognised"
+    )
+    run = ("run", *TABLE, "--model", "logreg", "--rounds", "1")
+    assert lines("data", "describe", *TABLE, "--out", str(tmp_path / "who")) == [sentence]
+    assert lines(*run, "--out", str(tmp_path / "one")) == [sentence]
+    assert lines("run", "--resume", str(tmp_path / "one"), "--rounds", "2") == []
+    assert lines("run", "--data", "digits", "--model", "logreg", "--rounds", "1", "--out", str(tmp_path / "ten")) == []
+    _, asked = re.findall(r"(--metrics) (\S+)", sentence)[0]
+    assert lines(*run, "--metrics", asked, "--out", str(tmp_path / "two")) == []
+    header = (tmp_path / "two" / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"test_accuracy", "test_sensitivity", "test_specificity"} <= set(header)
+    assert "test_sensitivity" not in (tmp_path / "one" / "metrics.csv").read_text()
+
+
 def test_no_line_of_a_list_of_commands_is_cut(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def describe(
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(description.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, description, title)
-    for sentence in settings.notes(resolved):
+    for sentence in (*settings.notes(resolved), *settings.metrics_note(resolved)):
         say(sentence)
     say(title)
     lines = summary(description)

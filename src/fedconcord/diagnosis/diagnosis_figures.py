@@ -13,7 +13,7 @@ from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.diagnosis.course import Diagnosis
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, PANEL, log_scale, panel, percent_ticks
-from fedconcord.report.format import percent
+from fedconcord.report.format import percent, span
 
 BLUE, RED, GREEN, PINK, AMBER = COLOURS[:5]
 SHARES = ("getting the model", "computing", "sending", "waiting")
@@ -70,6 +70,8 @@ def _rounds(diagnosis: Diagnosis) -> Drawing:
     def plot(ax: Axes) -> None:
         for k, (name, values) in enumerate(lines.items()):
             shown = [v if v > 0 else np.nan for v in values]
+            if np.isnan(shown).all():  # 0 throughout, as the deviation of a cohort of all clients
+                continue
             ax.plot(at, shown, color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.5, label=name)
         log_scale(ax, "y")
 
@@ -234,7 +236,7 @@ def _times(diagnosis: Diagnosis) -> list[Drawing]:
     what = (
         ", ".join(f"{name} {percent(part)}" for name, part in zip(SHARES, total / total.sum(), strict=True))
         if timed
-        else f"from {amount.min():.0f} to {amount.max():.0f} mini-batch gradients"
+        else f"{span(amount)} mini-batch gradients"
     )
     y = "simulated seconds" if timed else "mini-batch gradients"
     alt = f"What each client did over the run: {what}."

@@ -14,7 +14,7 @@ from fedconcord.diagnosis.look import Look
 from fedconcord.diagnosis.measures import methods_for
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
-from fedconcord.report.format import compact, listing, percent, size
+from fedconcord.report.format import compact, listing, percent, size, span
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
 HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients
@@ -343,9 +343,9 @@ def _times(job: Job, diagnosis: Diagnosis) -> list[Finding]:
         if not did.any():
             return []
         text = (
-            f"No devices are simulated (devices); over {diagnosis.history.rounds} rounds a client evaluated from "
-            f"{did.min():.0f} to {did.max():.0f} mini-batch gradients, and got {size(job.cost.down)} and sent "
-            f"{size(job.cost.up)} each time it took part."
+            f"No devices are simulated (devices); over {diagnosis.history.rounds} rounds a client evaluated "
+            f"{span(did)} mini-batch gradients, and got {size(job.cost.down)} and sent {size(job.cost.up)} each time "
+            "it took part."
         )
         return [Finding("time", text, 0.0)]
     down, compute, up, waiting = total / total.sum()

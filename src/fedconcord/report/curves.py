@@ -131,7 +131,8 @@ def foot(curves: Sequence[Array], every: Sequence[float], target: float = math.n
     low, top = min(lows), max([*every, *lows])
     room = top - low
     step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if step >= room / 8 or step == 0.25)
-    begin = max(0.0, math.floor((low - 0.05 * room) / step + 1e-9) * step)
+    begin = math.floor((low - 0.05 * room) / step + 1e-9) * step
+    begin = max(0.0, begin if begin < top else begin - step)  # curves that are flat and end on a step keep some height
     whole = top - min(every)
     return begin if whole > 4 / 3 * (top - begin) else None
 

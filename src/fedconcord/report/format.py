@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fedconcord.report.metric import FLOOR, Metric
 from fedconcord.report.stats import FEW, Interval
 
@@ -93,6 +95,12 @@ def lead_words(metric: Metric, v: float) -> str:
     if metric.percent:
         return f"{100 * v:.2f}"
     return compact(10.0**v) if metric.log else compact(v)
+
+
+def span(values: np.ndarray) -> str:
+    """The range of whole numbers, which may be one number."""
+    low, high = f"{values.min():.0f}", f"{values.max():.0f}"
+    return low if low == high else f"from {low} to {high}"
 
 
 def decades(v: float, _: object = None) -> str:

@@ -20,6 +20,7 @@ from fedconcord.report.method_tables import Table
 from fedconcord.report.summary import Summary
 
 esc = html.escape
+LONG = 20  # characters of a word from which on it may break within, in a table
 FOOTER = (
     "Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in <code>figures.tex</code>), every table "
     "in <code>tables/</code> (CSV, Markdown, LaTeX)."
@@ -115,11 +116,16 @@ def details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>{body}</details>"
 
 
+def with_code(text: str) -> str:
+    """Text as HTML; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", esc(text))
+
+
 def in_words(sentences: Sequence[str], warnings: Sequence[str]) -> str:
     """'In words', and what to be wary of; the sentences are HTML, the warnings text."""
     shown = '<section class="words"><h2>In words</h2>' + paragraphs(sentences) + "</section>"
     if warnings:
-        items = re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(f"<li>{esc(w)}</li>" for w in warnings))
+        items = "".join(f"<li>{with_code(w)}</li>" for w in warnings)
         shown += f'\n<section class="warn"><h2>Note</h2><ul>{items}</ul></section>'
     return shown
 
@@ -152,8 +158,8 @@ def _columns(t: Table, indices: Sequence[int], columns: Sequence[int]) -> str:
 def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str], caption: str = "") -> str:
     """A plain table: the first cell of a row names it."""
     top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
-    cells = ["".join(f"<td>{esc(c)}</td>" for c in r[1:]) for r in rows]
-    body = "".join(f'<tr><th scope="row">{esc(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
+    cells = ["".join(f"<td>{_whole_words(c)}</td>" for c in r[1:]) for r in rows]
+    body = "".join(f'<tr><th scope="row">{_whole_words(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
     shown = f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     return shown + (note(caption) if caption else "")
 
@@ -184,7 +190,15 @@ def _key(index: int) -> str:
 
 def _breakable(name: str) -> str:
     """A long name may break after a comma or an opening bracket, and nowhere else if it can be helped."""
-    return re.sub(r"([,(])(?=\S)", r"\1<wbr>", esc(name)) if len(name) > 24 else esc(name)
+    return re.sub(r"([,(])(?=\S)", r"\1<wbr>", esc(name)) if len(name) >= LONG else esc(name)
+
+
+def _whole_words(text: str) -> str:
+    """A cell that breaks between words; a word that is too long for most columns may also break within."""
+    return "".join(
+        f'<span class="long">{_breakable(word)}</span>' if len(word) >= LONG else esc(word)
+        for word in re.split(r"(\s+)", text)
+    )
 
 
 def _cell(text: str) -> str:

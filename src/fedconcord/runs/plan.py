@@ -303,6 +303,8 @@ def notes(entries: Sequence[Entry]) -> Iterator[str]:
     """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
     first = entries[0]
     yield from settings_module.notes(first.config)
+    if not first.resume:  # a run that is resumed keeps its metrics
+        yield from settings_module.metrics_note(first.config)
     if first.validation_reason is not None and not first.resume:
         yield first.validation_reason
     yield from _objective(entries)

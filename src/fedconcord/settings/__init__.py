@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedconcord.settings.methods import local_for, read_method, runs, single, with_lr
     from fedconcord.settings.methods import text_of as canonical_text
     from fedconcord.settings.objects import named, objects_of, unchanged, words
-    from fedconcord.settings.own import dataset_of, folder_name, kind_of, notes
+    from fedconcord.settings.own import dataset_of, folder_name, kind_of, metrics_note, notes
     from fedconcord.settings.parts import REGISTRIES, part
     from fedconcord.settings.privacy import budget_of, unprotected
     from fedconcord.settings.privacy import note as privacy_note
@@ -70,6 +70,7 @@ __all__ = [
     "local_for",
     "looks",
     "merge",
+    "metrics_note",
     "named",
     "notes",
     "objects_of",
@@ -104,7 +105,7 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
             "fedconcord.settings.machine": "device_of team_of",
             "fedconcord.settings.methods": "local_for read_method runs single with_lr canonical_text=text_of",
             "fedconcord.settings.objects": "named objects_of unchanged words",
-            "fedconcord.settings.own": "dataset_of folder_name kind_of notes",
+            "fedconcord.settings.own": "dataset_of folder_name kind_of metrics_note notes",
             "fedconcord.settings.parts": "REGISTRIES part",
             "fedconcord.settings.privacy": "budget_of unprotected privacy_note=note",
             "fedconcord.settings.problem": "divided first_problem forget_problem problem_of",

@@ -122,6 +122,20 @@ def notes(config: Config) -> list[str]:
     return [f"data {dataset.name}: {note}" for note in (dataset.preprocessing or {}).get("said", [])]
 
 
+def metrics_note(config: Config) -> list[str]:
+    """How a table of the user's own with two classes is judged by each of them, where no metrics were chosen."""
+    if kind_of(config.data) != "file" or config.metrics or config.task is not None:
+        return []
+    dataset = dataset_of(config.data, config.data_dir, config.seed or 0, config.input)
+    if dataset.target != "class" or dataset.classes != 2:
+        return []
+    first, second = dataset.output_names or ("0", "1")
+    return [
+        f"data {dataset.name}: two classes are judged by accuracy alone; --metrics accuracy,sensitivity,specificity "
+        f"also measures which shares of {second} and of {first} are recognised"
+    ]
+
+
 def check_unused(config: Config, keys: Iterable[str]) -> None:
     """Refuse settings of one's own data where the data are others'."""
     for key in keys:

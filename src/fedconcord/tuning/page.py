@@ -72,8 +72,9 @@ def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary:
     page.section("What tuning changed", _changed(tuning, searches))
     if tuned:
         first = dict.fromkeys(tuning.rungs[search.space.method][0].rounds for search in tuned)
+        title = tuning.objective.metric.title
         lead = (
-            f"{tuning.objective.metric.title} against each parameter. Hollow: all trials after "
+            f"{title[0].upper()}{title[1:]} against each parameter. Hollow: all trials after "
             f"{' or '.join(map(str, first))} rounds; filled: those that went on, after their last; ringed: the best. "
             "× marks trials that diverged or failed. A dotted line is the end of a range that the best is at."
         )

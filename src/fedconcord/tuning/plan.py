@@ -210,6 +210,7 @@ def _kernel(tuning: Tuning, space: Space) -> str:
 def sentences(tuning: Tuning) -> Iterator[str]:
     """What was found in data of the user's own, and what will be done: for a person who waits for it."""
     yield from settings_module.notes(tuning.config)
+    yield from settings_module.metrics_note(tuning.config)
     for space in tuning.spaces:
         if not space.places:
             yield f"{space.method}: nothing to tune, so it is only in the final comparison"

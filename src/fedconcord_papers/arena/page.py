@@ -16,7 +16,7 @@ from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_i
 from fedconcord.report.method_tables import Table as Cells
 from fedconcord.report.method_tables import reach_cell, to_markdown
 from fedconcord.report.metric import Metric
-from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs
+from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs, with_code
 from fedconcord.report.ranks import Ranks
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
@@ -27,8 +27,8 @@ from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table, Worst, 
 
 RESULTS = "arena.json"
 ROLES = {
-    "choose": "Federations to choose by: what a method's constants may have been made with.",
-    "hold": "Federations held out: what methods are judged on.",
+    "choose": "Federations to choose by: what a method's constants may have been made with",
+    "hold": "Federations held out: what methods are judged on",
 }
 
 
@@ -49,7 +49,7 @@ def write(spec: ArenaSpec, results: Sequence[Result]) -> Pages:
     heading = f"{len(spec.methods)} methods on {len(results)} federations"
     footer = f"All numbers are in <code>{RESULTS}</code>, the runs in the federations' folders."
     page, lines = Page(heading, "arena", footer), ["# Arena", *facts]
-    page.parts.append(in_words([html.escape(fact) for fact in facts], warnings(results)))
+    page.parts.append(in_words([with_code(fact) for fact in facts], warnings(results)))
     for table in tables:
         drawings = [profile(table, indices)]
         if _are_ranked(table.by_rounds):

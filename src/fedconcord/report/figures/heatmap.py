@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedconcord.report.figures.drawing import Drawing
 from fedconcord.report.figures.style import WIDE
-from fedconcord.report.format import percent, wrap
+from fedconcord.report.format import percent, span, wrap
 from fedconcord.report.load import Array, Run
 
 
@@ -108,6 +108,6 @@ def _partition_words(run: Run) -> str:
     classes = (run.counts > 0).sum(1)
     share = np.median(run.counts.max(1)[sizes > 0] / sizes[sizes > 0]) if np.any(sizes > 0) else 0.0
     return (
-        f"The median client holds {np.median(sizes):g} samples (from {sizes.min():g} to {sizes.max():g}) of "
+        f"The median client holds {np.median(sizes):g} samples (all clients: {span(sizes)}) of "
         f"{np.median(classes):g} of the {run.counts.shape[1]} classes; its most common class makes up {percent(share)}."
     )

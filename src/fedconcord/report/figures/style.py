@@ -99,11 +99,20 @@ def panel(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def log_scale(ax: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis with powers of ten as labels."""
+    """A logarithmic axis with powers of ten as labels; with 1, 2 and 5 times these where it has less than two decades,
+    which would leave one label or none."""
     ax.set_xscale("log") if which == "x" else ax.set_yscale("log")
     axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_major_formatter(FuncFormatter(decades))
-    axis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
+
+    def is_short() -> bool:
+        low, high = axis.get_view_interval()
+        return bool(high < 100 * low)
+
+    def between(value: float, _: int) -> str:
+        return f"{value:g}" if is_short() and f"{value:e}"[0] in "25" else ""
+
+    axis.set_major_formatter(FuncFormatter(lambda value, at: f"{value:g}" if is_short() else decades(value, at)))
+    axis.set_minor_formatter(FuncFormatter(between))
 
 
 def percent_ticks(ax: Axes, which: Literal["x", "y"], form: str = "g") -> None:
