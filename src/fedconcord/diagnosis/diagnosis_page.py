@@ -22,7 +22,7 @@ from fedconcord.diagnosis.findings import Finding, findings, verdict
 from fedconcord.diagnosis.measures import MEASURES, changes, numbers
 from fedconcord.diagnosis.subject import Subject, same_model, why_other
 from fedconcord.report.format import compact, percent
-from fedconcord.report.page import Page, in_words, pairs, paragraphs
+from fedconcord.report.page import Page, code_block, in_words, pairs, paragraphs
 from fedconcord.runs.folder import versions
 from fedconcord.runs.prepare import threads
 
@@ -230,7 +230,7 @@ def _advice(subject: Subject) -> str:
     items = "".join(f"<li><b>{esc(one.method)}</b>: {esc(one.why)} ({esc(one.source)}).</li>" for one in advice.named)
     lead = "By rules over what is seen before training (fedconcord advise), not by this diagnosis:"
     return (
-        f'<h2>What to tune first</h2><p class="note">{lead}</p><ol>{items}</ol><pre>{esc(command(advice))}</pre>'
+        f'<h2>What to tune first</h2><p class="note">{lead}</p><ol>{items}</ol>{code_block(command(advice))}'
         if items
         else ""
     )

@@ -14,7 +14,7 @@ from typing import Any
 from fedconcord.basis import grammar
 from fedconcord.basis.grammar import flatten
 from fedconcord.report.load import UNPAIRED_KEYS, Run, is_chosen, show, varying
-from fedconcord.report.page import details, pairs, terms
+from fedconcord.report.page import code_block, details, pairs, terms
 from fedconcord.report.summary import Summary
 
 esc = html.escape
@@ -40,13 +40,13 @@ def settings(s: Summary, paths: Sequence[Path], out: Path) -> str:
         parts.append("<h3>The same runs</h3><p>Save settings below as <code>job.toml</code>, then:</p>")
         job = whole_job(s.runs, s.baselines)
         if job is not None:
-            parts.append("<pre>fedconcord compare --config job.toml --out runs/again</pre>")
-            parts.append(details("the whole comparison", f"<pre>{esc(to_toml(job))}</pre>"))
-        parts.append("<pre>fedconcord run --config job.toml --out runs/again</pre>")
+            parts.append(code_block("fedconcord compare --config job.toml --out runs/again"))
+            parts.append(details("the whole comparison", code_block(to_toml(job))))
+        parts.append(code_block("fedconcord run --config job.toml --out runs/again"))
         for r in runs:
-            toml = f"<pre>{esc(to_toml(r.head.config))}</pre>"
+            toml = code_block(to_toml(r.head.config))
             parts.append(details(f"{esc(r.name)}, seed {r.head.seed}", toml))
-    parts.append(f"<h3>This page, its figures and tables</h3><pre>{esc(command)}</pre>")
+    parts.append(f"<h3>This page, its figures and tables</h3>{code_block(command)}")
     versions = dict.fromkeys(tuple(sorted(r.head.versions.items())) for r in s.runs)
     versions_text = "; ".join(", ".join(f"{k} {v}" for k, v in group) for group in versions if group)
     parts.append(f'<p class="note">Versions: {esc(versions_text or "not recorded")}.</p>')

@@ -19,7 +19,7 @@ from fedconcord.report.figures.critical import critical
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Run, data_names, short_names
 from fedconcord.report.method_tables import Table
-from fedconcord.report.page import Page, details, in_words, legend, pairs, paragraphs, table
+from fedconcord.report.page import Page, code_block, details, in_words, legend, pairs, paragraphs, table
 from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
 from fedconcord.report.stats import ALPHA
 from fedconcord.report.summary import Summary, summarise
@@ -79,7 +79,7 @@ def build_several(sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out:
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
     page.section(
         "How to get this again",
-        f"<pre>{esc(command)}</pre><p>The whole page of one data set, with its settings: "
+        f"{code_block(command)}<p>The whole page of one data set, with its settings: "
         "<code>fedconcord report</code> with its folder alone.</p>",
     )
     return page

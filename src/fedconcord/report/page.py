@@ -121,6 +121,11 @@ def with_code(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", esc(text))
 
 
+def code_block(text: str) -> str:
+    """A command or settings as they are typed. Long lines wrap, but not within the name of an option."""
+    return "<pre>" + re.sub(r"(?<!\S)(--[\w-]+)", r'<span class="option">\1</span>', esc(text)) + "</pre>"
+
+
 def in_words(sentences: Sequence[str], warnings: Sequence[str]) -> str:
     """'In words', and what to be wary of; the sentences are HTML, the warnings text."""
     shown = '<section class="words"><h2>In words</h2>' + paragraphs(sentences) + "</section>"

@@ -12,7 +12,7 @@ from fedconcord.report import method_tables
 from fedconcord.report.figures import Drawing
 from fedconcord.report.format import quantity, size
 from fedconcord.report.load import data_name, load_runs
-from fedconcord.report.page import Page, details, in_words, pairs, table
+from fedconcord.report.page import Page, code_block, details, in_words, pairs, table
 from fedconcord.report.results_page import write_report
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
@@ -165,7 +165,5 @@ def _went(tuning: Tuning, trial: Trial) -> tuple[str, str]:
 def _again(tuning: Tuning) -> str:
     folder = shlex.quote(str(tuning.folder))
     plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
-    return (
-        f"<ul>{plan}</ul><p>The winners again, or one of them, as any comparison:</p>"
-        f"<pre>fedconcord compare --config {esc(folder)}/best.toml --out runs/again</pre>"
-    )
+    command = f"fedconcord compare --config {folder}/best.toml --out runs/again"
+    return f"<ul>{plan}</ul><p>The winners again, or one of them, as any comparison:</p>{code_block(command)}"
