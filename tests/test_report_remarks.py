@@ -205,6 +205,17 @@ def test_an_axis_that_the_curves_fill_is_not_cut(tmp_path: Path) -> None:
     assert "axis begins" not in caption
 
 
+def test_a_curve_that_is_flat_after_its_start_keeps_some_height(tmp_path: Path) -> None:
+    """As a specificity that is 100 % from round 1 on: its axis cannot begin where the curve is."""
+    write_run(tmp_path / "a", "a", 0, {"test_accuracy": [0.4, *[1.0] * 5]})
+    low, _ = axis_of(summarise(load_runs([tmp_path])))
+    assert low == pytest.approx(0.94)  # a step of 0.01 below the target, 95 % of the end
+    write_run(tmp_path / "a", "a", 0, {"test_accuracy": [0.4, *[1.0] * 5], "test_specificity": [0.4, *[1.0] * 5]})
+    drawn = figures.drawings(summarise(load_runs([tmp_path])))
+    other = next(d for group in drawn.values() for d in group if d.name.startswith("test-specificity"))
+    assert other.draw(True).axes[0].get_ylim()[0] == pytest.approx(0.99)
+
+
 def test_figures_come_as_pdf_too_with_the_same_bytes(tmp_path: Path) -> None:
     d = figures.drawings(plant(tmp_path, {"a": [0.9], "b": [0.8]}))["ranking"][0]
     with rc_context(STYLE):
