@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ import pytest
 import fedconcord
 from fedconcord import Finished, Row, Run, cli
 from fedconcord.basis.errors import UserError
+from fedconcord.cli.progress import Show
+from fedconcord.runs.events import Entry, Event, Stage
+from fedconcord.settings import from_nested, resolve_run
 
 ROOT = Path(__file__).parents[1]
 JOB: dict[str, Any] = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 3, "rounds": 4}
@@ -84,6 +88,20 @@ def test_every_run_of_a_comparison_is_told_once(tmp_path: Path) -> None:
     seen.events.clear()
     fedconcord.compare(resume=tmp_path / "c", callbacks=[seen])
     assert seen.events == []
+
+
+def test_bars_follow_stages_of_many_runs_and_of_one(tmp_path: Path) -> None:
+    """A stage of one run has no bar of all runs, whatever the stage before it had."""
+    config = resolve_run(from_nested({"method": "fedavg", "data": "digits", "rounds": 2}, "the test"))
+    entries = [Entry(config, tmp_path / place) for place in "ab"]
+    show = Show("reproduce", has_bar_per_run=False)
+    named = Show("compare", has_bar_per_run=True)
+    for watch, entry in product((show, named), (entries, entries[:1])):
+        watch.stage(Stage(entry, tmp_path))
+        for number, one in enumerate(entry):
+            watch.event(Event("started", number=number))
+            watch.event(Event("row", row=Row(1, {}, 0, 0, 0, 0.0), number=number))
+            watch.event(Event("ended", result=Finished(one.folder, one.name, 0, "complete", 2, {}), number=number))
 
 
 def test_a_run_that_is_cut_is_told_its_end(tmp_path: Path) -> None:

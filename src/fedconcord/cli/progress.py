@@ -167,7 +167,7 @@ class Show(Watch):
         self.left = Left(sum(entry.config.rounds for entry in stage.entries))
         for task in self.bars.task_ids:
             self.bars.remove_task(task)
-        self.tasks, count = {}, len(stage.entries)
+        self.tasks, self.total, count = {}, None, len(stage.entries)
         plural = "s" * (count > 1)
         last = max(entry.config.rounds for entry in stage.entries)
         self.title = f"all {count} runs" if self.has_bar_per_run else f"{count} run{plural} to round {last}"
