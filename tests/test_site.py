@@ -147,7 +147,7 @@ def test_a_broken_link_a_lost_page_and_a_bare_name_fail(tmp_path: Path) -> None:
     with open(tmp_path / "docs" / "wire.md", "a") as page:
         page.write("\n[gone](nowhere.md), [no such part](scale.md#nowhere)\n")
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
-    search = tmp_path / "src" / "fedconcord" / "basis" / "search.py"
+    search = tmp_path / "src" / "fedconcord" / "basis" / "factories.py"
     search.write_text(search.read_text().replace("    low: float  # the smallest value\n", "    low: float\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path / "src"))
