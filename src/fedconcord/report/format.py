@@ -37,7 +37,7 @@ def size(v: float) -> str:
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(v) >= factor:
             return f"{v / factor:.3g} {unit}"
-    return f"{v:.0f} B"
+    return f"{v:.0f} bytes"
 
 
 def percent(v: float) -> str:
