@@ -306,7 +306,7 @@ def test_a_table_of_one_block_changes_nothing(name: str) -> None:
     assert_same_server(tabled, run(job))
 
 
-@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm"])
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "afedpd", "fedcm", "fedadmm_inexact"])
 def test_svrg_on_full_batches_changes_nothing(name: str) -> None:
     """g(x) - g(x^t) + grad f_i(x^t) is g(x) then, beside whatever constant and scale the method has."""
     job = Job(small(), make(name), replace(SCHEDULE, batch_size=None), engine=Serial())
