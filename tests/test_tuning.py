@@ -329,7 +329,7 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [entry.config.label for entry in planned] == ["fedprox"] * 2
     assert "validation" not in best  # that was for the trials
     assert {path.parent.parent.name for path in (out / "final").glob("*/*/run.json")} >= {"scaffold-local.lr=0.05"}
-    page = (out / "report.html").read_text()
+    page = (out / "report.html").read_text().replace("<wbr>", "")  # where a long name may break
     for text in (
         "Sensitivity",
         "What tuning cost",
