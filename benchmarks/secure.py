@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedconcord.deploy.serve import serve
-from fedconcord.deploy.site import NAMED, Site
 from fedconcord.remote import codec
+from fedconcord_sites.serve import serve
+from fedconcord_sites.site import NAMED, Site
 
 JOB = """
 method = "fedavg"

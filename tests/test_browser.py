@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from fedconcord import cli
-from fedconcord.deploy.site import Site
 from fedconcord.report import write_report
+from fedconcord_sites.site import Site
 from test_arena import METHODS, SMALL, arena
 from test_deploy_core import BASE, Federation
 from test_report import plant, realistic

@@ -20,16 +20,16 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
 from fedconcord.core.trees import Tree
-from fedconcord.deploy.exchange import Exchange
-from fedconcord.deploy.judging import SUMS
-from fedconcord.deploy.serve import check, serve
-from fedconcord.deploy.site import Site
 from fedconcord.jobs import State, advance, evaluate, start
 from fedconcord.problems.losses import METRICS as METRICS_OF
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
 from fedconcord.runs.events import Event, Finished
 from fedconcord.state import tensors
+from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.judging import SUMS
+from fedconcord_sites.serve import check, serve
+from fedconcord_sites.site import Site
 from table import TABLE
 
 SITES = ["basel", "bern", "chur"]

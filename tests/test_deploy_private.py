@@ -13,10 +13,10 @@ from fedconcord import settings
 from fedconcord.analysis.accountant import KEYED
 from fedconcord.basis.errors import UserError
 from fedconcord.core.unkeyed import SYSTEM, Chance, normal, uniform
-from fedconcord.deploy.private import GENERATOR, Cohorts
-from fedconcord.deploy.serve import serve
-from fedconcord.deploy.site import Site
 from fedconcord.remote import codec
+from fedconcord_sites.private import GENERATOR, Cohorts
+from fedconcord_sites.serve import serve
+from fedconcord_sites.site import Site
 from test_deploy_core import Federation, Killed, far, leaves, simulated, text, with_
 
 SITES = ["a", "b", "c", "d"]

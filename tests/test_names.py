@@ -14,7 +14,12 @@ PARTICIPLES = {
     *("left", "made", "met", "named", "own", "paced", "said", "seen", "sent", "settled", "shown", "spent", "spoilt"),
     *("taken", "told", "tried", "wanted", "written"),
 }
-MOST = {"fedconcord": 570, "fedconcord_papers": 143, "fedconcord_flower": 27}  # it is only ever lowered
+MOST = {
+    "fedconcord": 479,
+    "fedconcord_papers": 143,
+    "fedconcord_sites": 91,
+    "fedconcord_flower": 27,
+}  # it is only ever lowered
 
 
 def named(source: str) -> Iterator[str]:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fedconcord import settings
 from fedconcord.basis.errors import UserError
-from fedconcord.deploy.judging import summed
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures
 from fedconcord.problems.losses import METRICS, check_metrics, metric
 from fedconcord.problems.probabilities import BINS, auroc, average_precision, brier, ece
 from fedconcord.settings import from_nested
+from fedconcord_sites.judging import summed
 
 EVERY = ("auroc", "average_precision", "brier", "ece")
 

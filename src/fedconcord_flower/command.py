@@ -226,7 +226,7 @@ def _settings(given: Given, before: Path | None = None, trust: bool = False) -> 
     with importing():
         from fedconcord import settings
         from fedconcord.basis import imports
-        from fedconcord.deploy.form import source_of
+        from fedconcord_sites.form import source_of
 
     text = settings.as_toml(*([] if before is None else [settings.from_file(before)]), *sources_of(given))
     if trust:
@@ -237,8 +237,8 @@ def _settings(given: Given, before: Path | None = None, trust: bool = False) -> 
 
 
 def _rounds(text: str) -> int:
-    from fedconcord.deploy.form import source_of
     from fedconcord.settings import Config
+    from fedconcord_sites.form import source_of
 
     return int(source_of(text).values.get("rounds", Config.model_fields["rounds"].default))
 
@@ -246,8 +246,8 @@ def _rounds(text: str) -> int:
 def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
     """The sites: a file each, or the clients of the data that the job names."""
     from fedconcord import settings
-    from fedconcord.deploy.form import source_of
     from fedconcord_flower.trial import Member
+    from fedconcord_sites.form import source_of
 
     if sites is None:
         there = settings.resolve_run(source_of(text)).clients

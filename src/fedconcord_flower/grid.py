@@ -61,7 +61,7 @@ except ImportError as error:
 KIND = "query.frame"  # of our messages: Flower's "query" with a name
 FRAME = "frame"
 NEEDED = (  # what answers need: imported by the worker once, for all its forks
-    *("fedconcord.deploy.serve", "fedconcord.deploy.site", "pyarrow.compute", "sklearn.datasets"),
+    *("fedconcord_sites.serve", "fedconcord_sites.site", "pyarrow.compute", "sklearn.datasets"),
     "torch._dynamo",  # torch.func imports it with the first gradient, for more than a second
 )
 TRIES = 4  # of a question to a SuperLink
@@ -85,8 +85,8 @@ def server(settings: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedconcord.deploy.serve import check, serve
         from fedconcord_flower.app import later_of
+        from fedconcord_sites.serve import check, serve
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
@@ -118,7 +118,7 @@ def client(settings: str) -> ClientApp:
 
     @app.query("frame")
     def answer(message: Message, context: Context) -> Message:
-        from fedconcord.deploy.site import Site
+        from fedconcord_sites.site import Site
 
         config = {key: str(value) for key, value in context.node_config.items()}
         asked = _unpacked(message)

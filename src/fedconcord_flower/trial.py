@@ -12,16 +12,16 @@ from typing import NamedTuple
 from fedconcord.basis.errors import LostError, UserError
 from fedconcord.basis.files import sweep
 from fedconcord.data import federated
-from fedconcord.deploy.form import input_settings, source_of
-from fedconcord.deploy.overview import Overview, overview
-from fedconcord.deploy.serve import check
-from fedconcord.deploy.site import NAMED, Site
 from fedconcord.runs.events import Finished
 from fedconcord.runs.records import finished
 from fedconcord_flower import commands, grid, keys
 from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
+from fedconcord_sites.form import input_settings, source_of
+from fedconcord_sites.overview import Overview, overview
+from fedconcord_sites.serve import check
+from fedconcord_sites.site import NAMED, Site
 
 HOST = "127.0.0.1"
 SUPERLINK = "superlink"

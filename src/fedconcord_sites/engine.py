@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedconcord.core import Plan, Problem, Tree
-from fedconcord.deploy.site_link import SiteLink
 from fedconcord.engines.base import Abilities, Clients
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.assignment import Assignment
 from fedconcord.remote.store import RemoteStore, remote_store
 from fedconcord.remote.sums import PLAIN, Sums
 from fedconcord.state import First, Storage, Store
+from fedconcord_sites.site_link import SiteLink
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from fedconcord.data.arrays import SCALED
 from fedconcord.data.inputs import Input, held_out
 from fedconcord.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
 from fedconcord.data.tables import columns_of
-from fedconcord.deploy.differences import (
+from fedconcord.remote.codec import Frame
+from fedconcord.settings import Source
+from fedconcord_sites.differences import (
     DifferError,
     columns_differ,
     columns_lacking,
@@ -38,10 +40,8 @@ from fedconcord.deploy.differences import (
     versions_differ,
     without_value,
 )
-from fedconcord.deploy.form import Form, facts, input_settings, is_private, shell, source_of
-from fedconcord.deploy.site_link import SiteLink
-from fedconcord.remote.codec import Frame
-from fedconcord.settings import Source
+from fedconcord_sites.form import Form, facts, input_settings, is_private, shell, source_of
+from fedconcord_sites.site_link import SiteLink
 
 TRIES = 3  # exchanges in which each site is asked
 NAME = "deployment.json"

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from fedconcord.data.inputs import Input
 from fedconcord.data.preprocess import CATEGORIES, Sums
 from fedconcord.data.tables import known_texts, no_value
-from fedconcord.deploy.form import Form
-from fedconcord.deploy.site import PROTOCOL, versions
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
+from fedconcord_sites.form import Form
+from fedconcord_sites.site import PROTOCOL, versions
 
 SHOWN = 8  # columns in a sentence
 

@@ -36,11 +36,6 @@ from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.data import Dataset, federated
 from fedconcord.data.federated import Agreement, Means, Samples, SiteFile
 from fedconcord.data.preprocess import read_columns
-from fedconcord.deploy import private
-from fedconcord.deploy.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
-from fedconcord.deploy.judging import figures
-from fedconcord.deploy.private import Once
-from fedconcord.deploy.shelf import FileShelf
 from fedconcord.jobs import Job
 from fedconcord.jobs.job import template
 from fedconcord.problems import Regularised
@@ -50,6 +45,11 @@ from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.settings import Config
 from fedconcord.transforms.forms import forms
+from fedconcord_sites import private
+from fedconcord_sites.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
+from fedconcord_sites.judging import figures
+from fedconcord_sites.private import Once
+from fedconcord_sites.shelf import FileShelf
 
 if TYPE_CHECKING:
     from fedconcord.remote.member import Member
@@ -244,8 +244,8 @@ class Site:
         terms = terms_of(config)
         if terms is None:
             return None
-        from fedconcord.deploy.safe import FileSafe  # which needs a package for its cryptography
         from fedconcord.remote.member import Member
+        from fedconcord_sites.safe import FileSafe  # which needs a package for its cryptography
 
         safe = FileSafe(self.folder / frame.method / "secrets.json")
         return Member(frame.client, frame.method, terms, safe, space_of(job.problem))

@@ -7,7 +7,11 @@ was named before round 0: weights and running sums know it as an absent client, 
 
 from __future__ import annotations
 
-from fedconcord.deploy.differences import (
+from fedconcord.jobs import Job
+from fedconcord.remote import codec
+from fedconcord.remote.codec import Frame, FrameError
+from fedconcord.settings import Config, Source
+from fedconcord_sites.differences import (
     columns_differ,
     facts_differ,
     labels_differ,
@@ -16,12 +20,8 @@ from fedconcord.deploy.differences import (
     read_ready,
     versions_differ,
 )
-from fedconcord.deploy.form import facts, input_settings
-from fedconcord.deploy.handshake import Agreed, setup_of
-from fedconcord.jobs import Job
-from fedconcord.remote import codec
-from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings import Config, Source
+from fedconcord_sites.form import facts, input_settings
+from fedconcord_sites.handshake import Agreed, setup_of
 
 FIRST = 0  # in place of a round, so that a server that was resumed asks in the same words
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.deploy.differences import DifferError
-from fedconcord.deploy.exchange import Exchange
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.server import NOT_FINITE
 from fedconcord.remote.way import Hooks, Send
 from fedconcord.runs.events import Event
+from fedconcord_sites.differences import DifferError
+from fedconcord_sites.exchange import Exchange
 
 IN_A_ROW = 3  # refused answers, until a site is left out
 ROUNDS = "rounds"  # what a `RemoteServer` asks

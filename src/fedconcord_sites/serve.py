@@ -13,15 +13,6 @@ from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
 from fedconcord.core.unkeyed import SYSTEM, Chance
 from fedconcord.core.weights import minimised
-from fedconcord.deploy import handshake, private
-from fedconcord.deploy.differences import DifferError
-from fedconcord.deploy.engine import Sites
-from fedconcord.deploy.exchange import Exchange
-from fedconcord.deploy.form import model_of, shell, source_of, terms_of
-from fedconcord.deploy.handshake import Agreed
-from fedconcord.deploy.late import Newcomers
-from fedconcord.deploy.problem import Deployed
-from fedconcord.deploy.site_link import SiteLink
 from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised
 from fedconcord.problems.card import card
@@ -36,6 +27,15 @@ from fedconcord.runs.observers import Observer
 from fedconcord.runs.prepare import prepare_job, threads
 from fedconcord.runs.records import finished
 from fedconcord.settings import DEFAULT_MODEL, Config, privacy_note
+from fedconcord_sites import handshake, private
+from fedconcord_sites.differences import DifferError
+from fedconcord_sites.engine import Sites
+from fedconcord_sites.exchange import Exchange
+from fedconcord_sites.form import model_of, shell, source_of, terms_of
+from fedconcord_sites.handshake import Agreed
+from fedconcord_sites.late import Newcomers
+from fedconcord_sites.problem import Deployed
+from fedconcord_sites.site_link import SiteLink
 
 NONE: Mapping[str, int] = MappingProxyType({})
 

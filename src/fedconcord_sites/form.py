@@ -19,7 +19,6 @@ from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.data import Dataset
 from fedconcord.data.inputs import Input
-from fedconcord.deploy.judging import check_summed
 from fedconcord.engines import Serial
 from fedconcord.jobs import Job, population_of
 from fedconcord.problems import Supervised
@@ -30,6 +29,7 @@ from fedconcord.settings.own import input_of
 from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import InputSettings
 from fedconcord.transforms.sums import unsummable
+from fedconcord_sites.judging import check_summed
 
 ENDS = (  # settings of where samples lie and how a simulation computes, which a deployment has its own way of
     *("data", "data_dir", "partition", "skew", "clients", "validation", "out", "track", "wire.", "input."),

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, roster_of
-from fedconcord.deploy.judging import Figures, form_of, of_site, pooled
-from fedconcord.deploy.site_link import SiteLink
 from fedconcord.problems import Supervised
 from fedconcord.problems.per_client import Scores
 from fedconcord.remote import codec
 from fedconcord.remote.codec import FrameError
 from fedconcord.remote.server import NOT_FINITE
+from fedconcord_sites.judging import Figures, form_of, of_site, pooled
+from fedconcord_sites.site_link import SiteLink
 
 TRIES = 3  # exchanges of an evaluation until somebody answers
 
