@@ -1,6 +1,7 @@
 """An option is stated once: the command, Python, settings files and lists follow the schema."""
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 import fedconcord
+import option_table as options
 from fedconcord import cli
 from fedconcord import settings as settings
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.options.table import OPTIONS
-from fedconcord.settings import options
 
 SOURCE = Path(fedconcord.__file__).parent
 NOT_RUN, NOT_COMPARE = ("methods", "seeds", "baselines"), ("method", "seed")
@@ -32,7 +33,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_the_table_is_what_the_schema_says() -> None:
-    assert options.TABLE.read_text() == options.source(), "run: python -m fedconcord.settings.options"
+    assert options.TABLE.read_text() == options.source(), "run: python docs/generate/option_table.py"
     assert tuple(option for option, _ in options.options()) == OPTIONS
     names = [option.name for option in OPTIONS]
     assert len(set(names)) == len(names) > 30
@@ -126,13 +127,11 @@ def test_help_reads_the_table_alone(arguments: list[str]) -> None:
 
 
 PLANTED = """
-    warp: Annotated[
-        Annotated[float, Field(gt=0)] | None, Field(description="how fast it goes"), Short("warp_factor", "job")
-    ] = None
+    warp: Annotated[float, Field(gt=0)] | None = key(None, "how fast it goes", short=Short("warp_factor", "job"))
 """
 LOOKS = """
-from fedconcord.settings import options
-options.main()
+import option_table
+option_table.main()
 import inspect, fedconcord
 from fedconcord import cli
 for call in (fedconcord.run, fedconcord.compare):
@@ -161,7 +160,11 @@ def test_a_new_option_is_one_field_of_the_schema(tmp_path: Path, monkeypatch: py
     text = schema.read_text()
     assert "    step_decay: " in text
     schema.write_text(text.replace("    step_decay: ", f"{PLANTED}    step_decay: ", 1))
-    environment = {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "200"}
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(options.__file__).parent}",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "COLUMNS": "200",
+    }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = subprocess.run([sys.executable, "-c", LOOKS], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ STAGES: tuple[Stage, ...] = ("data", "job", "run")
 
 
 class Short(NamedTuple):
-    """A setting's short name, beside its Field: `Short("batch_size", "job")` is --batch-size, and an argument."""
+    """A setting's short name, `Short("batch_size", "job")` is --batch-size, and an argument."""
 
     name: str
     stage: Stage

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
@@ -26,16 +27,22 @@ def keys() -> dict[str, dict[str, Any]]:
     return schemas
 
 
+def fields() -> dict[str, FieldInfo]:
+    """The field of every key in dotted form."""
+    tables = {f"{section}.{k}": field for section, model in SECTIONS.items() for k, field in model.model_fields.items()}
+    return {key: field for key, field in Config.model_fields.items() if key not in SECTIONS} | tables
+
+
+def noted(field: FieldInfo, what: str) -> Any:
+    """What `sections.key` was told of a field beside its meaning; None where it was not."""
+    extra = field.json_schema_extra
+    return extra.get(what) if isinstance(extra, dict) else None
+
+
 @functools.cache
 def searched() -> dict[str, Search]:
     """The keys that are looked for when methods are tuned, and where."""
-    return {
-        f"{section}.{name}": part
-        for section, model in SECTIONS.items()
-        for name, field in model.model_fields.items()
-        for part in field.metadata
-        if type(part) is Search
-    }
+    return {key: fact for key, field in fields().items() if (fact := noted(field, "search")) is not None}
 
 
 def default_text(schema: Mapping[str, Any]) -> str:

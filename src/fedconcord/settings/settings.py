@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fedconcord.basis.parameters import Count, Positive, about
+from fedconcord.basis.parameters import Count, Positive
 from fedconcord.options.option import Short
 from fedconcord.settings.sections import (
     SECTIONS,
@@ -20,6 +20,7 @@ from fedconcord.settings.sections import (
     PrivacySettings,
     SecureSettings,
     WireSettings,
+    key,
 )
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -35,239 +36,188 @@ class Config(BaseModel):
     """A whole job: one run (`method`, `seed`) or a comparison (`methods` x `seeds`)."""
 
     model_config = STRICT
-    method: Annotated[
-        str | None,
-        about(
-            "the method that a run trains with, such as fedavg or fedprox(mu=0.1), or package.module:factory for a "
-            "method of your own",
-            usual="fedavg",
-        ),
-        Short("method", "job"),
-    ] = None
-    methods: Annotated[
-        Annotated[list[str], Field(min_length=1)] | None,
-        about(
-            "the methods to compare; a method may have settings of its own, as in fedprox(mu=0.1, local.lr=0.05): "
-            "local.*, privacy.*, server=, upload=, aggregate=, and label= for its name in reports",
-            "a list of methods such as fedavg,fedprox(mu=0.1)",
-        ),
-        Short("methods", "job"),
-    ] = None
-    baselines: Annotated[
-        list[str],
-        about(
-            "what the methods are compared with: local trains every client alone, pooled trains one model on all "
-            "samples in one place; a baseline may have local settings of its own, as in local(local.lr=0.05)",
-            "a list of baselines such as local,pooled",
-        ),
-        Short("baselines", "run"),
-    ] = []
-    algorithm: Annotated[dict[str, Any], about("parameters of the method of a run, as in algorithm.mu = 0.1")] = {}
-    label: Annotated[str | None, about("name of the run in reports; if none, the text of its method")] = None
-    data: Annotated[
-        str,
-        about(
-            "the data set or problem (`list data` shows all), or your own data: a file, a folder, or "
-            "package.module:factory"
-        ),
-        Short("data", "data", "DATA"),
-    ] = "digits"
-    data_dir: Annotated[
-        str | None,
-        about("folder with the files of data sets; if none, $FEDCONCORD_DATA, or else a folder in your cache"),
-        Short("data_dir", "data", "DIR"),
-    ] = None
-    partition: Annotated[
-        str | None,
-        about(
-            "how the samples are divided over the clients, or package.module:function for a partition of your own",
-            "a partition such as shards(2)",
-            DEFAULT_PARTITION,
-        ),
-        Short("partition", "data"),
-    ] = None
-    skew: Annotated[
-        str | None,
-        about(
-            "how the features of training samples differ from client to client; if none, they do not",
-            "a feature skew such as rotate(90) or noise(0.5)",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        about("the model to train, or package.module:factory for a model of your own", usual=DEFAULT_MODEL),
-        Short("model", "job"),
-    ] = None
-    loss: Annotated[
-        str | None,
-        about(
-            "the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for "
-            "the kind of target",
-            "a loss such as huber(1.0)",
-        ),
-        Short("loss", "job"),
-    ] = None
-    metrics: Annotated[
-        list[str],
-        about(
-            "the metrics to measure on the test set, by name or package.module:function; methods are ranked by the "
-            "first; if empty, the usual metrics for the kind of target",
-            "a list of metrics such as rmse,mae",
-        ),
-        Short("metrics", "job"),
-    ] = []
-    labels: Annotated[
-        str | None,
-        about(
-            "which training samples keep their label; if none is given, all do",
-            "a removal of labels such as labelled(0.1)",
-        ),
-    ] = None
-    task: Annotated[
-        str | None,
-        about(
-            "the learning task: semi (semi-supervised classification) or clustering, which keep a private block at "
-            "every client; if none, supervised learning, or semi where `labels` is given",
-            "a task such as semi(alpha_r=0.1) or clustering(k=10)",
-        ),
-    ] = None
-    objective: Annotated[
-        Literal["auto", "samples", "clients", "paper"],
-        about(
-            "which average of the clients' losses is minimised where the paper of a method leaves it open: over "
-            "samples, over clients, or as in the paper; auto is samples where data of your own come in clients, and "
-            "paper elsewhere"
-        ),
-        Short("objective", "job"),
-    ] = "auto"
-    regulariser: Annotated[
-        str | None,
-        about(
-            "a non-smooth term of the objective, which proximal steps handle; if none is given, there is no such term",
-            "a regulariser such as l1(0.001)",
-        ),
-    ] = None
-    clients: Annotated[Count, about("number of clients, N"), Short("clients", "data")] = 50
-    cohort: Annotated[
-        Count,
-        about("number of clients that take part in a round; if it is not given, 10, or all where there are fewer"),
-        Short("cohort", "job"),
-    ] = 10
-    validation: Annotated[
-        Part | Literal["auto"] | None,
-        about(
-            "fraction of each client's samples that is set apart for validation and never trained on; auto is 0.1 "
-            "where that is 10 or more samples of the median client, 0.2 with baselines and eval.personalise; none "
-            "sets nothing apart"
-        ),
-    ] = "auto"
-    rounds: Annotated[Count, about("number of communication rounds"), Short("rounds", "run")] = 100
-    lr_schedule: Annotated[
-        str,
-        about(
-            "how the local step size changes from round to round, as a factor on it, or package.module:function for "
-            "a schedule of your own",
-            "a schedule such as cosine(100) or step(30,0.1)",
-        ),
-        Short("lr_schedule", "job"),
-    ] = "constant"
-    sampling: Annotated[
-        str,
-        about(
-            "how the clients of a round are chosen, or package.module:factory for a sampling of your own",
-            "a sampling such as uniform or bernoulli(0.1)",
-        ),
-        Short("sampling", "job"),
-    ] = "uniform"
-    availability: Annotated[
-        str | None,
-        about(
-            "which clients are available in a round; if none is given, all are",
-            "an availability such as coins(0.1,1) or markov(0.1,0.3)",
-        ),
-    ] = None
-    dropout: Annotated[
-        float | str | None,
-        about(
-            "probability that a client drops out in the middle of a round; if none, no client does",
-            "a number such as 0.1 or a rule such as by_client(0,0.2)",
-        ),
-    ] = None
-    devices: Annotated[
-        str | None,
-        about(
-            "how fast the clients' devices and links are, which simulates the time of rounds; if none, time is not "
-            "simulated",
-            "a model of devices such as lognormal(0.5)",
-        ),
-    ] = None
-    deadline: Annotated[
-        Positive | None,
-        about("longest duration of a round in simulated seconds; if none, a round waits for every reply"),
-    ] = None
-    late: Annotated[
-        Literal["discard", "keep"],
-        about(
-            "what happens to replies after the deadline: discard drops them, keep counts them in the round in which "
-            "they arrive"
-        ),
-    ] = "discard"
-    server: Annotated[
-        str | None,
-        about(
-            "the optimiser that the server applies to the step of the method; if none, the step is taken as it is",
-            "a server optimiser such as momentum(0.9)",
-        ),
-        Short("server", "job"),
-    ] = None
-    upload: Annotated[
-        str | None,
-        about(
-            "how the clients' messages to the server are compressed; if none, they are not",
-            "a compressor such as quantise(8) or topk(0.1)",
-        ),
-        Short("upload", "job"),
-    ] = None
-    aggregate: Annotated[
-        str | None,
-        about(
-            "how the server combines the clients' contributions; if none, by their weighted mean",
-            "an aggregation rule such as median or krum(2)",
-        ),
-        Short("aggregate", "job"),
-    ] = None
-    hostile: Annotated[
-        str | None,
-        about(
-            "how hostile clients attack, in a simulation; if none, no client is hostile",
-            "an attack such as sign_flip(0.2) or nan(0.1)",
-        ),
-        Short("hostile", "job"),
-    ] = None
-    seed: Annotated[
-        Seed | None, about("the seed of all randomness of a run", "an integer >= 0", 0), Short("seed", "data")
-    ] = None
-    seeds: Annotated[
-        Annotated[list[Seed], Field(min_length=1)] | None,
-        about(
-            "the seeds of a comparison: every method runs once with each, and all methods of one seed meet the same "
-            "clients and batches",
-            "a list of integers >= 0 such as 0,1,2",
-            [0],
-        ),
-        Short("seeds", "job"),
-    ] = None
-    out: Annotated[
-        str | None, about("folder for the results; if none, a new folder below runs/"), Short("out", "run", "DIR")
-    ] = None
-    track: Annotated[
-        list[str],
-        about(
-            "experiment trackers that record every round, beside the results: tensorboard, mlflow or wandb",
-            "a list of trackers such as tensorboard,mlflow",
-        ),
-        Short("track", "run"),
-    ] = []
+    method: str | None = key(
+        None,
+        "the method that a run trains with, such as fedavg or fedprox(mu=0.1), or package.module:factory for a method "
+        "of your own",
+        usual="fedavg",
+        short=Short("method", "job"),
+    )
+    methods: Annotated[list[str], Field(min_length=1)] | None = key(
+        None,
+        "the methods to compare; a method may have settings of its own, as in fedprox(mu=0.1, local.lr=0.05): "
+        "local.*, privacy.*, server=, upload=, aggregate=, and label= for its name in reports",
+        "a list of methods such as fedavg,fedprox(mu=0.1)",
+        short=Short("methods", "job"),
+    )
+    baselines: list[str] = key(
+        [],
+        "what the methods are compared with: local trains every client alone, pooled trains one model on all samples "
+        "in one place; a baseline may have local settings of its own, as in local(local.lr=0.05)",
+        "a list of baselines such as local,pooled",
+        short=Short("baselines", "run"),
+    )
+    algorithm: dict[str, Any] = key({}, "parameters of the method of a run, as in algorithm.mu = 0.1")
+    label: str | None = key(None, "name of the run in reports; if none, the text of its method")
+    data: str = key(
+        "digits",
+        "the data set or problem (`list data` shows all), or your own data: a file, a folder, or "
+        "package.module:factory",
+        short=Short("data", "data", "DATA"),
+    )
+    data_dir: str | None = key(
+        None,
+        "folder with the files of data sets; if none, $FEDCONCORD_DATA, or else a folder in your cache",
+        short=Short("data_dir", "data", "DIR"),
+    )
+    partition: str | None = key(
+        None,
+        "how the samples are divided over the clients, or package.module:function for a partition of your own",
+        "a partition such as shards(2)",
+        usual=DEFAULT_PARTITION,
+        short=Short("partition", "data"),
+    )
+    skew: str | None = key(
+        None,
+        "how the features of training samples differ from client to client; if none, they do not",
+        "a feature skew such as rotate(90) or noise(0.5)",
+    )
+    model: str | None = key(
+        None,
+        "the model to train, or package.module:factory for a model of your own",
+        usual=DEFAULT_MODEL,
+        short=Short("model", "job"),
+    )
+    loss: str | None = key(
+        None,
+        "the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the "
+        "kind of target",
+        "a loss such as huber(1.0)",
+        short=Short("loss", "job"),
+    )
+    metrics: list[str] = key(
+        [],
+        "the metrics to measure on the test set, by name or package.module:function; methods are ranked by the first; "
+        "if empty, the usual metrics for the kind of target",
+        "a list of metrics such as rmse,mae",
+        short=Short("metrics", "job"),
+    )
+    labels: str | None = key(
+        None,
+        "which training samples keep their label; if none is given, all do",
+        "a removal of labels such as labelled(0.1)",
+    )
+    task: str | None = key(
+        None,
+        "the learning task: semi (semi-supervised classification) or clustering, which keep a private block at every "
+        "client; if none, supervised learning, or semi where `labels` is given",
+        "a task such as semi(alpha_r=0.1) or clustering(k=10)",
+    )
+    objective: Literal["auto", "samples", "clients", "paper"] = key(
+        "auto",
+        "which average of the clients' losses is minimised where the paper of a method leaves it open: over samples, "
+        "over clients, or as in the paper; auto is samples where data of your own come in clients, and paper elsewhere",
+        short=Short("objective", "job"),
+    )
+    regulariser: str | None = key(
+        None,
+        "a non-smooth term of the objective, which proximal steps handle; if none is given, there is no such term",
+        "a regulariser such as l1(0.001)",
+    )
+    clients: Count = key(50, "number of clients, N", short=Short("clients", "data"))
+    cohort: Count = key(
+        10,
+        "number of clients that take part in a round; if it is not given, 10, or all where there are fewer",
+        short=Short("cohort", "job"),
+    )
+    validation: Part | Literal["auto"] | None = key(
+        "auto",
+        "fraction of each client's samples that is set apart for validation and never trained on; auto is 0.1 where "
+        "that is 10 or more samples of the median client, 0.2 with baselines and eval.personalise; none sets nothing "
+        "apart",
+    )
+    rounds: Count = key(100, "number of communication rounds", short=Short("rounds", "run"))
+    lr_schedule: str = key(
+        "constant",
+        "how the local step size changes from round to round, as a factor on it, or package.module:function for a "
+        "schedule of your own",
+        "a schedule such as cosine(100) or step(30,0.1)",
+        short=Short("lr_schedule", "job"),
+    )
+    sampling: str = key(
+        "uniform",
+        "how the clients of a round are chosen, or package.module:factory for a sampling of your own",
+        "a sampling such as uniform or bernoulli(0.1)",
+        short=Short("sampling", "job"),
+    )
+    availability: str | None = key(
+        None,
+        "which clients are available in a round; if none is given, all are",
+        "an availability such as coins(0.1,1) or markov(0.1,0.3)",
+    )
+    dropout: float | str | None = key(
+        None,
+        "probability that a client drops out in the middle of a round; if none, no client does",
+        "a number such as 0.1 or a rule such as by_client(0,0.2)",
+    )
+    devices: str | None = key(
+        None,
+        "how fast the clients' devices and links are, which simulates the time of rounds; if none, time is not "
+        "simulated",
+        "a model of devices such as lognormal(0.5)",
+    )
+    deadline: Positive | None = key(
+        None, "longest duration of a round in simulated seconds; if none, a round waits for every reply"
+    )
+    late: Literal["discard", "keep"] = key(
+        "discard",
+        "what happens to replies after the deadline: discard drops them, keep counts them in the round in which they "
+        "arrive",
+    )
+    server: str | None = key(
+        None,
+        "the optimiser that the server applies to the step of the method; if none, the step is taken as it is",
+        "a server optimiser such as momentum(0.9)",
+        short=Short("server", "job"),
+    )
+    upload: str | None = key(
+        None,
+        "how the clients' messages to the server are compressed; if none, they are not",
+        "a compressor such as quantise(8) or topk(0.1)",
+        short=Short("upload", "job"),
+    )
+    aggregate: str | None = key(
+        None,
+        "how the server combines the clients' contributions; if none, by their weighted mean",
+        "an aggregation rule such as median or krum(2)",
+        short=Short("aggregate", "job"),
+    )
+    hostile: str | None = key(
+        None,
+        "how hostile clients attack, in a simulation; if none, no client is hostile",
+        "an attack such as sign_flip(0.2) or nan(0.1)",
+        short=Short("hostile", "job"),
+    )
+    seed: Seed | None = key(
+        None, "the seed of all randomness of a run", "an integer >= 0", usual=0, short=Short("seed", "data")
+    )
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = key(
+        None,
+        "the seeds of a comparison: every method runs once with each, and all methods of one seed meet the same "
+        "clients and batches",
+        "a list of integers >= 0 such as 0,1,2",
+        usual=[0],
+        short=Short("seeds", "job"),
+    )
+    out: str | None = key(
+        None, "folder for the results; if none, a new folder below runs/", short=Short("out", "run", "DIR")
+    )
+    track: list[str] = key(
+        [],
+        "experiment trackers that record every round, beside the results: tensorboard, mlflow or wandb",
+        "a list of trackers such as tensorboard,mlflow",
+        short=Short("track", "run"),
+    )
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
     wire: WireSettings = WireSettings()

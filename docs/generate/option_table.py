@@ -1,22 +1,20 @@
-"""Writes `fedconcord.options.table` from the schema: `python -m fedconcord.settings.options` after a change."""
+"""Writes `fedconcord.options.table` from the schema: `python docs/generate/option_table.py` after a change."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+import fedconcord
 from fedconcord.basis import files
 from fedconcord.options.option import Option, Short
-from fedconcord.settings.schema import default_text, keys, values_text
-from fedconcord.settings.sections import SECTIONS
-from fedconcord.settings.settings import Config
+from fedconcord.settings.schema import default_text, fields, keys, noted, values_text
 
-TABLE = Path(__file__).parents[1] / "options" / "table.py"
+TABLE = Path(fedconcord.__file__).parent / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
 # options that take objects of Python beside names
 OBJECTS = ("data", "partition", "model", "sampling", "lr_schedule", "loss", "metrics")
@@ -25,7 +23,7 @@ ALONE = {"RunOptions": ("seed",), "CompareOptions": ("baselines", "seeds")}  # w
 HEAD = '''\
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
-The schema is `settings.settings` and `settings.sections`; `python -m fedconcord.settings.options` writes this from it.
+The schema is `settings.settings` and `settings.sections`; `python docs/generate/option_table.py` writes this from it.
 """
 
 # ruff: noqa: E501
@@ -42,19 +40,10 @@ from fedconcord.options.option import Option, stated
 
 def options() -> list[tuple[Option, str]]:
     """Every option of the schema with its type in Python, in the order of the table."""
-    rows = [_option(key, field, short) for key, field in _fields() for short in field.metadata if type(short) is Short]
+    shorts = ((key, field, noted(field, "short")) for key, field in fields().items())
+    rows = [_option(key, field, short) for key, field, short in shorts if short is not None]
     order = [*FIRST, "", *(name for names in ALONE.values() for name in names)]  # "" is what both functions share
     return sorted(rows, key=lambda row: order.index(row[0].name if row[0].name in order else ""))
-
-
-def _fields() -> Iterator[tuple[str, FieldInfo]]:
-    """Every field by dotted key."""
-    for name, field in Config.model_fields.items():
-        if name not in SECTIONS:
-            yield name, field
-    for section, model in SECTIONS.items():
-        for name, field in model.model_fields.items():
-            yield f"{section}.{name}", field
 
 
 def _option(key: str, field: FieldInfo, short: Short) -> tuple[Option, str]:
