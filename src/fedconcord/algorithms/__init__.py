@@ -1,4 +1,4 @@
-"""The methods. To add one: a file with a factory, and its line here."""
+"""The methods. To add one: a file with a factory, which is imported and listed here."""
 
 from collections.abc import Callable
 
@@ -24,40 +24,12 @@ from fedconcord.algorithms.mfl import mfl
 from fedconcord.algorithms.mimesvrg import mimesvrg
 from fedconcord.algorithms.scaffold import scaffold
 from fedconcord.algorithms.vrlsgd import vrlsgd
+from fedconcord.basis.factories import by_name
 from fedconcord.core import Algorithm
 
-METHODS: dict[str, Callable[..., Algorithm]] = {
-    "auto": auto,
-    "fedsgd": fedsgd,
-    "fedavg": fedavg,
-    "fedavgm": fedavgm,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fedadagrad": fedadagrad,
-    "fedexp": fedexp,
-    "fedpaq": fedpaq,
-    "fedprox": fedprox,
-    "fedsam": fedsam,
-    "fedcm": fedcm,
-    "mofedsam": mofedsam,
-    "mfl": mfl,
-    "fednova": fednova,
-    "fednova_vr": fednova_vr,
-    "scaffold": scaffold,
-    "vrlsgd": vrlsgd,
-    "fedgamma": fedgamma,
-    "mimesvrg": mimesvrg,
-    "fedsaga": fedsaga,
-    "losac": losac,
-    "feddyn": feddyn,
-    "fedspeed": fedspeed,
-    "fedsmoo": fedsmoo,
-    "fedpd": fedpd,
-    "fedadmm": fedadmm,
-    "fedadmm_inexact": fedadmm_inexact,
-    "fedhybrid": fedhybrid,
-    "fedvra": fedvra,
-    "afedpd": afedpd,
-    "afedpdsam": afedpdsam,
-}
+METHODS: dict[str, Callable[..., Algorithm]] = by_name(
+    *(auto, fedsgd, fedavg, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedpaq, fedprox, fedsam, fedcm, mofedsam),
+    *(mfl, fednova, fednova_vr, scaffold, vrlsgd, fedgamma, mimesvrg, fedsaga, losac, feddyn, fedspeed, fedsmoo),
+    *(fedpd, fedadmm, fedadmm_inexact, fedhybrid, fedvra, afedpd, afedpdsam),
+)
 """The methods: name -> factory of an `Algorithm`, whose parameters are the method's."""

@@ -14,13 +14,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.grammar import Spec, Value, decimal, parse, plain, shown, spread, text
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def by_name(*factories: F) -> dict[str, F]:
+    """A registry of factories by their own names, in this order."""
+    return {factory.__name__: factory for factory in factories}
 
 
 class Search(NamedTuple):

@@ -74,14 +74,15 @@ class Protection(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a method says of itself; `Algorithm` explains the fields."""
+    """What a method says of itself."""
 
-    group: str = ""
-    memory: Memory | None = None
-    invariant: str | None = None
-    protection: Protection | None = None
-    server_optimiser: bool = False
-    remedies: tuple[Remedy, ...] = ()
-    recommendations: tuple[Recommendation, ...] = ()
-    cautions: tuple[Caution, ...] = ()
+    group: str = ""  # the mechanism that it is listed under, such as "control variates"
+    memory: Memory | None = None  # what its clients remember that stands for their gradients
+    invariant: str | None = None  # what holds only while contributions are summed: a sum over clients' rows, in words
+    protection: Protection | None = None  # what differential privacy does to messages; None: nothing
+    server_optimiser: bool = False  # its aggregate passes through a server optimiser
+    remedies: tuple[Remedy, ...] = ()  # which differences between clients it is made for
+    recommendations: tuple[Recommendation, ...] = ()  # federations in which it is worth tuning first
+    cautions: tuple[Caution, ...] = ()  # federations in which it is not worth its costs
     theory: Callable[[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray], StepTheory] | None = None
+    """(ids, inclusion, steps, lr, smoothness) of n clients -> what its theory says of its step sizes."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedconcord.basis.factories import by_name
 from fedconcord.core import Oracle
 
 
@@ -46,11 +47,5 @@ def saga(
     return Oracle("saga", blocks=blocks)
 
 
-ORACLES: dict[str, Callable[..., Oracle]] = {
-    "minibatch": minibatch,
-    "full": full,
-    "sam": sam,
-    "svrg": svrg,
-    "saga": saga,
-}
+ORACLES: dict[str, Callable[..., Oracle]] = by_name(minibatch, full, sam, svrg, saga)
 """Gradients of a local step by name."""

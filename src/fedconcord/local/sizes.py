@@ -36,6 +36,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.factories import by_name
 from fedconcord.core import Rule
 from fedconcord.core.pieces import At
 
@@ -78,7 +79,7 @@ def normed(
     return Rule("normed", first, bound=bound)
 
 
-RULES: dict[str, Callable[..., Rule]] = {"auto": auto, "delta": delta, "dog": dog, "normed": normed}
+RULES: dict[str, Callable[..., Rule]] = by_name(auto, delta, dog, normed)
 """Rules of local step sizes by name, for `local.lr`."""
 
 

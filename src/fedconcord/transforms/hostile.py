@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Chance, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of, rng, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
@@ -119,15 +120,7 @@ def _z_max(n: int, hostile: int) -> float:
     return NormalDist().inv_cdf(min(max(share, 0.5), 1 - 1e-3))
 
 
-ATTACKS: dict[str, Callable[..., Attack]] = {
-    "sign_flip": sign_flip,
-    "gaussian": gaussian,
-    "same_value": same_value,
-    "nan": nan,
-    "label_flip": label_flip,
-    "ipm": ipm,
-    "alie": alie,
-}
+ATTACKS: dict[str, Callable[..., Attack]] = by_name(sign_flip, gaussian, same_value, nan, label_flip, ipm, alie)
 
 
 def chosen(attack: Attack, seed: int, clients: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import BelowOne, Count, Positive, about
 from fedconcord.core import Algorithm, Cohort, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
@@ -144,16 +145,9 @@ def centred_clip(
     return Rule(reduce, length=True, momentum=momentum)
 
 
-AGGREGATES: dict[str, Callable[..., Rule]] = {
-    "mean": mean,
-    "trimmed_mean": trimmed_mean,
-    "median": median,
-    "geometric_median": geometric_median,
-    "krum": krum,
-    "multi_krum": multi_krum,
-    "norm_clip": norm_clip,
-    "centred_clip": centred_clip,
-}
+AGGREGATES: dict[str, Callable[..., Rule]] = by_name(
+    mean, trimmed_mean, median, geometric_median, krum, multi_krum, norm_clip, centred_clip
+)
 
 
 def _trimmed(rows: Tensor, cut: int) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.factories import Search
+from fedconcord.basis.factories import Search, by_name
 from fedconcord.basis.parameters import BelowOne, NotNegative, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Sender, Tree, model_of
 from fedconcord.core.identity import UNNAMED, Identity, definition
@@ -272,12 +272,5 @@ def _measured(algorithm: Algorithm) -> Algorithm:
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": sgd,
-    "momentum": momentum,
-    "adam": adam,
-    "yogi": yogi,
-    "adagrad": adagrad,
-    "extrapolation": extrapolation,
-}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = by_name(sgd, momentum, adam, yogi, adagrad, extrapolation)
 """Server optimisers by name."""

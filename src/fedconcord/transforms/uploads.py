@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
@@ -140,7 +141,7 @@ def topk(
     return Compressor(encode, decode, feedback=feedback)
 
 
-COMPRESSORS: dict[str, Callable[..., Compressor]] = {"none": none, "quantise": quantise, "topk": topk}
+COMPRESSORS: dict[str, Callable[..., Compressor]] = by_name(none, quantise, topk)
 """Compressors of uploads by name."""
 
 
