@@ -16,7 +16,7 @@ import typer
 
 import fedconcord
 from fedconcord.cli.main import app
-from fedconcord.settings.schema import keys as setting_keys
+from fedconcord.settings.sources import keys as setting_keys
 
 RECORD = Path(__file__).parent / "interface.json"
 JOB = {"data": "digits", "model": "logreg", "clients": 6, "cohort": 3, "rounds": 2, "eval_every": 1}

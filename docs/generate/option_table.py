@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 import fedconcord
 from fedconcord.basis import files
 from fedconcord.options.option import Option, Short
-from fedconcord.settings.schema import default_text, fields, keys, noted, values_text
+from fedconcord.settings.sources import default_text, fields, keys, noted, values_text
 
 TABLE = Path(fedconcord.__file__).parent / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path

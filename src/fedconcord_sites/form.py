@@ -26,8 +26,8 @@ from fedconcord.problems.judging import supervised
 from fedconcord.remote.terms import FEWEST, Scale, Terms
 from fedconcord.settings import Config, Source
 from fedconcord.settings.own import input_of
-from fedconcord.settings.schema import validated
 from fedconcord.settings.sections import InputSettings
+from fedconcord.settings.sources import validated
 from fedconcord.transforms.sums import unsummable
 from fedconcord_sites.judging import check_summed
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from fedconcord.basis.demand import on_demand
 
 if TYPE_CHECKING:
-    from fedconcord.settings.job import advise, build, refuse
+    from fedconcord.settings.job import advise, build, refuse, team_of
     from fedconcord.settings.judging import evaluation, held, judged, looks
-    from fedconcord.settings.machine import device_of, team_of
     from fedconcord.settings.methods import local_for, read_method, runs, single, with_lr
     from fedconcord.settings.methods import text_of as canonical_text
     from fedconcord.settings.objects import named, objects_of, unchanged, words
@@ -21,21 +20,24 @@ if TYPE_CHECKING:
     from fedconcord.settings.parts import REGISTRIES, part
     from fedconcord.settings.privacy import budget_of, unprotected
     from fedconcord.settings.privacy import note as privacy_note
-    from fedconcord.settings.problem import divided, first_problem, forget_problem, problem_of
+    from fedconcord.settings.problem import device_of, divided, first_problem, forget_problem, problem_of
     from fedconcord.settings.resolve import as_toml, check_distinct, resolve_compare, resolve_run
-    from fedconcord.settings.schema import default_text, keys, searched, values_text
     from fedconcord.settings.sections import LocalSettings
     from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, RIVALS, Config
     from fedconcord.settings.sources import (
         Source,
+        default_text,
         from_file,
         from_nested,
         from_options,
+        keys,
         merge,
         prepare,
+        searched,
         seed_list,
         shaped,
         toml_value,
+        values_text,
     )
 
 __all__ = [
@@ -88,7 +90,7 @@ __all__ = [
     "shaped",
     "single",
     "team_of",
-    "toml_value",
+    "toml_value default_text keys searched values_text",
     "unchanged",
     "unprotected",
     "values_text",
@@ -100,20 +102,18 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
     __getattr__ = on_demand(
         globals(),
         {
-            "fedconcord.settings.job": "advise build refuse",
+            "fedconcord.settings.job": "advise build refuse team_of",
             "fedconcord.settings.judging": "evaluation held judged looks",
-            "fedconcord.settings.machine": "device_of team_of",
             "fedconcord.settings.methods": "local_for read_method runs single with_lr canonical_text=text_of",
             "fedconcord.settings.objects": "named objects_of unchanged words",
             "fedconcord.settings.own": "dataset_of folder_name kind_of metrics_note notes",
             "fedconcord.settings.parts": "REGISTRIES part",
             "fedconcord.settings.privacy": "budget_of unprotected privacy_note=note",
-            "fedconcord.settings.problem": "divided first_problem forget_problem problem_of",
+            "fedconcord.settings.problem": "device_of divided first_problem forget_problem problem_of",
             "fedconcord.settings.resolve": "as_toml check_distinct resolve_compare resolve_run",
-            "fedconcord.settings.schema": "default_text keys searched values_text",
             "fedconcord.settings.sections": "LocalSettings",
             "fedconcord.settings.settings": "DEFAULT_MODEL DEFAULT_PARTITION RIVALS Config",
             "fedconcord.settings.sources": "Source from_file from_nested from_options merge prepare seed_list shaped "
-            "toml_value",
+            "toml_value default_text keys searched values_text",
         },
     )

@@ -10,17 +10,20 @@ from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem
+from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
+from fedconcord.engines.team import ALONE, Team
 from fedconcord.federation.rates import scaled
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
+from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver
 from fedconcord.problems import Regularised
-from fedconcord.settings.baselines import baseline
-from fedconcord.settings.machine import engine_of
+from fedconcord.remote.link import Faults
+from fedconcord.settings.methods import baseline
 from fedconcord.settings.parts import call_of, part, registry_of, work_of
 from fedconcord.settings.privacy import protected, refuse_data
-from fedconcord.settings.problem import problem_of
+from fedconcord.settings.problem import device_of, problem_of
 from fedconcord.settings.settings import Config
 from fedconcord.state import Storage
 from fedconcord.transforms.hostile import chosen, with_hostile
@@ -107,6 +110,38 @@ def build(config: Config) -> Job:
         hostile=attackers,
     )
     return job if config.method not in BASELINES else baseline(job, config.method)
+
+
+def engine_of(config: Config) -> Engine:
+    """The engine of a run."""
+    if config.engine.name == "wire":
+        wire = config.wire
+        faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
+        return Wire(faults, wire.tries, config.seed or 0)
+    if config.engine.name == "serial":
+        return Serial()
+    choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
+    return Stacked(*choices, graphs_of(config))
+
+
+def team_of(config: Config) -> Team:
+    """The processes that share the run."""
+    if config.engine.name != "distributed":
+        return ALONE
+    return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
+
+
+def graphs_of(config: Config) -> Graphs | None:
+    """Where the run's local steps are recorded.
+
+    Raises:
+        UserError: the run is not on a GPU.
+    """
+    if not config.engine.graphs:
+        return None
+    if device_of(config).type != "cuda":
+        raise UserError("engine.graphs records CUDA graphs, and this run is on the CPU; leave it out, or use cuda")
+    return Graphs()
 
 
 def advise(config: Config) -> None:

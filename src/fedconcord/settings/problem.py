@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from fedconcord.problems.losses import metrics_of
 from fedconcord.problems.precision import Precision
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.settings.machine import device_of
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import call_of, part
 from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
@@ -56,6 +56,28 @@ class Task(NamedTuple):
     loss: str | None
     metrics: tuple[str, ...]
     precision: Precision
+
+
+def device_of(config: Config) -> torch.device:
+    """The device of a run.
+
+    Raises:
+        UserError: cuda is asked for and not there.
+    """
+    device, has_cuda = config.engine.device, torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise UserError("engine.device is cuda, and torch finds no CUDA device here; use cpu or auto")
+    if not has_cuda or device == "cpu":
+        return torch.device("cpu")
+    if config.engine.name != "distributed":
+        return torch.device("cuda")
+    local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= devices:
+        raise UserError(
+            f"the distributed engine needs a CUDA device a process, found {devices}; start {devices}, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 def problem_of(config: Config) -> Problem:

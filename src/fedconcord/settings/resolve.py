@@ -13,8 +13,16 @@ from fedconcord.basis.errors import UserError
 from fedconcord.federation.partitions import LABEL_FREE
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
-from fedconcord.settings import baselines, own
-from fedconcord.settings.methods import check_local, check_privacy, labelled, read_method, single, text_of
+from fedconcord.settings import own
+from fedconcord.settings.methods import (
+    check_baselines,
+    check_local,
+    check_privacy,
+    labelled,
+    read_method,
+    single,
+    text_of,
+)
 from fedconcord.settings.parts import PARTS, call_of, canonical, part
 from fedconcord.settings.sections import EvalSettings
 from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, Config
@@ -61,7 +69,7 @@ def resolve_compare(*sources: Source) -> Config:
                 )
     config = _checked(values, origin)
     assert config.methods is not None
-    baselines.check(config.baselines, config.methods, config)
+    check_baselines(config.baselines, config.methods, config)
     read = [read_method(method, config.algorithm) for method in config.methods]
     methods = [text_of(config, call, labelled(config, call, overrides)) for call, overrides in read]
     labels = [single(config, written, 0).label or "" for written in config.baselines]
