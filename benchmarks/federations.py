@@ -26,13 +26,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord import advice, settings
+from fedconcord import advice
 from fedconcord.advice import FederationFacts, choice
 from fedconcord.advice.rules import cautions, methods_of, rules
 from fedconcord.analysis import catalogue
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import Job, train
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = Path(__file__).with_suffix(".json"), ROOT / "docs" / "choosing.md"
@@ -141,7 +144,7 @@ def job_of(given: dict[str, Any], method: str, seed: int) -> Job:
         UserError: the method cannot run here.
     """
     job = {**given, "method": method, "seed": seed, "validation": 0.2}
-    return settings.build(settings.resolve_run(settings.from_nested(job, "federations.py")))
+    return build(resolve_run(from_nested(job, "federations.py")))
 
 
 def followed(given: dict[str, Any], job: Job) -> Found:
@@ -213,7 +216,7 @@ def written(done: dict[str, Any]) -> str:
 def facts_of(given: dict[str, Any]) -> dict[str, Any]:
     """What the rules see of a federation, tuned with seed 0."""
     job = {**given, "seed": TUNING, "validation": 0.2}
-    found = advice.facts_of(advice.federation_of(settings.from_nested(job, "federations.py")))
+    found = advice.facts_of(advice.federation_of(from_nested(job, "federations.py")))
     return {key: short(value) if isinstance(value, float) else value for key, value in found._asdict().items()}
 
 

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedconcord import advance, evaluate, settings, start
+from fedconcord import advance, evaluate, start
 from fedconcord.basis import files
 from fedconcord.report.figures.drawing import to_files
 from fedconcord.report.figures.style import MUTED, look, panel, styled
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 JOB = {
     "data": "digits",
@@ -44,7 +46,7 @@ def accuracy(given: Mapping[str, object], seeds: Sequence[int], rounds: int) -> 
     """The final test accuracy in percent of each seed."""
     found = []
     for seed in seeds:
-        job = settings.build(resolve_run(from_nested(JOB | given | {"rounds": rounds, "seed": seed}, "benchmark")))
+        job = build(resolve_run(from_nested(JOB | given | {"rounds": rounds, "seed": seed}, "benchmark")))
         state = start(job)
         for _ in range(rounds):
             state = advance(job, state)

@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedconcord import advance, evaluate, settings, start
+from fedconcord import advance, evaluate, start
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.report.figures.drawing import to_files
 from fedconcord.report.figures.style import look, panel, styled
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 JOB = {
     "data": "digits",
@@ -42,7 +44,7 @@ def accuracy(rule: str, attack: str, partition: str, seeds: Sequence[int], round
     found = []
     for seed in seeds:
         given = {"method": f"fedavg(aggregate={rule})", "hostile": attack, "partition": partition, "seed": seed}
-        job = settings.build(resolve_run(from_nested(JOB | given, "benchmark")))
+        job = build(resolve_run(from_nested(JOB | given, "benchmark")))
         state = start(job)
         for _ in range(rounds):
             state = advance(job, state)

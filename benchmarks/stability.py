@@ -21,7 +21,7 @@ from typing import Any
 from fedconcord import tuning
 from fedconcord.runs.events import Watch
 from fedconcord.runs.study import carry_out
-from fedconcord.settings import from_file, from_nested
+from fedconcord.settings.sources import from_file, from_nested
 from fedconcord.tuning.page import write_all
 
 JOB = Path(__file__).parents[1] / "examples" / "demo.toml"

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 
-from fedconcord import settings
-from fedconcord.settings import Config
+from fedconcord.settings.methods import runs
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
 from fedconcord_papers.recipes.run import (
     RecipeSpec,
@@ -32,7 +34,7 @@ def configs(recipe: Recipe, size: SizeName) -> list[Config]:
             for k, point in enumerate(points_of(entry))
         ]
         nested = {**settings_of(recipe.experiment, asked.size, cell), "methods": methods}
-        found += settings.runs(settings.resolve_compare(settings.from_nested(nested, recipe.name)))
+        found += runs(resolve_compare(from_nested(nested, recipe.name)))
     return found
 
 
@@ -41,7 +43,7 @@ def resolved(recipe: Recipe, size: SizeName) -> dict[str, Config]:
     found = {}
     for cell, given, methods in planned_texts(RecipeSpec(recipe, size, Path("unused"))):
         nested = {**given, "methods": methods, "seeds": list(recipe.sizes[size].seeds)}
-        found[cell] = settings.resolve_compare(settings.from_nested(nested, recipe.name))
+        found[cell] = resolve_compare(from_nested(nested, recipe.name))
     return found
 
 

@@ -27,7 +27,8 @@ from fedconcord.federation.dropout import fixed
 from fedconcord.jobs import advance, checkpoint, plan_of, start
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.testing.bench import run
 from fedconcord.transforms.adaptive import Counted, adaptive, clip_of, with_adaptive_privacy
 from fedconcord.transforms.late import with_late_replies

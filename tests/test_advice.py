@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedconcord import Dataset, UserError, settings
+from fedconcord import Dataset, UserError
 from fedconcord.advice import FederationFacts, Wishes, advise, as_json, facts_of, federation_of, lines_of
 from fedconcord.advice.choice import choose, name_of, ranges
 from fedconcord.advice.facts import feature_skew, label_distances
@@ -22,14 +22,17 @@ from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.cli.main import call
 from fedconcord.jobs import refusals, train
-from fedconcord.settings import Config
+from fedconcord.settings.job import build
+from fedconcord.settings.methods import read_method, single
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 
 ROOT = Path(__file__).parents[1]
 OUTCOMES: dict[str, Any] = json.loads((ROOT / "benchmarks" / "federations.json").read_text())
 
 
 def federation(**given: Any) -> Config:
-    return federation_of(settings.from_nested(given, "test"))
+    return federation_of(from_nested(given, "test"))
 
 
 def seen(**given: Any) -> FederationFacts:
@@ -125,7 +128,7 @@ def test_the_rules_are_whole() -> None:
         FederationFacts(4, 1, 1.0, 0.0, (1, 1.0, 1), (1, 1.0, 1), 0.0, None, None, None, 4)
     )
     for text in methods_of(rules()):
-        begun, local = settings.read_method(text)
+        begun, local = read_method(text)
         assert {*begun.given, *local} <= {*ranges(begun.name)}, f"{text} begins with a setting that is not tuned"
     assert {caution.method for caution in cautions()} <= set(plugins.available())
 
@@ -162,7 +165,7 @@ def test_what_is_named_can_run(given: dict[str, Any]) -> None:
     found = advise(config)
     assert 2 <= len(found.named) <= 3
     for one in found.named:
-        job = settings.build(settings.single(config, one.method, 0))
+        job = build(single(config, one.method, 0))
         assert list(refusals.reasons(job)) == []
         assert one.up == job.cost.up
         *_, last = train(job, 1)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from fedconcord import settings
 from fedconcord.algorithms.auto import EPS, FRESH, KEPT, LENGTH, LONGEST, C, R, auto
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, Plan
@@ -17,6 +16,10 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, plan_of, start
 from fedconcord.problems import Quadratic, quadratics
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 
 CPU = torch.device("cpu")
 
@@ -147,11 +150,11 @@ def test_steps_that_are_too_long_are_shortened() -> None:
     assert float((state.server.answer - best).norm()) < 1e-3
 
 
-def resolved(**more: Any) -> settings.Config:
+def resolved(**more: Any) -> Config:
     given = {"data": "digits", "clients": 20, "cohort": 5, "rounds": 2, "method": "auto", **more}
-    return settings.resolve_run(settings.from_nested(given, "test"))
+    return resolve_run(from_nested(given, "test"))
 
 
 def test_a_step_size_beside_it_is_refused() -> None:
     with pytest.raises(UserError, match="finds its own step"):
-        settings.build(resolved(local={"lr": 0.1}))
+        build(resolved(local={"lr": 0.1}))

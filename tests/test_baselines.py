@@ -15,7 +15,6 @@ import torch
 from torch.nn import functional as F
 
 import fedconcord
-from fedconcord import settings
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.federation.work import batches
@@ -28,7 +27,10 @@ from fedconcord.report.summary import summarise
 from fedconcord.report.worth import DRAWS, bootstrap, sentences, worth
 from fedconcord.runs import plan
 from fedconcord.runs.events import Entry
-from fedconcord.settings import from_nested
+from fedconcord.settings.job import build
+from fedconcord.settings.judging import held
+from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.sources import Source, from_nested
 from training import execute_all
 
 JOB: dict[str, Any] = {
@@ -39,7 +41,7 @@ JOB: dict[str, Any] = {
 
 
 def job(**changes: Any) -> Job:
-    return settings.build(settings.resolve_run(from_nested({**JOB, **changes}, "test")))
+    return build(resolve_run(from_nested({**JOB, **changes}, "test")))
 
 
 def trained(of: Job, rounds: int) -> State:
@@ -249,7 +251,7 @@ def test_baselines_go_on_to_the_same_bits(comparison: Path, tmp_path: Path) -> N
     given = {"methods": ["fedavg"], **COMPARED, "seeds": [0], "baselines": ["local", "pooled"]}
     given["local"] = {"lr": given.pop("lr")}
 
-    def source(**more: Any) -> settings.Source:
+    def source(**more: Any) -> Source:
         return from_nested({**given, **more}, "test")
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -338,12 +340,12 @@ def test_whether_clients_set_samples_apart(changes: dict[str, Any], share: float
     given = {"data": "digits", "model": "logreg", "partition": "iid", "methods": ["fedavg"], **changes}
     if given["data"] == "quadratics":
         del given["partition"]
-    config, why = settings.held(settings.resolve_compare(from_nested(given, "test")))
+    config, why = held(resolve_compare(from_nested(given, "test")))
     assert config.validation == share
     assert (why is None) == (said is None)
     assert said is None or (why is not None and said in why)
     assert config.as_dict()["validation"] == ("none" if share is None else share)
-    again, _ = settings.held(settings.resolve_compare(from_nested(config.as_dict(), "test")))
+    again, _ = held(resolve_compare(from_nested(config.as_dict(), "test")))
     assert again == config
 
 

@@ -26,7 +26,8 @@ from fedconcord import Finished, Row, Run, cli
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.progress import Show
 from fedconcord.runs.events import Entry, Event, Stage
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 ROOT = Path(__file__).parents[1]
 JOB: dict[str, Any] = {"data": "quadratics(dim=3)", "clients": 6, "cohort": 3, "rounds": 4}

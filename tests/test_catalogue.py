@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedconcord import settings
 from fedconcord.algorithms import METHODS, plugins
 from fedconcord.analysis import catalogue
 from fedconcord.analysis.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Costs, cells, describe, measure, table
@@ -23,6 +22,9 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job, advance, refusals, start
 from fedconcord.problems import quadratics
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
 from table import TABLE
 
@@ -159,7 +161,7 @@ def test_what_a_method_goes_with_is_what_its_jobs_are_refused_for(name: str) -> 
         cohort = 10 if algorithm.needs.everyone and what != "absent clients" else COHORT
         common = {"method": str(Spec(name, (), options)), "data": "quadratics", "clients": 10, "cohort": cohort}
         try:
-            refusals.check(settings.build(settings.resolve_run(settings.from_nested(common | given, "here"))))
+            refusals.check(build(resolve_run(from_nested(common | given, "here"))))
             refused = False
         except UserError:
             refused = True

@@ -18,14 +18,16 @@ import torch
 import fedconcord
 import fedconcord.report
 from fedconcord import api, cli
-from fedconcord import settings as settings
 from fedconcord.algorithms import plugins
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.jobs import Row
 from fedconcord.problems.losses import METRICS
-from fedconcord.runs import execution, plan, records
+from fedconcord.runs import execution, plan, records, results
 from fedconcord.runs.events import Entry, Finished
+from fedconcord.settings.job import build
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 from training import execute_all
 from watching import Rows
 
@@ -290,16 +292,16 @@ def cmdline(pid: int) -> bytes:
 
 def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, planned, _ = plan.plan_comparison(
-        1, settings.from_nested({"methods": "fedavg,fedprox", **plain(QUICK), "out": str(tmp_path / "c")}, "test")
+        1, from_nested({"methods": "fedavg,fedprox", **plain(QUICK), "out": str(tmp_path / "c")}, "test")
     )
-    sound = settings.build
+    sound = build
 
-    def broken(config: settings.Config) -> Any:
+    def broken(config: Config) -> Any:
         if config.method == "fedavg":
             raise RuntimeError("planted")
         return sound(config)
 
-    monkeypatch.setattr(settings, "build", broken)
+    monkeypatch.setattr(results, "build", broken)
     first, second = execute_all(planned)
     assert (first.status, second.status) == ("failed", "complete")
     assert first.error == f"RuntimeError: planted (all of it in {first.folder / 'error.txt'})"

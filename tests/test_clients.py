@@ -19,7 +19,6 @@ import torch
 from torch.nn import functional as F
 
 import fedconcord
-from fedconcord import settings as config
 from fedconcord.analysis.fairness import spread
 from fedconcord.analysis.personalisation import Finetune, personalised
 from fedconcord.basis.errors import UserError
@@ -34,7 +33,10 @@ from fedconcord.runs.final import RunOptions
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.plan import plan_run
 from fedconcord.runs.stopping import Patience
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.job import build
+from fedconcord.settings.problem import forget_problem
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from table import batches_of
 from training import execute
 from watching import Rows
@@ -50,7 +52,7 @@ JOB = {
 
 
 def job(**more: object) -> Job:
-    return config.build(resolve_run(from_nested({**JOB, "engine.dtype": "float64", **more}, "test")))
+    return build(resolve_run(from_nested({**JOB, "engine.dtype": "float64", **more}, "test")))
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -88,7 +90,7 @@ def test_no_batch_holds_a_sample_set_apart() -> None:
             drawn |= set((problem.offsets[i] + batch[batch >= 0]).tolist())
     assert len(drawn) > 1000
     assert not apart & {problem.x[k].numpy().tobytes() for k in drawn}
-    whole = config.build(resolve_run(from_nested({**JOB, "validation": "none"}, "test"))).problem
+    whole = build(resolve_run(from_nested({**JOB, "validation": "none"}, "test"))).problem
     assert whole.roster.sizes.sum() == 1437
 
 
@@ -224,7 +226,7 @@ def test_patience_knows_which_way_a_metric_goes(tmp_path: Path) -> None:
     this = job(rounds=1)
     assert isinstance(this.problem, Supervised)
     this.problem.metrics = metrics_of(("macro_f1",), "class")
-    config.forget_problem()
+    forget_problem()
     options = RunOptions(Patience(4, metric="test_macro_f1"))
     execute(replace(this, engine=Serial()), tmp_path, rounds=12, info={}, options=options)
     values = [float(row["test_macro_f1"]) for row in table(tmp_path / "metrics.csv")[1:]]

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from fedconcord import settings as settings
 from fedconcord.algorithms import METHODS, family, plugins
 from fedconcord.basis import factories, files, grammar
 from fedconcord.basis.errors import UserError
@@ -23,18 +22,14 @@ from fedconcord.jobs import Job, State, advance, start
 from fedconcord.local.solver import Solver
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS
-from fedconcord.settings import (
-    Config,
-    Source,
-    build,
-    from_file,
-    from_nested,
-    from_options,
-    parts,
-    resolve_compare,
-    resolve_run,
-    runs,
-)
+from fedconcord.settings import parts
+from fedconcord.settings.job import advise, build
+from fedconcord.settings.methods import runs
+from fedconcord.settings.problem import device_of
+from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.sections import LocalSettings
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys
 from table import batches_of
 
 
@@ -427,7 +422,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         (
             {"method": "fedavg(local.lrr=1)"},
             "method fedavg: unknown key 'local.lrr' (did you mean 'local.lr'?); known: "
-            + ", ".join(f"local.{name}" for name in settings.LocalSettings.model_fields),
+            + ", ".join(f"local.{name}" for name in LocalSettings.model_fields),
         ),
         (
             {"server": "momentm(0.9)"},
@@ -521,7 +516,7 @@ def test_wrong_comparison(named: dict[str, Any], said: str) -> None:
         ("seeds = 2020-01-01", "seeds must be a list of integers >= 0 such as 0,1,2, given 2020-01-01 (job.toml)"),
         (
             "local = 3",
-            f"local is a table of keys ({', '.join(settings.LocalSettings.model_fields)}), given 3 (job.toml)",
+            f"local is a table of keys ({', '.join(LocalSettings.model_fields)}), given 3 (job.toml)",
         ),
     ],
 )
@@ -552,7 +547,7 @@ def test_wrong_set(setting: str, said: str) -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    for key, schema in settings.keys().items():
+    for key, schema in keys().items():
         assert schema.get("description"), key
 
 
@@ -641,7 +636,7 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = resolve_run(options(engine__device="cuda"))
     assert "torch finds no CUDA device" in sentence(lambda: build(config))
-    assert settings.device_of(resolve_run(options(engine__device="auto"))).type == "cpu"
+    assert device_of(resolve_run(options(engine__device="auto"))).type == "cpu"
 
 
 def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
@@ -651,9 +646,9 @@ def test_fedvra_outside_its_condition_is_a_warning_with_numbers() -> None:
     wild = resolve_run(from_nested({**job, "local": local}, "test"))
     left = 16 * (1 - (1 - 0.01) ** (5 * 15))
     with pytest.warns(family.StepSizeWarning, match=f"has {left:.3g} on the left"):
-        settings.advise(wild)
-    settings.advise(wild.model_copy(update={"method": "fedavg"}))
-    settings.advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))
+        advise(wild)
+    advise(wild.model_copy(update={"method": "fedavg"}))
+    advise(resolve_run(from_nested({**job, "local": {"steps": 1, "lr": 0.01}}, "test")))
 
 
 def test_two_block_tasks_are_a_setting_away() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
@@ -25,6 +24,9 @@ from fedconcord.problems.losses import METRICS as METRICS_OF
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
 from fedconcord.runs.events import Event, Finished
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.state import tensors
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.judging import SUMS
@@ -149,8 +151,8 @@ def simulated(job: Mapping[str, Any], data: Path, **changes: Any) -> tuple[State
     """The same job by engine serial, on the table of all: its last state, and its metrics by round."""
     own = {"data": str(data), "validation": "none", "input": {"client": "site"}, "engine": {"name": "serial"}}
     nested = {key: value for key, value in with_(job, **own, **changes).items() if value is not None}
-    config = settings.resolve_run(settings.from_nested(nested, "here"))
-    here = settings.build(config)
+    config = resolve_run(from_nested(nested, "here"))
+    here = build(config)
     state = start(here)
     rows = [evaluate(here, state)]
     for _ in range(config.rounds):
@@ -299,10 +301,8 @@ def test_data_by_name_are_cut_by_the_jobs_partition(tmp_path: Path) -> None:
     here.site = lambda name: Site(here.job, Path(), tmp_path / "sites" / name, name)  # type: ignore[method-assign]
     assert check(here.job, here.names, here.exchange, 1.0) == []
     here.serve()
-    config = settings.resolve_run(
-        settings.from_nested(with_(job, clients=4, validation="none", engine={"name": "serial"}), "here")
-    )
-    simulation = settings.build(config)
+    config = resolve_run(from_nested(with_(job, clients=4, validation="none", engine={"name": "serial"}), "here"))
+    simulation = build(config)
     state = advance(simulation, advance(simulation, start(simulation)))
     want, got = leaves(state.server), here.server()
     assert max(far(got[name], want[name]) for name in want) < 1e-12

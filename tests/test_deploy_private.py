@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import settings
 from fedconcord.analysis.accountant import KEYED
 from fedconcord.basis.errors import UserError
 from fedconcord.core.unkeyed import SYSTEM, Chance, normal, uniform
 from fedconcord.remote import codec
+from fedconcord.settings.privacy import budget_of, privacy_note
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord_sites.private import GENERATOR, Cohorts
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import Site
@@ -159,11 +161,11 @@ def test_epsilon_and_the_generator_are_said_as_in_a_simulation(tables: Path, tmp
     here = Private(job, tables, tmp_path)
     here.run()
     nested = with_(job, data=str(tables / "all.npz"), input={"client": "site"}, validation="none")
-    config = settings.resolve_run(settings.from_nested(nested, "here"))
-    budget = settings.budget_of(config)
+    config = resolve_run(from_nested(nested, "here"))
+    budget = budget_of(config)
     assert budget is not None
     assert budget.generator == KEYED
-    assert KEYED in str(settings.privacy_note(config))
+    assert KEYED in str(privacy_note(config))
     for row in here.metrics():
         assert float(row["epsilon"]) == pytest.approx(budget.spending.epsilon(int(row["round"])), abs=1e-12)
     said = here.said()["privacy"]

@@ -45,7 +45,8 @@ from fedconcord.jobs import Job, State, advance, plan_of, start
 from fedconcord.local.solver import Solver
 from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
 from fedconcord.runs.plan import plan_run
-from fedconcord.settings import build, from_nested
+from fedconcord.settings.job import build
+from fedconcord.settings.sources import from_nested
 from fedconcord.state import tensors
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import momentum, with_server

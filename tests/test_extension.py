@@ -12,7 +12,7 @@ import fedconcord
 from fedconcord import api
 from fedconcord.jobs import Row
 from fedconcord.runs import plan
-from fedconcord.settings import from_nested
+from fedconcord.settings.sources import from_nested
 from training import execute_all
 from watching import Rows
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord import settings as config
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.federation.features import FEATURES, noise, rotate, scale, skewed
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.problem import problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((5, 2, 8, 8)).astype(np.float32)
@@ -111,7 +113,7 @@ def test_a_client_does_not_depend_on_the_others() -> None:
 # -- in a run ------------------------------------------------------------------------------------------------------
 
 
-def settings(**changed: Any) -> config.Config:
+def settings(**changed: Any) -> Config:
     base = {"data": "digits", "clients": 8, "cohort": 4, "model": "logreg", "method": "fedavg", "rounds": 1}
     return resolve_run(from_nested({**base, **changed}, "here"))
 
@@ -119,9 +121,9 @@ def settings(**changed: Any) -> config.Config:
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(0.3)", "shards(2)", "power_law", "quantity", "groups"])
 def test_composes_with_every_partition(partition: str) -> None:
     """Client i's samples in the problem are its samples of the plain run, turned; the test set is untouched."""
-    plain = config.problem_of(settings(partition=partition))
+    plain = problem_of(settings(partition=partition))
     x, y, offsets, test = plain.x[:], plain.y, plain.offsets, plain.test_x[:]
-    turned = config.problem_of(settings(partition=partition, skew="rotate(90)"))
+    turned = problem_of(settings(partition=partition, skew="rotate(90)"))
     assert torch.equal(turned.test_x[:], test)
     assert torch.equal(turned.y, y)
     for i in range(8):
@@ -147,8 +149,8 @@ def test_settings() -> None:
 def test_validation_samples_are_skewed_and_the_test_set_is_not() -> None:
     """A client of two is turned by 180 degrees: so are the samples that it sets apart."""
     common = {"partition": "iid", "clients": 2, "cohort": 2, "validation": 0.2}
-    plain = config.problem_of(settings(**common)).judged
-    turned = config.problem_of(settings(**common, skew="rotate(180,groups=2)")).judged
+    plain = problem_of(settings(**common)).judged
+    turned = problem_of(settings(**common, skew="rotate(180,groups=2)")).judged
     assert turned.split == "validation"
     half = plain.offsets[1]
     assert torch.equal(turned.x[:half], plain.x[:half])

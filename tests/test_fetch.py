@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fedconcord import settings as config
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
 from fedconcord.data import data_folder, esr, fetch, fmnist, har, mnist
 from fedconcord.data.fetch import PUBLISHED
 from fedconcord.data.published import Download, Published, read_numbers
+from fedconcord.settings.problem import problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from test_data import idx
 
 
@@ -356,11 +358,11 @@ def test_har_persons_are_the_clients_of_a_run(tmp_path: Path) -> None:
         (tmp_path / "UCI HAR Dataset" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "UCI HAR Dataset" / path).write_bytes(data)
     given = {"data": "har", "data_dir": str(tmp_path), "partition": "natural", "model": "logreg"}
-    found = config.resolve_run(config.from_nested(given, "here"))
+    found = resolve_run(from_nested(given, "here"))
     assert (found.clients, found.cohort) == (3, 3)
-    assert config.problem_of(found).roster.sizes.tolist() == [4, 4, 4]
+    assert problem_of(found).roster.sizes.tolist() == [4, 4, 4]
     with pytest.raises(UserError, match=r"^data har have 3 clients, given clients 5; leave it out$"):
-        config.resolve_run(config.from_nested({**given, "clients": 5}, "here"))
+        resolve_run(from_nested({**given, "clients": 5}, "here"))
 
 
 @pytest.mark.parametrize(

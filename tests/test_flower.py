@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedconcord import settings as config
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
 from fedconcord.federation.partitions import counts, flwr_datasets, from_partitioner
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.problem import divided, problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 real = pytest.mark.skipif(find_spec("flwr_datasets") is None, reason="flwr-datasets is not installed")
@@ -137,8 +138,8 @@ def test_in_a_run() -> None:
     chosen = resolve_run(
         from_nested({**settings, "partition": "flwr_datasets(DirichletPartitioner(alpha=0.2))"}, "here")
     )
-    dataset, parts = config.divided(chosen)
-    assert sum(map(len, parts)) == len(dataset.train_y) == config.problem_of(chosen).roster.sizes.sum()
+    dataset, parts = divided(chosen)
+    assert sum(map(len, parts)) == len(dataset.train_y) == problem_of(chosen).roster.sizes.sum()
 
 
 def test_without_the_package_one_sentence_says_so() -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 import fedconcord
-from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
@@ -32,7 +31,8 @@ from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import Supervised
 from fedconcord.problems.semi import SemiSupervised
-from fedconcord.settings import named
+from fedconcord.settings.objects import named
+from fedconcord.settings.problem import forget_problem
 from fedconcord.state import tensors
 from fedconcord_papers.audit import Attack, audit
 from test_deploy_core import BASE, Federation, same, simulated, with_, write
@@ -187,7 +187,7 @@ def test_what_a_function_draws_and_freezes_is_the_same_with_every_seed(tmp_path:
     found = []
     for seed in (0, 1):
         torch.manual_seed(100 + seed)  # whatever was drawn before
-        settings.forget_problem()
+        forget_problem()
         found.append(weights_of(run(tmp_path / str(seed), features, seed=seed).folder))
     one, other = found
     assert set(one) == {"0.noise", "1.weight", "1.bias", "3.weight", "3.bias"}
@@ -229,10 +229,10 @@ def test_sites_have_the_servers_frozen_values(tmp_path: Path, monkeypatch: pytes
         answers = {}
         for name, data in messages.items():
             own.scale = 2.0 if name == "bern" else 1.0  # type: ignore[attr-defined]
-            settings.forget_problem()
+            forget_problem()
             answers[name] = there.site(name).answer(data)
         own.scale = 1.0  # type: ignore[attr-defined]
-        settings.forget_problem()
+        forget_problem()
         return answers
 
     with pytest.raises(

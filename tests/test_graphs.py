@@ -18,8 +18,9 @@ from fedconcord.jobs import Job
 from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver
 from fedconcord.problems.regularisers import l1
-from fedconcord.settings import from_nested, resolve_run
 from fedconcord.settings.job import graphs_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from table import make
 from test_engines import SCHEDULE, assert_same, run, small
 

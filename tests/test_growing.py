@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 import fedconcord.report
-from fedconcord import api, cli, settings
+from fedconcord import api, cli
 from fedconcord.basis.errors import UserError
 from fedconcord.report import load_runs
 from fedconcord.report.again import to_toml, whole_job
+from fedconcord.settings.methods import read_method, runs
+from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.sources import from_nested
 from test_report import flat, write_run
 
 QUICK: dict[str, Any] = {"data": "quadratics", "clients": 6, "cohort": 3, "rounds": 3, "lr": 0.01}
@@ -85,24 +88,24 @@ def test_what_is_added_and_cannot_run_is_refused_before_anything_is_written(smal
 @pytest.mark.parametrize("written", ["label='FedVRA (tuned), d=6'", 'label="FedVRA (tuned), d=6"'])
 def test_a_label_is_the_name_of_the_run_and_of_its_folder(written: str) -> None:
     given = {"methods": f"fedavg,fedvra(gamma=0.1,{written},local.lr=0.05)"}
-    config = settings.resolve_compare(settings.from_nested(given, "test"))
+    config = resolve_compare(from_nested(given, "test"))
     text = 'fedvra(gamma=0.1,local.lr=0.05,label="FedVRA (tuned), d=6")'
     assert config.methods == ["fedavg", text]
-    again = settings.resolve_compare(settings.from_nested(config.as_dict(), "compare.json"))
+    again = resolve_compare(from_nested(config.as_dict(), "compare.json"))
     assert again == config
-    one = settings.runs(config)[1]
+    one = runs(config)[1]
     assert (one.label, one.method, one.local.lr) == ("FedVRA (tuned), d=6", "fedvra", 0.05)
-    assert settings.resolve_run(settings.from_nested(one.as_dict(), "run.json")) == one
+    assert resolve_run(from_nested(one.as_dict(), "run.json")) == one
 
 
 def test_the_label_of_one_method_is_as_good() -> None:
-    config = settings.resolve_compare(settings.from_nested({"methods": "fedavg", "label": "base"}, "test"))
+    config = resolve_compare(from_nested({"methods": "fedavg", "label": "base"}, "test"))
     assert (config.methods, config.label) == (["fedavg(label=base)"], None)
-    assert settings.runs(config)[0].label == "base"
+    assert runs(config)[0].label == "base"
     twice = {"methods": "fedavg(label=a)", "label": "b"}
-    for resolve in (settings.resolve_run, settings.resolve_compare):
+    for resolve in (resolve_run, resolve_compare):
         with pytest.raises(UserError, match="label is given twice, as 'b' and as 'a' behind the method fedavg"):
-            resolve(settings.from_nested(twice, "test"))
+            resolve(from_nested(twice, "test"))
 
 
 def test_settings_on_the_page_give_labelled_methods_again(tmp_path: Path) -> None:
@@ -110,16 +113,16 @@ def test_settings_on_the_page_give_labelled_methods_again(tmp_path: Path) -> Non
         "methods": ["fedavg", "fedvra(gamma=0.1,a=1,d=6,local.lr=0.05,label='FedVRA (tuned)')"], "seeds": [0, 1],
         "clients": 20, "local": {"lr": 0.2},
     }  # fmt: skip
-    wanted = [c.as_dict() for c in settings.runs(settings.resolve_compare(settings.from_nested(given, "test")))]
+    wanted = [c.as_dict() for c in runs(resolve_compare(from_nested(given, "test")))]
     for i, c in enumerate(wanted):
         write_run(tmp_path / str(i), c["label"], c["seed"], flat(0.9), head={"config": c, "method": c["method"]})
     job = whole_job(load_runs([tmp_path]))
     assert job is not None
-    source = settings.from_nested(tomllib.loads(to_toml(job)), "job.toml")
-    assert [c.as_dict() for c in settings.runs(settings.resolve_compare(source))] == wanted
+    source = from_nested(tomllib.loads(to_toml(job)), "job.toml")
+    assert [c.as_dict() for c in runs(resolve_compare(source))] == wanted
 
 
 @pytest.mark.parametrize("label", ["''", "'  '", '"two\nlines"'])
 def test_a_label_is_a_line_of_text(label: str) -> None:
     with pytest.raises(UserError, match="method fedavg: label must be a line of text"):
-        settings.read_method(f"fedavg(label={label})")
+        read_method(f"fedavg(label={label})")

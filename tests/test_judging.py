@@ -13,9 +13,12 @@ import fedconcord
 from fedconcord.runs import plan
 from fedconcord.runs.clock import PARTS, Clock
 from fedconcord.runs.records import why_evaluated
-from fedconcord.settings import from_nested, judging, problem_of, resolve_run
+from fedconcord.settings import judging
 from fedconcord.settings.judging import Judged, looks, rule, samples_a_round
+from fedconcord.settings.problem import problem_of
+from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sections import EvalSettings
+from fedconcord.settings.sources import from_nested
 
 JOB = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 3, "validation": "none"}
 MNIST = Judged(tested=10_000, trained=60_000, multiplications=199_210, everyone=60_000)

@@ -15,7 +15,7 @@ from fedconcord.basis import sums
 from fedconcord.basis.errors import UserError
 from fedconcord.runs import lock, plan
 from fedconcord.runs.records import finished
-from fedconcord.settings import from_nested
+from fedconcord.settings.sources import from_nested
 from training import execute_all
 
 HOLD = """

@@ -19,7 +19,8 @@ import fedconcord
 import made
 from fedconcord import cli
 from fedconcord.basis import files, imports
-from fedconcord.settings import from_file, from_nested, resolve_run
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_file, from_nested
 from pages import ROOT
 
 COMING_FROM = ROOT / "docs" / "guides" / "coming-from.md"

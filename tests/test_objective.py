@@ -11,11 +11,14 @@ import pytest
 import torch
 
 import fedconcord
-from fedconcord import cli, settings
+from fedconcord import cli
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.jobs import advance, start
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 SIZES = (12, 27, 161)
 
@@ -44,7 +47,7 @@ def job_of(path: Path, method: str = "fedavg", **more: Any) -> Any:
         "local": {"steps": 1, "batch_size": "full"} | ({} if method == "auto" else {"lr": 0.5}),
         **more,
     }
-    return settings.build(settings.resolve_run(settings.from_nested(nested, "test")))
+    return build(resolve_run(from_nested(nested, "test")))
 
 
 def after_a_round(job: Any) -> torch.Tensor:
@@ -84,9 +87,9 @@ def test_auto_is_by_samples_only_where_data_of_ones_own_come_in_clients(tmp_path
     with pytest.raises(UserError, match=r"objective samples weighs .* sampling by_size draws them by size"):
         job_of(path, objective="samples", sampling="by_size", cohort=2)
     named = {"data": "digits", "model": "logreg", "clients": 5}
-    run = settings.resolve_run(settings.from_nested({**named, "method": "fedavg"}, "test"))
+    run = resolve_run(from_nested({**named, "method": "fedavg"}, "test"))
     assert run.algorithm["weights"] == "uniform"
-    run = settings.resolve_run(settings.from_nested({**named, "method": "fednova"}, "test"))
+    run = resolve_run(from_nested({**named, "method": "fednova"}, "test"))
     assert run.algorithm["weights"] == "size"
 
 
@@ -102,7 +105,7 @@ def test_auto_leaves_sizes_unsaid_where_privacy_is_wanted(tmp_path: Path) -> Non
         "input": {"client": "site", "label": ["y"], "statistics": str(statistics)},
         **private,
     }
-    assert settings.resolve_run(settings.from_nested(nested, "test")).algorithm["weights"] == "uniform"
+    assert resolve_run(from_nested(nested, "test")).algorithm["weights"] == "uniform"
 
 
 def compared(path: Path, out: Path, *more: str) -> Path:

@@ -25,8 +25,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
 from fedconcord.federation.partitions import PARTITIONS
 from fedconcord.models import MODELS
-from fedconcord.settings import named
-from fedconcord.settings.objects import digest_of
+from fedconcord.settings.objects import digest_of, named
 from fedconcord.state import tensors
 
 JOB: dict[str, Any] = {"clients": 8, "cohort": 3, "rounds": 3, "threads": 1} | {
@@ -154,7 +153,7 @@ class Squares(torch.utils.data.Dataset):
 
 def dataset(given: object) -> fedconcord.Dataset:
     text, _held = named("data", given)
-    from fedconcord.settings import dataset_of
+    from fedconcord.settings.own import dataset_of
     from fedconcord.settings.sections import InputSettings
 
     return dataset_of(text, None, 0, InputSettings())

@@ -15,10 +15,10 @@ import pytest
 import fedconcord
 import option_table as options
 from fedconcord import cli
-from fedconcord import settings as settings
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.options.table import OPTIONS
+from fedconcord.settings.sources import from_nested
 
 SOURCE = Path(fedconcord.__file__).parent
 NOT_RUN, NOT_COMPARE = ("methods", "seeds", "baselines"), ("method", "seed")
@@ -82,7 +82,7 @@ def test_every_option_is_a_key_of_files_and_of_the_list() -> None:
     rows = {key: (default, meaning) for key, default, _, meaning in listing._settings()}
     for option in OPTIONS:
         assert rows[option.key] == (option.default.replace("none", ""), option.meaning)
-        assert settings.from_nested({option.key: 1}, "test").values == {option.key: 1}
+        assert from_nested({option.key: 1}, "test").values == {option.key: 1}
 
 
 def test_types_are_those_of_the_schema() -> None:
@@ -142,7 +142,8 @@ for command in ("run", "compare", "audit"):
 from fedconcord.cli import listing
 listing._show_settings(listing._settings())
 open("job.toml", "w").write("[local]\\nwarp = 2.5\\n")
-from fedconcord.settings import from_file, resolve_run
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_file
 from pathlib import Path
 print("file", resolve_run(from_file(Path("job.toml"))).local.warp)
 cli.call(["run", "--warp-factor", "-1"])

@@ -13,7 +13,9 @@ from PIL import Image
 
 import fedconcord
 from fedconcord.problems import Supervised
-from fedconcord.settings import from_nested, problem_of, resolve_run
+from fedconcord.settings.problem import problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 
 def read(data: Path, **given: Any) -> Supervised:

@@ -35,7 +35,9 @@ from fedconcord.local.sizes import delta, dog, normed
 from fedconcord.local.solver import Solver, refuse
 from fedconcord.problems import quadratics
 from fedconcord.problems.regularisers import l1
-from fedconcord.settings import build, from_nested, resolve_run
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.tuning.space import space_of
 from table import TABLE, make

@@ -35,7 +35,8 @@ from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, checkpoint, plan_of, start
 from fedconcord.problems import quadratics
 from fedconcord.runs.folder import read_description
-from fedconcord.settings import from_nested, resolve_run
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.testing.bench import run
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.privacy import clipped, uncovered, with_privacy

@@ -14,13 +14,14 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from torch import Tensor
 
-from fedconcord import settings
 from fedconcord.basis.errors import UserError
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures
 from fedconcord.problems.losses import METRICS, check_metrics, metric
 from fedconcord.problems.probabilities import BINS, auroc, average_precision, brier, ece
-from fedconcord.settings import from_nested
+from fedconcord.settings.problem import problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord_sites.judging import summed
 
 EVERY = ("auroc", "average_precision", "brier", "ece")
@@ -136,7 +137,7 @@ def test_what_is_not_defined() -> None:
 def problem(**changes: Any) -> Supervised:
     given = {"data": "digits", "model": "logreg", "clients": 12, "validation": 0.3, "engine.dtype": "float64"}
     given |= {"metrics": ["accuracy", *EVERY], "partition": "dirichlet(0.1)", **changes}
-    found = settings.problem_of(settings.resolve_run(from_nested(given, "test")))
+    found = problem_of(resolve_run(from_nested(given, "test")))
     assert isinstance(found, Supervised)
     return found
 

@@ -14,7 +14,8 @@ import torch
 from fedconcord import cli
 from fedconcord.basis import process
 from fedconcord.runs import plan
-from fedconcord.settings import from_nested, resolve_compare
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.sources import from_nested
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/docker/abc\n0::/\n"
 

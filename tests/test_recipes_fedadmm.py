@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedconcord
-from fedconcord import settings
 from fedconcord.report.load import load_runs
+from fedconcord.settings import methods
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord_papers.recipes.fedadmm import RECIPES
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
@@ -49,7 +51,7 @@ def test_every_point_of_a_grid_is_a_method(name: str) -> None:
     seen = {(entry.call, tuple(entry.grid)): entry for entry in every}.values()
     points = [(entry, point) for entry in seen for point in points_of(entry)]
     texts = [text_of(entry, point, f"{k}") for k, (entry, point) in enumerate(points)]
-    config = settings.resolve_compare(settings.from_nested({"methods": texts}, name))
+    config = resolve_compare(from_nested({"methods": texts}, name))
     assert len(config.methods or ()) == len(texts)
     assert {entry.name for entry in seen} == {entry.name for entry in experiment.entries}  # the order of pages
 
@@ -80,7 +82,7 @@ def test_settings_of_table_3() -> None:
     assert found["mnist1000_iid_sgd"].rounds == 600
     assert found["mnist100_iid_released"].model == "cnn1(form=released)"
     for cell, epochs in (("mnist100_iid", 5), ("mnist1000_iid", 20)):
-        runs = {one.label: one for one in settings.runs(found[cell])}
+        runs = {one.label: one for one in methods.runs(found[cell])}
         assert runs["FedADMM"].local.epochs == runs["FedProx"].local.epochs == f"uniform(1,{epochs})"
         assert runs["FedAvg"].local.epochs == runs["SCAFFOLD"].local.epochs == epochs
         assert runs["FedADMM"].algorithm == {"rho": 0.01, "server_lr": 1.0, "form": "released"}

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedconcord import settings
 from fedconcord.basis import factories
 from fedconcord.federation.partitions import partitions, split_by_proportions
 from fedconcord.jobs import train
+from fedconcord.settings import methods
+from fedconcord.settings.job import build
 from fedconcord_papers.recipes import fednova
 from fedconcord_papers.recipes.recipe import Claim
 from fedconcord_papers.recipes.studies import fednova_fig4, fednova_lemma1
@@ -18,7 +19,7 @@ from recipe_jobs import resolved
 
 def test_table_1_has_the_papers_settings() -> None:
     found = resolved(fednova.TABLE1, "paper")
-    runs = {(cell, one.label): one for cell, config in found.items() for one in settings.runs(config) if one.seed == 0}
+    runs = {(cell, one.label): one for cell, config in found.items() for one in methods.runs(config) if one.seed == 0}
     assert len(runs) == 6 + 11
     one = runs["E2to5", "FedNova, hybrid momentum"]
     assert (one.clients, one.cohort, one.rounds, one.local.batch_size) == (16, 16, 100, 32)
@@ -109,8 +110,8 @@ def distances(cell: str, rounds: int) -> dict[str, np.ndarray]:
     config = resolved(fednova.FIG2, "quick")[cell]
     drops = [(rounds // 2, 0.2), (3 * rounds // 4, 0.2)]
     found = {}
-    for one in settings.runs(config):
-        job = settings.build(one.model_copy(update={"local": one.local.model_copy(update={"lr_drops": drops})}))
+    for one in methods.runs(config):
+        job = build(one.model_copy(update={"local": one.local.model_copy(update={"lr_drops": drops})}))
         path = []
         for row in train(job, rounds, eval_every=1):
             assert row.metrics is not None

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedconcord import settings
 from fedconcord.jobs import train
+from fedconcord.settings import methods
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.recipes import dry, losac, losac_curves, losac_table2, pages
 from fedconcord_papers.recipes.recipe import Claim
 from fedconcord_papers.recipes.studies import losac_fig6
@@ -25,7 +28,7 @@ def test_step_sizes_are_the_printed_ones_times_the_samples_of_a_client() -> None
     assert table["mnist_T2"].local.lr == pytest.approx(1e-4 * 600)
     assert table["har_T4"].local.lr == pytest.approx(1e-4 * 7352 / 100)
     assert table["esr_T6"].local.lr == pytest.approx(1e-4 * 9200 / 100)
-    runs = {one.label: one for one in settings.runs(table["mnist_T6"]) if one.seed == 0}
+    runs = {one.label: one for one in methods.runs(table["mnist_T6"]) if one.seed == 0}
     assert [runs[f"SCAFFOLD (M = {m})"].local.batch_size for m in (2, 3, 5)] == [300, 200, 120]
     assert [runs[f"LoSAC (M = {m})"].algorithm["blocks"] for m in (2, 3, 5)] == [2, 3, 5]
     assert runs["SCAFFOLD (M = 5), step M eta"].local.lr == pytest.approx(5 * 1e-4 * 600)
@@ -133,8 +136,8 @@ def test_fig_7_asks_for_error_and_rank() -> None:
 def test_every_method_of_fig_7_trains_on_the_matrix_problem() -> None:
     config = resolved(losac.FIG7, "paper")["rank8"]
     small = {"data": "low_rank(dim=4,rank=2,samples=25,lam=0.2)", "clients": 12, "cohort": 3}
-    for one in settings.runs(config.model_copy(update={**small, "seeds": [0]})):
-        *_, last = train(settings.build(one), 3, eval_every=3)
+    for one in methods.runs(config.model_copy(update={**small, "seeds": [0]})):
+        *_, last = train(build(one), 3, eval_every=3)
         assert last.metrics is not None
         assert 0 < last.metrics["error"] < 4, one.label
         assert last.gradient_steps > 0
@@ -153,8 +156,8 @@ def test_table_2_has_every_cell() -> None:
 
 def test_a_dry_run_counts_the_matrix_problem_without_drawing_it() -> None:
     given = {"method": "fedavg", "data": "low_rank(dim=4,rank=2,samples=25)", "clients": 6}
-    config = settings.resolve_run(settings.from_nested(given, "test"))
-    problem = settings.build(config).problem
+    config = resolve_run(from_nested(given, "test"))
+    problem = build(config).problem
     assert dry.counts(config) == (len(problem.init(0)), int(problem.roster.samples.sum())) == (16, 150)
 
 

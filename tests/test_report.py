@@ -666,19 +666,22 @@ def test_toml_reads_back() -> None:
 
 def test_settings_on_the_page_give_the_same_runs_again(tmp_path: Path) -> None:
     """The comparison's TOML resolves to the very configurations that its runs recorded."""
-    config = pytest.importorskip("fedconcord.settings")
+    from fedconcord.settings.methods import runs
+    from fedconcord.settings.resolve import resolve_compare, resolve_run
+    from fedconcord.settings.sources import from_nested
+
     given = {
         "methods": ["fedavg", "fedprox(mu=0.1)", "scaffold(local.lr=0.05)"], "seeds": [0, 3], "rounds": 20,
         "clients": 20, "local": {"lr": 0.2, "epochs": "uniform(1,5)"},
     }  # fmt: skip
-    wanted = [c.as_dict() for c in config.runs(config.resolve_compare(config.from_nested(given, "test")))]
+    wanted = [c.as_dict() for c in runs(resolve_compare(from_nested(given, "test")))]
     for i, c in enumerate(wanted):
         head = {"config": c, "method": c["method"]}
         write_run(tmp_path / str(i), c["label"], c["seed"], flat(0.9), head=head)
     job = whole_job(load_runs([tmp_path]))
     assert job is not None
-    again = config.runs(config.resolve_compare(config.from_nested(tomllib.loads(to_toml(job)), "job.toml")))
+    again = runs(resolve_compare(from_nested(tomllib.loads(to_toml(job)), "job.toml")))
     key = lambda c: (c["seed"], c["label"])  # noqa: E731
     assert sorted((c.as_dict() for c in again), key=key) == sorted(wanted, key=key)
-    one = config.resolve_run(config.from_nested(tomllib.loads(to_toml(wanted[2])), "job.toml"))
+    one = resolve_run(from_nested(tomllib.loads(to_toml(wanted[2])), "job.toml"))
     assert one.as_dict() == wanted[2]

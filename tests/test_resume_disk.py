@@ -16,7 +16,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems import fednova_quadratics
 from fedconcord.runs import plan
-from fedconcord.settings import from_nested
+from fedconcord.settings.sources import from_nested
 from fedconcord.state import DiskStore, Storage
 from table import make
 from training import execute, execute_all

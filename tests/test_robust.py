@@ -26,7 +26,9 @@ from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.problems.quadratic import Quadratic
-from fedconcord.settings import build, from_nested, resolve_run
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 from fedconcord.testing.bench import run
 from fedconcord.transforms import hostile, robust
 from fedconcord.transforms.hostile import Attack, chosen, with_hostile

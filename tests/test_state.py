@@ -28,7 +28,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, start, state_bytes
 from fedconcord.problems import quadratics
-from fedconcord.runs.prepare import placed
+from fedconcord.runs.results import placed
 from fedconcord.state import DiskStore, MemoryStore, Storage, Store, path_of
 from fedconcord.state import file as files
 from fedconcord.state import tensors as sealed

@@ -21,7 +21,9 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.models import two_nn
 from fedconcord.problems import Supervised
 from fedconcord.problems.streamed import Streamed
-from fedconcord.settings import divided, from_nested, problem_of, resolve_run
+from fedconcord.settings.problem import divided, problem_of
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 CLIENTS, SEED = 8, 219  # few samples
 MODULE = synthetic.__globals__  # its name in the package is the function's

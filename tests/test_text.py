@@ -14,7 +14,9 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, evaluate, start
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
-from fedconcord.settings import divided, from_nested, resolve_run
+from fedconcord.settings.problem import divided
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.sources import from_nested
 
 
 def test_windows_are_what_comes_before_a_symbol() -> None:

@@ -17,7 +17,7 @@ import optuna
 import pytest
 
 import fedconcord
-from fedconcord import cli, settings, tuning
+from fedconcord import cli, tuning
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
@@ -26,7 +26,9 @@ from fedconcord.report.metric import metric_of
 from fedconcord.runs.events import Watch
 from fedconcord.runs.plan import plan_comparison
 from fedconcord.runs.study import carry_out
-from fedconcord.settings import Config, from_nested, resolve_compare
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_file, from_nested
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.tuning.draws import batches, drawn, write_journal
 from fedconcord.tuning.edges import edges
@@ -325,7 +327,7 @@ def test_two_methods_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert best["methods"] == [f"{method['winner'].removesuffix(')')},label=fedprox)", "scaffold(local.lr=0.05)"]
     assert best["seeds"] == [5, 6]
     again = from_nested({"out": str(tmp_path / "c")}, "test")
-    _, planned, _ = plan_comparison(1, settings.from_file(out / "fedprox.toml"), again)
+    _, planned, _ = plan_comparison(1, from_file(out / "fedprox.toml"), again)
     assert [entry.config.label for entry in planned] == ["fedprox"] * 2
     assert "validation" not in best  # that was for the trials
     assert {path.parent.parent.name for path in (out / "final").glob("*/*/run.json")} >= {"scaffold-local.lr=0.05"}

@@ -9,7 +9,7 @@ from fedconcord.runs import results
 from fedconcord.runs.events import Entry, Event, Finished
 from fedconcord.runs.final import NOTHING, RunOptions
 from fedconcord.runs.pool import Pool
-from fedconcord.runs.prepare import prepare_job
+from fedconcord.runs.results import prepare_job
 
 
 def execute(

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from fedconcord.local.solver import Solver
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
-    from fedconcord.runs.callbacks import Callback, Run
-    from fedconcord.runs.events import Compared, Finished
+    from fedconcord.runs.events import Callback, Compared, Finished, Run
     from fedconcord.tracking import MLflow, TensorBoard, WandB
     from fedconcord.trained.predict import predict
     from fedconcord.trained.program import export
@@ -157,8 +156,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.local.gradients": "ORACLES",
     "fedconcord.local.sizes": "RULES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
-    "fedconcord.runs.callbacks": "Callback Run",
-    "fedconcord.runs.events": "Compared Finished",
+    "fedconcord.runs.events": "Callback Compared Finished Run",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
     "fedconcord.local.solver": "Solver",

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.core import Algorithm
@@ -26,12 +25,12 @@ from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
 from fedconcord.runs import folder as folders
 from fedconcord.runs import plan
-from fedconcord.runs.callbacks import Callback, Callbacks
 from fedconcord.runs.clock import Clock
-from fedconcord.runs.events import Compared, Finished, Lines, Watch
+from fedconcord.runs.events import Callback, Callbacks, Compared, Finished, Lines, Watch
 from fedconcord.runs.records import why_evaluated
 from fedconcord.runs.study import InterruptedStudyError, carry_out
-from fedconcord.settings import Source
+from fedconcord.settings.objects import named
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys, prepare
 from fedconcord.tracking import check, trackers
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ def tune(
 
     sources = sources_of(tune, config, {"methods": methods, **options}, settings)
     ranges = [search] if isinstance(search, str) else list(search)
-    spec = SearchSpec(budget, ranges, grid, settings_module.prepare("seeds", final_seeds))
+    spec = SearchSpec(budget, ranges, grid, prepare("seeds", final_seeds))
     watch = Lines(progress or (lambda line: None))
     return tune_request(requested(sources, resume, trust, watch, callbacks), spec, jobs)
 
@@ -278,13 +277,13 @@ def sources_of(
     settings: Mapping[str, Any] | None,
 ) -> list[Source]:
     """The settings file of a call, and over it the arguments that are settings and those by dotted key."""
-    file = [] if config is None else [settings_module.from_file(Path(config))]
+    file = [] if config is None else [from_file(Path(config))]
     by_key = {_key(call, name): value for name, value in arguments.items()}
-    source = settings_module.from_options(
+    source = from_options(
         {key: ("argument", str(value) if isinstance(value, Path) else value) for key, value in by_key.items()}
     )
-    more = settings_module.from_nested(settings or {}, "settings")
-    texts = {key: settings_module.named(key, value) for key, value in {**source.values, **more.values}.items()}
+    more = from_nested(settings or {}, "settings")
+    texts = {key: named(key, value) for key, value in {**source.values, **more.values}.items()}
     things = tuple(one for _, objects in texts.values() for one in objects)
     from_call = Source({key: text for key, (text, _) in texts.items()}, {**source.origin, **more.origin}, things)
     imports.trust(*(one.values for one in (*file, from_call)))
@@ -300,7 +299,7 @@ def _key(call: Callable[..., object], name: str) -> str:
     parameters = inspect.signature(call).parameters
     if name in parameters:
         return KEYS[name]
-    every = settings_module.keys()
+    every = keys()
     longer = [key for key in every if key.rpartition(".")[2] == name and name not in KEYS]
     way = f"; write settings={{{longer[0]!r}: ...}}" if longer else closest(name, parameters)
     raise UserError(f"{call.__name__} has no argument {name!r}{way}")

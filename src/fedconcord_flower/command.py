@@ -224,11 +224,12 @@ def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) ->
 def _settings(given: Given, before: Path | None = None, trust: bool = False) -> str:
     """The settings of the command, over those of a file from before, as a file that server and sites read."""
     with importing():
-        from fedconcord import settings
         from fedconcord.basis import imports
+        from fedconcord.settings.resolve import as_toml
+        from fedconcord.settings.sources import from_file
         from fedconcord_sites.form import source_of
 
-    text = settings.as_toml(*([] if before is None else [settings.from_file(before)]), *sources_of(given))
+    text = as_toml(*([] if before is None else [from_file(before)]), *sources_of(given))
     if trust:
         imports.trust(text)
     imports.check(text, "module")  # the apps follow what is in it
@@ -237,7 +238,7 @@ def _settings(given: Given, before: Path | None = None, trust: bool = False) -> 
 
 
 def _rounds(text: str) -> int:
-    from fedconcord.settings import Config
+    from fedconcord.settings.settings import Config
     from fedconcord_sites.form import source_of
 
     return int(source_of(text).values.get("rounds", Config.model_fields["rounds"].default))
@@ -245,12 +246,12 @@ def _rounds(text: str) -> int:
 
 def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
     """The sites: a file each, or the clients of the data that the job names."""
-    from fedconcord import settings
+    from fedconcord.settings.resolve import resolve_run
     from fedconcord_flower.trial import Member
     from fedconcord_sites.form import source_of
 
     if sites is None:
-        there = settings.resolve_run(source_of(text)).clients
+        there = resolve_run(source_of(text)).clients
         return [Member(f"site-{number}", None) for number in range(1, there + 1)]
     if clients:
         raise UserError("--sites and --clients exclude each other: a file is a site; give one of them")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
-from fedconcord import settings as settings_module
 from fedconcord.api import sources_of
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
@@ -23,7 +22,12 @@ from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, RunOptions
 from fedconcord.runs.events import Lines, Watch
 from fedconcord.runs.study import carry_out
-from fedconcord.settings import Source
+from fedconcord.settings import methods
+from fedconcord.settings.job import build
+from fedconcord.settings.own import notes
+from fedconcord.settings.privacy import privacy_note, unprotected
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.sources import Source, prepare, seed_list
 
 if TYPE_CHECKING:
     from fedconcord_papers.arena.page import Pages
@@ -94,16 +98,15 @@ def audited(
     """The audit of a job's methods, into a folder; the first that is free below runs/ if none is given."""
     from fedconcord_papers.audit import audit_jobs
 
-    resolved = settings_module.resolve_compare(*sources)
+    resolved = resolve_compare(*sources)
     if resolved.seeds is not None and len(resolved.seeds) > 1:
         raise UserError(f"an audit takes one seed, given {len(resolved.seeds)}; give one")
-    runs = settings_module.runs(resolved)
-    for line in (*settings_module.notes(resolved), *map(settings_module.privacy_note, runs)):
-        if line is not None:
-            say(line)
-    jobs = {one.label or "": settings_module.build(one) for one in runs}
+    runs = methods.runs(resolved)
+    for line in filter(None, (*notes(resolved), *map(privacy_note, runs))):
+        say(line)
+    jobs = {one.label or "": build(one) for one in runs}
     private = [one for one in runs if one.privacy.clip is not None]
-    plain = {one.label or "": settings_module.build(settings_module.unprotected(one)) for one in private}
+    plain = {one.label or "": build(unprotected(one)) for one in private}
     folder = Path(out) if out else files.free_folder(Path("runs"), "audit")
     say(
         f"{len(jobs)} method{'s' * (len(jobs) > 1)} trained to round {round}, whose messages are attacked for "
@@ -145,10 +148,10 @@ def arena(
     from fedconcord_papers.arena import plan
 
     spec = plan.request(
-        settings_module.prepare("methods", methods),
-        settings_module.prepare("methods", federations),
+        prepare("methods", methods),
+        prepare("methods", federations),
         None if budget is None else count("budget", budget),
-        None if seeds is None else settings_module.seed_list("seeds", seeds),
+        None if seeds is None else seed_list("seeds", seeds),
         count("jobs", jobs),
         Path(out),
         quick,
@@ -196,7 +199,7 @@ def reproduce(
     """
     from fedconcord_papers.recipes.whole import reproduced, request
 
-    chosen = None if seeds is None else settings_module.seed_list("seeds", seeds)
-    some = settings_module.prepare("methods", cells)
+    chosen = None if seeds is None else seed_list("seeds", seeds)
+    some = prepare("methods", cells)
     asked = request(recipe, size, Path(out), count("jobs", jobs), chosen, some, device)
     return reproduced(asked, Lines(progress))

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
@@ -24,10 +23,14 @@ from fedconcord.jobs import Job, population_of
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import supervised
 from fedconcord.remote.terms import FEWEST, Scale, Terms
-from fedconcord.settings import Config, Source
+from fedconcord.settings.job import build
+from fedconcord.settings.objects import named
 from fedconcord.settings.own import input_of
+from fedconcord.settings.parts import part
+from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sections import InputSettings
-from fedconcord.settings.sources import validated
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, from_nested, prepare, validated
 from fedconcord.transforms.sums import unsummable
 from fedconcord_sites.judging import check_summed
 
@@ -75,7 +78,7 @@ def source_of(settings: str) -> Source:
         nested = tomllib.loads(settings)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the job's settings are not valid TOML: {str(error).splitlines()[0]}") from None
-    found = settings_module.from_nested(nested, "the job's settings")
+    found = from_nested(nested, "the job's settings")
     for key, value in found.values.items():
         why = SIMULATED.get(key) or SIMULATED.get(f"{key.partition('.')[0]}.")
         if why is not None and value not in (None, "none", [], (), "discard"):
@@ -91,7 +94,7 @@ def source_of(settings: str) -> Source:
 def input_settings(source: Source) -> Input:
     """How sites read their files."""
     given = {
-        key.removeprefix("input."): settings_module.prepare(key, value)
+        key.removeprefix("input."): prepare(key, value)
         for key, value in source.values.items()
         if key.startswith("input.")
     }
@@ -104,15 +107,15 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     Raises:
         UserError: the settings are wrong, or the job cannot be deployed.
     """
-    text, held = settings_module.named("data", _zeros(form, clients))
+    text, held = named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
     if source.values.get("data") is not None and values.get("objective", "auto") == "auto":
         values["objective"] = "paper"  # known data that the job cuts, and no site's own
-    config = settings_module.resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(held)))
+    config = resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(held)))
     if config.method in BASELINES:
         raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")
-    job = settings_module.build(config)
+    job = build(config)
     why = None if job.algorithm.facts.protection is None else job.algorithm.refuse(population_of(job), config.cohort)
     if why is not None:
         raise UserError(f"{config.label}: {why}")
@@ -146,7 +149,7 @@ def _check_secure(config: Config, job: Job) -> None:
     why = unsummable(job.algorithm)
     if why is not None:
         raise UserError(f"secure sums do not cover {config.label}: {why}; use another method, or leave secure.clip out")
-    if settings_module.part("sampling", config.sampling).by_loss:
+    if part("sampling", config.sampling).by_loss:
         raise UserError(
             f"sampling {config.sampling} asks single sites for their loss, which secure sums hide; use another sampling"
         )
@@ -155,7 +158,7 @@ def _check_secure(config: Config, job: Job) -> None:
             "privacy.kind local sends one noisy message a round, and secure sums may have to mask it anew for each "
             "try; use central, or leave secure.clip out"
         )
-    if config.privacy.clip is not None and settings_module.part("sampling", config.sampling).poisson:
+    if config.privacy.clip is not None and part("sampling", config.sampling).poisson:
         raise UserError(
             f"sampling {config.sampling} protects by nobody knowing who was drawn, and secure sums tell it to those "
             "who were; use sampling uniform, or leave secure.clip out"

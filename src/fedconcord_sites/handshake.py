@@ -24,7 +24,7 @@ from fedconcord.data.inputs import Input, held_out
 from fedconcord.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
 from fedconcord.data.tables import columns_of
 from fedconcord.remote.codec import Frame
-from fedconcord.settings import Source
+from fedconcord.settings.sources import Source
 from fedconcord_sites.differences import (
     DifferError,
     columns_differ,

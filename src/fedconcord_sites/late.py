@@ -10,7 +10,8 @@ from __future__ import annotations
 from fedconcord.jobs import Job
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings import Config, Source
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source
 from fedconcord_sites.differences import (
     columns_differ,
     facts_differ,

@@ -27,7 +27,7 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings import budget_of
+from fedconcord.settings.privacy import budget_of
 from fedconcord.settings.settings import Config
 
 DRAWN = "drawn.json"

@@ -24,9 +24,10 @@ from fedconcord.runs.events import Event, Finished
 from fedconcord.runs.final import RunOptions
 from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.runs.observers import Observer
-from fedconcord.runs.prepare import prepare_job, threads
 from fedconcord.runs.records import finished
-from fedconcord.settings import DEFAULT_MODEL, Config, privacy_note
+from fedconcord.runs.results import prepare_job, threads
+from fedconcord.settings.privacy import privacy_note
+from fedconcord.settings.settings import DEFAULT_MODEL, Config
 from fedconcord_sites import handshake, private
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites

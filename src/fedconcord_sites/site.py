@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 import fedconcord
-from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, sentence
 from fedconcord.core import Objective, space_of
@@ -43,7 +42,9 @@ from fedconcord.problems.resident import Resident
 from fedconcord.remote import codec
 from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings import Config
+from fedconcord.settings.problem import divided
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
 from fedconcord.transforms.forms import forms
 from fedconcord_sites import private
 from fedconcord_sites.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
@@ -283,8 +284,8 @@ class Site:
         """This client's part of data that the job names: of the training samples the partition's, of the test samples
         every `clients`-th."""
         values = {key: value for key, value in self.source.values.items() if key != "cohort"} | {"clients": clients}
-        config = settings_module.resolve_run(replace(self.source, values=values, origin=_origin(values)))
-        dataset, parts = settings_module.divided(config)
+        config = resolve_run(replace(self.source, values=values, origin=_origin(values)))
+        dataset, parts = divided(config)
         if not 0 <= client < len(parts) == clients:
             raise FrameError(f"client {client} of {clients}, where {config.data} has {len(parts)}")
         test = np.arange(client, len(dataset.test_y), clients)

@@ -30,7 +30,7 @@ from fedconcord.report import load
 from fedconcord.runs import plan, records
 from fedconcord.runs.events import Watch
 from fedconcord.runs.study import carry_out
-from fedconcord.settings import from_nested
+from fedconcord.settings.sources import from_nested
 from training import execute_all
 
 CUT = 0.2  # share of cases in which the file loses its end

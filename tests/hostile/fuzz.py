@@ -33,7 +33,6 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedconcord import settings
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import errors
 from fedconcord.basis.errors import UserError
@@ -46,7 +45,9 @@ from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, checkpoint, start
 from fedconcord.problems import quadratics
 from fedconcord.remote import codec
-from fedconcord.settings.sources import toml
+from fedconcord.settings.job import build
+from fedconcord.settings.resolve import resolve_compare, resolve_run
+from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys, toml
 from fedconcord.state import tensors
 
 SECONDS = 20  # of one example
@@ -95,7 +96,7 @@ NUMBERS = st.one_of(
 def _known_names() -> list[str]:
     """Every name of a method, policy or part, and what calls of them are made of."""
     found = set(METHODS)
-    for schema in settings.keys().values():
+    for schema in keys().values():
         for leaf in schema.get("anyOf", [schema]):
             found |= {str(one) for one in leaf.get("enum", ())}
         words = schema.get("wanted", "")
@@ -148,17 +149,17 @@ VALUES = st.one_of(
     st.lists(st.one_of(NUMBERS, mangled(calls())), max_size=3),
     st.dictionaries(st.text(max_size=4), NUMBERS, max_size=2),
 )
-KEYS = st.sampled_from(sorted(set(settings.keys()) - {"data_dir", "out"}))  # what names places is for data's fuzz
+KEYS = st.sampled_from(sorted(set(keys()) - {"data_dir", "out"}))  # what names places is for data's fuzz
 TABLES = st.dictionaries(st.one_of(KEYS, KEYS, KEYS, mangled(KEYS)), VALUES, min_size=1, max_size=4)
 
 
-def resolved(source: settings.Source) -> None:
+def resolved(source: Source) -> None:
     """Both readings of the settings, and the job where it is small."""
-    for read in (settings.resolve_run, settings.resolve_compare):
-        read(settings.from_nested({"methods": ["fedavg"]} if read is settings.resolve_compare else {}, "x"), source)
-    config = settings.resolve_run(settings.from_nested(SMALL, "x"), source)
+    for read in (resolve_run, resolve_compare):
+        read(from_nested({"methods": ["fedavg"]} if read is resolve_compare else {}, "x"), source)
+    config = resolve_run(from_nested(SMALL, "x"), source)
     if config.data == SMALL["data"] and config.clients == SMALL["clients"] and config.engine.name == "serial":
-        settings.build(config)
+        build(config)
 
 
 @hypothesis.given(table=TABLES, damage=mangled(st.just("x")))
@@ -170,14 +171,14 @@ def settings_files(scratch: Path, table: Mapping[str, Any], damage: str) -> None
     text = "\n".join(lines)
     path = scratch / "job.toml"
     path.write_text(text if damage == "x" else text.replace("=", damage, 1), encoding="utf-8", errors="replace")
-    answered(lambda: resolved(settings.from_file(path)), {path.name, *_named(table)})
+    answered(lambda: resolved(from_file(path)), {path.name, *_named(table)})
 
 
 @hypothesis.given(table=TABLES)
 def settings_flags(scratch: Path, table: Mapping[str, Any]) -> None:
     """--set key=value, as a shell hands it over."""
     given = [f"{key}={value if isinstance(value, str) else toml(value)}" for key, value in table.items()]
-    answered(lambda: resolved(settings.from_options({}, given)), {"--set", *_named(table)})
+    answered(lambda: resolved(from_options({}, given)), {"--set", *_named(table)})
 
 
 def _named(table: Mapping[str, Any]) -> set[str]:

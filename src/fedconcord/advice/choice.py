@@ -13,7 +13,11 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import search_of
 from fedconcord.core import tree_bytes
 from fedconcord.jobs import Job, refusals, row_bytes
-from fedconcord.settings import Config, Source, build, resolve_run, searched, single
+from fedconcord.settings.job import build
+from fedconcord.settings.methods import single
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, searched
 
 MOST = 3  # methods that are named
 OF_METHODS = ("method", "methods", "algorithm", "label", "server")  # settings that advice leaves out

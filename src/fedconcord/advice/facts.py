@@ -19,7 +19,10 @@ from fedconcord.data import Dataset
 from fedconcord.federation.describe import describe
 from fedconcord.jobs import Job, blank, plan_of
 from fedconcord.problems.streamed import Streamed
-from fedconcord.settings import Config, build, divided, problem_of, single
+from fedconcord.settings.job import build
+from fedconcord.settings.methods import single
+from fedconcord.settings.problem import divided, problem_of
+from fedconcord.settings.settings import Config
 from fedconcord.state import Storage
 
 DRAWN = 100  # rounds whose plans stand for all

@@ -32,12 +32,13 @@ def advise(
     """Name the methods to tune first on a federation, and why. Nothing is trained."""
     sources = sources_of(options)
     with importing():
-        from fedconcord import advice, settings
+        from fedconcord import advice
+        from fedconcord.settings.own import notes
 
     wishes = advice.Wishes(stateless, private, _uplink(uplink))
     config = advice.federation_of(*sources)
     if not json_:
-        for sentence in settings.notes(config):
+        for sentence in notes(config):
             say(sentence)
     advised, path = advice.advise(config, wishes), options["config"]
     file = None

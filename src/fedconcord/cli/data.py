@@ -36,20 +36,22 @@ def describe(
     """Draw a partition and measure what each client holds."""
     sources = sources_of(options)
     with importing():
-        from fedconcord import settings as settings
         from fedconcord.basis import files
         from fedconcord.federation.describe import describe as measure
         from fedconcord.federation.describe import summary
         from fedconcord.report.division import write_description
         from fedconcord.report.load import data_name
+        from fedconcord.settings.own import metrics_note, notes
+        from fedconcord.settings.problem import divided
+        from fedconcord.settings.resolve import resolve_run
 
-    resolved = settings.resolve_run(*sources)
-    description = measure(*settings.divided(resolved))
+    resolved = resolve_run(*sources)
+    description = measure(*divided(resolved))
     folder = Path(out) if out else files.free_folder(Path("runs"), "partition")
     data = data_name(resolved.data)
     title = f"{data}, {resolved.partition}, {len(description.sizes)} clients, seed {resolved.seed}"
     page = write_description(folder, description, title)
-    for sentence in (*settings.notes(resolved), *settings.metrics_note(resolved)):
+    for sentence in (*notes(resolved), *metrics_note(resolved)):
         say(sentence)
     say(title)
     lines = summary(description)

@@ -102,7 +102,7 @@ def make_listing() -> dict[str, Any]:
     from fedconcord.algorithms.plugins import available
     from fedconcord.analysis import catalogue
     from fedconcord.problems.losses import MEANING, METRICS
-    from fedconcord.settings import REGISTRIES
+    from fedconcord.settings.parts import REGISTRIES
     from fedconcord.tracking import TRACKERS
 
     groups, methods = catalogue.table(), available()
@@ -127,16 +127,16 @@ def make_listing() -> dict[str, Any]:
 
 
 def _settings() -> list[Parameter]:
-    from fedconcord import settings as config
+    from fedconcord.settings.sources import default_text, keys, searched, values_text
 
     return [
         (
             key,
-            config.default_text(schema),
-            config.values_text(schema) + _tuned(config.searched().get(key)),
+            default_text(schema),
+            values_text(schema) + _tuned(searched().get(key)),
             schema.get("description", ""),
         )
-        for key, schema in config.keys().items()
+        for key, schema in keys().items()
     ]
 
 

@@ -14,7 +14,7 @@ from fedconcord.options.option import STAGES, Stage
 from fedconcord.options.table import OPTIONS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
-    from fedconcord.settings import Source
+    from fedconcord.settings.sources import Source
 
 Command = Callable[..., None]
 Given = Mapping[str, Any]
@@ -79,8 +79,8 @@ def takes_settings(
 
 def sources_of(values: Given) -> list[Source]:
     """The settings file and the options of a command; wrong keys and values are refused here, without torch."""
-    from fedconcord import settings as config
     from fedconcord.basis import grammar, imports
+    from fedconcord.settings.sources import from_file, from_options, merge, shaped
 
     options = {
         option.key: (
@@ -90,9 +90,9 @@ def sources_of(values: Given) -> list[Source]:
         for option in OPTIONS
         if (value := values.get(option.name)) is not None
     }
-    file = [] if values["config"] is None else [config.from_file(Path(values["config"]))]
-    sources = [*file, config.from_options(options, values["set"] or ())]
-    config.shaped(*config.merge(sources))
+    file = [] if values["config"] is None else [from_file(Path(values["config"]))]
+    sources = [*file, from_options(options, values["set"] or ())]
+    shaped(*merge(sources))
     imports.trust(*(source.values for source in sources))
     return sources
 

@@ -210,7 +210,7 @@ class Show(Watch):
     def _say_size(self, entry: Entry) -> None:
         """The bytes of the clients' state, where they are many."""
         from fedconcord.runs.folder import read_description
-        from fedconcord.runs.prepare import size
+        from fedconcord.runs.records import size
 
         need = read_description(entry.folder)["state_bytes"]
         if need >= LARGE:

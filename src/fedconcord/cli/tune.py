@@ -47,7 +47,7 @@ def tune(
     sources = sources_of(given)
     with importing():
         from fedconcord import api
-        from fedconcord.settings import prepare
+        from fedconcord.settings.sources import prepare
         from fedconcord.tuning import SearchSpec
 
     spec = SearchSpec(trials, search or (), grid, prepare("seeds", final_seeds))

@@ -24,7 +24,7 @@ from fedconcord.diagnosis.subject import Subject, same_model, why_other
 from fedconcord.report.format import compact, percent
 from fedconcord.report.page import Page, code_block, in_words, pairs, paragraphs
 from fedconcord.runs.folder import versions
-from fedconcord.runs.prepare import threads
+from fedconcord.runs.results import threads
 
 FORMAT = 1
 FOLDER = "diagnosis"  # of figures and tables, beside the page

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
@@ -17,9 +16,15 @@ from fedconcord.jobs import Job, State, blank, checkpoint, resolved
 from fedconcord.report.load import data_name
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import CHECKPOINT, read_description, versions
-from fedconcord.runs.prepare import PreparedRun
-from fedconcord.runs.results import with_choices_of
-from fedconcord.settings import Config, Source
+from fedconcord.runs.results import PreparedRun, with_choices_of
+from fedconcord.settings import own
+from fedconcord.settings.job import advise, build, refuse
+from fedconcord.settings.judging import held
+from fedconcord.settings.objects import unchanged
+from fedconcord.settings.own import folder_name
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, from_nested
 from fedconcord.state import tensors
 
 MOST_THREADS = 1024  # that a folder may ask for
@@ -60,7 +65,7 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
             f"{folder} holds a comparison; diagnose one of its runs: {', '.join(runs) or 'it has none yet'}"
         )
     saved = read_description(folder)
-    changes = tuple(settings_module.unchanged(source, saved.get("config", {}), folder) for source in changes)
+    changes = tuple(unchanged(source, saved.get("config", {}), folder) for source in changes)
     for source in changes:
         for key in source.values:
             if key not in WHERE:
@@ -71,7 +76,7 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     nested = dict(saved.get("config", {}))
     if any("engine.name" in source.values for source in changes):
         nested.pop("wire", None)
-    config = settings_module.resolve_run(settings_module.from_nested(nested, "run.json"), *changes)
+    config = resolve_run(from_nested(nested, "run.json"), *changes)
     threads = saved.get("threads")  # as many as the run found where it was
     if config.engine.threads is None and isinstance(threads, int) and 0 < threads <= MOST_THREADS:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
@@ -99,10 +104,10 @@ def of_settings(sources: Sequence[Source], rounds: Sequence[int] | None) -> Subj
     Raises:
         UserError: a setting is wrong, or a round lies beyond the last.
     """
-    config, _ = settings_module.held(settings_module.resolve_run(*sources))
-    settings_module.advise(config)
+    config, _ = held(resolve_run(*sources))
+    advise(config)
     job = _job(config)
-    settings_module.refuse(job, config)
+    refuse(job, config)
     at = _rounds(rounds, config.rounds, f"rounds is {config.rounds}")
     return Subject(resolved(job, rounds=config.rounds), config, at, None, {})
 
@@ -113,12 +118,12 @@ def folder_of(subject: Subject, out: str | None) -> Path:
         return Path(out).expanduser()
     if subject.run is not None:
         return subject.run
-    return files.free_folder(Path("runs"), f"{settings_module.folder_name(subject.config.data)}-diagnosis")
+    return files.free_folder(Path("runs"), f"{folder_name(subject.config.data)}-diagnosis")
 
 
 def notes(subject: Subject) -> list[str]:
     """What was guessed of data of the user's own, and what is going to be computed."""
-    return [*settings_module.notes(subject.config), f"{subject.title}: {_cost(subject)}"]
+    return [*own.notes(subject.config), f"{subject.title}: {_cost(subject)}"]
 
 
 def _cost(subject: Subject) -> str:
@@ -173,7 +178,7 @@ def _job(config: Config) -> Job:
             f"a diagnosis asks all clients in one process, and engine.name is {config.engine.name}; diagnose the same "
             "settings with --engine stacked, whose results agree to rounding"
         )
-    return settings_module.build(config)
+    return build(config)
 
 
 def _plannable(job: Job) -> bool:

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import errors, files
 from fedconcord.basis.errors import UserError
@@ -21,10 +20,14 @@ from fedconcord.runs import readme, results
 from fedconcord.runs.clock import Clock
 from fedconcord.runs.events import Entry, Finished
 from fedconcord.runs.final import RunOptions
-from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import finished, not_done
+from fedconcord.runs.results import prepare, threads
 from fedconcord.runs.stopping import Patience
-from fedconcord.settings import Config
+from fedconcord.settings import judging, objects
+from fedconcord.settings.judging import evaluation, judged
+from fedconcord.settings.parts import part
+from fedconcord.settings.privacy import budget_of
+from fedconcord.settings.settings import DEFAULT_MODEL, Config
 
 
 def execute(
@@ -41,7 +44,7 @@ def execute(
     """
     clock, folder = clock or Clock(), entry.folder
     with threads(entry.config.engine.threads):
-        config, reason = settings_module.judged(entry.config)
+        config, reason = judged(entry.config)
         prepared = prepare(config, folder)
         if on_start is not None:
             on_start()
@@ -61,12 +64,12 @@ def execute(
             "target": config.eval.target,
             "ranking": ranking(problem),
             "config": entry.config.as_dict(),
-            "evaluation": settings_module.evaluation(config, problem, reason) | holding(entry),
+            "evaluation": evaluation(config, problem, reason) | holding(entry),
             "baseline": config.method if is_baseline else None,
         }
         if (most := majority(problem)) is not None:
             info["majority"] = most
-        if words := settings_module.words(info["config"]):
+        if words := objects.words(info["config"]):
             info["objects"] = words
         if has_own_models and not is_baseline:
             info["own"] = True
@@ -116,10 +119,10 @@ def options_of(config: Config, problem: Problem) -> RunOptions:
     patience = None
     if chosen.patience is not None:
         patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
-    finetune = None if chosen.personalise is None else settings_module.part("eval.personalise", chosen.personalise)
+    finetune = None if chosen.personalise is None else part("eval.personalise", chosen.personalise)
     inner = modelled(problem)
-    about = None if inner is None else card(inner, config.model or settings_module.DEFAULT_MODEL)
-    looks, budget = settings_module.looks(config, problem), settings_module.budget_of(config)
+    about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
+    looks, budget = judging.looks(config, problem), budget_of(config)
     return RunOptions(patience, looks, chosen.clients_every, finetune, about, budget)
 
 

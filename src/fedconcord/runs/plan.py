@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedconcord import settings as settings_module
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import files, process, sums
 from fedconcord.basis.errors import UserError
@@ -19,11 +18,19 @@ from fedconcord.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.runs.execution import execute
 from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.runs.pool import packed
-from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
+from fedconcord.runs.results import prepare, threads
 from fedconcord.runs.study import Stages
-from fedconcord.settings import Config, Source
-from fedconcord.settings.settings import NATURAL
+from fedconcord.settings import judging, own
+from fedconcord.settings.job import advise, team_of
+from fedconcord.settings.judging import held, judged
+from fedconcord.settings.methods import runs
+from fedconcord.settings.own import dataset_of, folder_name, kind_of, metrics_note
+from fedconcord.settings.privacy import privacy_note
+from fedconcord.settings.problem import first_problem, forget_problem
+from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
+from fedconcord.settings.settings import NATURAL, Config
+from fedconcord.settings.sources import Source, from_nested
 
 FORMAT = 1
 
@@ -41,8 +48,8 @@ class Comparison(NamedTuple):
 
 def plan_run(*sources: Source) -> Entry:
     """A new run in a new folder, which is made when the run starts."""
-    config, reason = settings_module.held(settings_module.resolve_run(*sources))
-    settings_module.advise(config)
+    config, reason = held(resolve_run(*sources))
+    advise(config)
     folder = new_folder(config, config.method or "run")
     return Entry(config.model_copy(update={"out": None}), folder, validation_reason=reason)
 
@@ -56,7 +63,7 @@ def plan_resumed_run(folder: Path, *changes: Source) -> Entry:
     if not (folder / "run.json").exists() and (folder / "compare.json").exists():
         raise UserError(f"{folder} holds a comparison; continue it with fedconcord compare --resume {folder}")
     saved = read_description(folder)
-    _, config = resumed(saved.get("config", {}), changes, folder, settings_module.resolve_run)
+    _, config = resumed(saved.get("config", {}), changes, folder, resolve_run)
     entry = Entry(config, folder, True, saved.get("evaluation", {}).get("validation_why"))
     refuse_shorter(entry)
     return entry
@@ -68,18 +75,18 @@ def plan_comparison(jobs: int | None, *sources: Source) -> Comparison:
     Raises:
         UserError: a setting is wrong or a run cannot start, before anything is written.
     """
-    config, validation_reason = settings_module.held(settings_module.resolve_compare(*sources))
+    config, validation_reason = held(resolve_compare(*sources))
     jobs = _jobs(1 if jobs is None else jobs, config)
     config = _with_threads(config, jobs)
     folder = new_folder(config, "compare")
-    config, reason = settings_module.judged(config.model_copy(update={"out": None}))
-    evaluation = settings_module.evaluation(config, settings_module.first_problem(config), reason)
+    config, reason = judged(config.model_copy(update={"out": None}))
+    evaluation = judging.evaluation(config, first_problem(config), reason)
     if validation_reason is not None:
         evaluation["validation_why"] = validation_reason
     planned = Comparison(folder, _entries(config, folder, validation_reason), jobs)
     _try_start(planned.entries, jobs)
     with alone(planned):
-        settings_module.team_of(config).tell(lambda: refuse_taken(folder))
+        team_of(config).tell(lambda: refuse_taken(folder))
         _save(planned, config, evaluation)
     return planned
 
@@ -95,7 +102,7 @@ def plan_resumed_comparison(
     """
     saved = read_comparison(folder)
     may_change = {*MAY_CHANGE, *GROWS, "method", "seed"}
-    before, config = resumed(saved["config"], changes, folder, settings_module.resolve_compare, may_change)
+    before, config = resumed(saved["config"], changes, folder, resolve_compare, may_change)
     config, added = _grown(before, config, folder)
     jobs = _jobs(saved["jobs"] if jobs is None else jobs, config)
     evaluation = saved.get("evaluation", {})
@@ -132,12 +139,12 @@ def plan_more(
     """
     if not (folder / "compare.json").exists():
         new = {**nested, "methods": list(methods), "seeds": list(seeds), "out": str(folder)}
-        planned = plan_comparison(jobs, settings_module.from_nested(new, str(folder)))
+        planned = plan_comparison(jobs, from_nested(new, str(folder)))
     else:
         stored = read_comparison(folder)["config"]
         lists = (("methods", methods), ("seeds", seeds))
         more = {key: [*dict.fromkeys([*stored[key], *values])] for key, values in lists}
-        planned = plan_resumed_comparison(folder, jobs, settings_module.from_nested(more, str(folder)))
+        planned = plan_resumed_comparison(folder, jobs, from_nested(more, str(folder)))
     return planned._replace(entries=[entry._replace(keep=keep) for entry in planned.entries])
 
 
@@ -186,7 +193,7 @@ def _grown(before: Config, config: Config, folder: Path) -> tuple[Config, str]:
         if old or new:
             lists[key] = [*old, *new]
     config = config.model_copy(update=lists)
-    settings_module.check_distinct(config)
+    check_distinct(config)
     return config, " and ".join(added)
 
 
@@ -197,7 +204,7 @@ def _entries(config: Config, folder: Path, validation_reason: str | None) -> lis
             folder / files.folder_name(one.label or "") / f"seed-{one.seed}",
             validation_reason=validation_reason,
         )
-        for one in settings_module.runs(config)
+        for one in runs(config)
     ]
 
 
@@ -238,12 +245,12 @@ def comparison(planned: Comparison) -> Stages[list[Finished]]:
 
 def alone(planned: Comparison) -> AbstractContextManager[None]:
     """Hold the lock of the comparison's folder; each of its runs holds that of its own."""
-    return lock.held(planned.folder, settings_module.team_of(planned.entries[0].config))
+    return lock.held(planned.folder, team_of(planned.entries[0].config))
 
 
 def _save(planned: Comparison, config: Config, evaluation: Mapping[str, object]) -> None:
     """compare.json, written by the first of several processes."""
-    if settings_module.team_of(config).rank != 0:
+    if team_of(config).rank != 0:
         return
     content = {"format": FORMAT, "config": config.as_dict(), "jobs": planned.jobs, "evaluation": evaluation}
     sums.write(planned.folder / "compare.json", files.as_json(content))
@@ -252,12 +259,12 @@ def _save(planned: Comparison, config: Config, evaluation: Mapping[str, object])
 
 def new_folder(config: Config, what: str) -> Path:
     """The folder asked for, if it is free, else a numbered one below runs/; one choice for all processes."""
-    return Path(settings_module.team_of(config).tell(lambda: str(_free_folder(config, what))))
+    return Path(team_of(config).tell(lambda: str(_free_folder(config, what))))
 
 
 def _free_folder(config: Config, what: str) -> Path:
     if config.out is None:
-        data = settings_module.folder_name(config.data)
+        data = folder_name(config.data)
         return files.free_folder(Path("runs"), f"{data}-{what}")
     folder = Path(config.out).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -274,7 +281,7 @@ def _jobs(jobs: int, config: Config) -> int:
         raise UserError(f"jobs must be an integer >= 1, given {jobs}")
     if jobs > 1 and config.engine.name == "distributed":
         raise UserError(f"the distributed engine does one run after another, given jobs {jobs}; leave jobs at 1")
-    jobs = min(jobs, len(settings_module.runs(config)))
+    jobs = min(jobs, len(runs(config)))
     if jobs > 1:
         packed([config])
     return jobs
@@ -294,31 +301,31 @@ def _try_start(entries: Sequence[Entry], jobs: int) -> None:
         if entry.config.seed == entries[0].config.seed:
             with threads(entry.config.engine.threads):
                 prepare(entry.config, entry.folder)
-                settings_module.advise(entry.config)
+                advise(entry.config)
     if jobs > 1:  # the workers have their own
-        settings_module.forget_problem()
+        forget_problem()
 
 
 def notes(entries: Sequence[Entry]) -> Iterator[str]:
     """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
     first = entries[0]
-    yield from settings_module.notes(first.config)
+    yield from own.notes(first.config)
     if not first.resume:  # a run that is resumed keeps its metrics
-        yield from settings_module.metrics_note(first.config)
+        yield from metrics_note(first.config)
     if first.validation_reason is not None and not first.resume:
         yield first.validation_reason
     yield from _objective(entries)
     for entry in entries:
-        if entry.config.seed == first.config.seed and (note := settings_module.privacy_note(entry.config)) is not None:
+        if entry.config.seed == first.config.seed and (note := privacy_note(entry.config)) is not None:
             yield note
 
 
 def _objective(planned: Sequence[Entry]) -> list[str]:
     """What is minimised, where clients of the user's own differ in size."""
     first = planned[0].config
-    if first.partition != NATURAL or settings_module.kind_of(first.data) != "file":
+    if first.partition != NATURAL or kind_of(first.data) != "file":
         return []
-    natural = settings_module.dataset_of(first.data, first.data_dir, first.seed or 0, first.input).natural
+    natural = dataset_of(first.data, first.data_dir, first.seed or 0, first.input).natural
     sizes = [len(samples) for samples in natural or ()]
     ours = [one.config for one in planned if one.config.seed == first.seed and one.config.method not in BASELINES]
     if not ours or len(set(sizes)) < 2:

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.objects import NamedObject
@@ -29,7 +28,11 @@ from fedconcord.runs.execution import attempt
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import shrink
 from fedconcord.runs.records import finished, not_done, reached
-from fedconcord.settings import Config
+from fedconcord.settings.objects import objects_of
+from fedconcord.settings.problem import forget_problem
+from fedconcord.settings.resolve import resolve_run
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 
 WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
 
@@ -156,7 +159,7 @@ class Pool:
 
     def _run_in_workers(self) -> None:
         self.objects = packed(entry.config for entry in self.entries)
-        settings_module.forget_problem()  # the workers have their own
+        forget_problem()  # the workers have their own
         stops = 0  # the Ctrl-Cs that workers know of
         with _counted_interrupts() as count:
             try:
@@ -317,7 +320,7 @@ def worker() -> None:
             stops = 0
             interrupts.forget()
             imports.trust(task["trusted"])
-            config = settings_module.resolve_run(settings_module.from_nested(task["config"], "settings"))
+            config = resolve_run(from_nested(task["config"], "settings"))
             entry = Entry(config, Path(task["folder"]), task["resume"], task["validation_reason"])
             outcome = attempt(entry, lambda row: send(row=list(row)))
             send(finished=[str(outcome.folder), *outcome[1:]])
@@ -335,7 +338,7 @@ def packed(configs: Iterable[Config]) -> list[Mapping[str, str]]:
     Raises:
         UserError: one cannot be sent.
     """
-    texts = {text: key for config in configs for key, text in settings_module.objects_of(config.as_dict())}
+    texts = {text: key for config in configs for key, text in objects_of(config.as_dict())}
     return [_packed(objects.held(text, key)) for text, key in texts.items()]
 
 

@@ -7,20 +7,21 @@ numbers alone (`changed`); whether its trajectory can go on, by the checkpoint (
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import flatten
 from fedconcord.basis.readers import read_json
 from fedconcord.runs.events import Entry, Finished
 from fedconcord.runs.folder import read_description
-from fedconcord.runs.prepare import size
 from fedconcord.runs.tables import COUNTERS, PRIVATE, rows_of
-from fedconcord.settings import Config, Source
+from fedconcord.settings.objects import unchanged
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, from_nested
 
 NAMED = 5  # clients that a sentence names
 
@@ -104,6 +105,12 @@ def refusals(folder: Path) -> Iterator[str]:
         )
 
 
+def size(count: float) -> str:
+    """Bytes as people write them: 1.5 GiB."""
+    unit = min(max(int(math.log2(max(count, 1)) // 10), 0), 4)
+    return f"{count / 2 ** (10 * unit):.{0 if unit == 0 else 1}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
 # -- same or refuse ------------------------------------------------------------------------------------------------
 
 MAY_CHANGE = {  # settings that a resumed study may change, and why it stays the same study
@@ -143,8 +150,8 @@ def resumed(
     Raises:
         UserError: a setting is to change that a resumed study has to keep.
     """
-    changes = [settings_module.unchanged(source, stored, folder) for source in changes]
-    before = settings_module.from_nested({**BEFORE, **stored}, str(folder))
+    changes = [unchanged(source, stored, folder) for source in changes]
+    before = from_nested({**BEFORE, **stored}, str(folder))
     was, config = resolve(before), resolve(before, *changes)
     new, old = flatten(config.as_dict()), flatten(was.as_dict())
     for source in changes:

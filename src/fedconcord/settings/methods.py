@@ -148,7 +148,7 @@ def single(config: Config, method: str, seed: int) -> Config:
             "methods": None,
             "baselines": [],
             "algorithm": {**call.resolved(), **weights},
-            "label": overrides.get("label") or text_of(config, call, overrides).removeprefix(objects.PREFIX),
+            "label": overrides.get("label") or canonical_text(config, call, overrides).removeprefix(objects.PREFIX),
             "seed": seed,
             "seeds": None,
             "local": with_lr(local_for(config.local, call.name, overrides), call),
@@ -185,7 +185,7 @@ def weights_by(
     return {"weights": "size" if kind == "samples" else "uniform"}
 
 
-def text_of(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
+def canonical_text(config: Config, call: factories.Call, overrides: Mapping[str, Any]) -> str:
     """The canonical text of a method: its parameters, the server optimiser and compressor that it runs with
     whoever set them, the local settings of its own, and its label."""
     common = {key: grammar.parse(text) for key in PARTS_OF_METHOD if (text := getattr(config, key)) is not None}

@@ -146,7 +146,7 @@ def _bounded(config: Config) -> str:
     )
 
 
-def note(config: Config, generator: str = KEYED) -> str | None:
+def privacy_note(config: Config, generator: str = KEYED) -> str | None:
     """What a run with these settings will spend, in a sentence; None without privacy.
 
     Args:

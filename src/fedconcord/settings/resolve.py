@@ -15,13 +15,13 @@ from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import Target, check_loss, metrics_of
 from fedconcord.settings import own
 from fedconcord.settings.methods import (
+    canonical_text,
     check_baselines,
     check_local,
     check_privacy,
     labelled,
     read_method,
     single,
-    text_of,
 )
 from fedconcord.settings.parts import PARTS, call_of, canonical, part
 from fedconcord.settings.sections import EvalSettings
@@ -71,7 +71,7 @@ def resolve_compare(*sources: Source) -> Config:
     assert config.methods is not None
     check_baselines(config.baselines, config.methods, config)
     read = [read_method(method, config.algorithm) for method in config.methods]
-    methods = [text_of(config, call, labelled(config, call, overrides)) for call, overrides in read]
+    methods = [canonical_text(config, call, labelled(config, call, overrides)) for call, overrides in read]
     labels = [single(config, written, 0).label or "" for written in config.baselines]
     measured = config.eval.model_copy(update={"clients": True}) if labels else config.eval
     resolved = config.model_copy(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from fedconcord.basis import factories
 from fedconcord.basis.imports import open_factories
-from fedconcord.runs.callbacks import Callback
+from fedconcord.runs.events import Callback
 from fedconcord.settings.sources import Source, prepare
 from fedconcord.tracking.mlflow import MLflow
 from fedconcord.tracking.tensorboard import TensorBoard

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from fedconcord.basis.grammar import flatten
 from fedconcord.jobs import Row
-from fedconcord.runs.callbacks import Run
-from fedconcord.runs.events import Finished
+from fedconcord.runs.events import Finished, Run
 from fedconcord.tracking.common import mark, marked, package, values
 
 NAME, ROUND = "mlflow", "round"

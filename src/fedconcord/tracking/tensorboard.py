@@ -10,8 +10,7 @@ from pydantic import Field
 
 from fedconcord.basis.files import folder_name
 from fedconcord.jobs import Row
-from fedconcord.runs.callbacks import Run
-from fedconcord.runs.events import Finished
+from fedconcord.runs.events import Finished, Run
 from fedconcord.tracking.common import package, values
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedconcord.jobs import Row
-from fedconcord.runs.callbacks import Run
-from fedconcord.runs.events import Finished
+from fedconcord.runs.events import Finished, Run
 from fedconcord.tracking.common import mark, marked, package, values
 
 NAME = "wandb"

@@ -26,7 +26,7 @@ from fedconcord.models import models
 from fedconcord.problems.card import FORMAT, check
 from fedconcord.runs import folder
 from fedconcord.runs.final import MODEL, MODELS
-from fedconcord.settings import named
+from fedconcord.settings.objects import named
 from fedconcord.state import tensors
 
 DTYPE = {"numbers": torch.float32, "symbols": torch.int64}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
-from fedconcord.settings import Config
+from fedconcord.settings.settings import Config
 from fedconcord.tuning.results import MethodSearch
 from fedconcord.tuning.space import parameters
 

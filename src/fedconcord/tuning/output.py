@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedconcord.basis import files
 from fedconcord.report.again import to_toml
 from fedconcord.runs.tables import rows_of
-from fedconcord.settings import Config
+from fedconcord.settings.settings import Config
 from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import Tuning, save
 from fedconcord.tuning.results import MethodSearch, Trial, shown, winner, winners

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedconcord import settings as settings_module
 from fedconcord.report import method_tables
 from fedconcord.report.figures import Drawing
 from fedconcord.report.format import quantity, size
@@ -18,6 +17,7 @@ from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 from fedconcord.report.worth import sentences as sentences_of_worth
 from fedconcord.report.worth import worth
+from fedconcord.settings.methods import single
 from fedconcord.tuning.edges import Edge, edges
 from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
@@ -114,7 +114,7 @@ def _figures(
 ) -> list[Drawing]:
     styles = {method.name: method.index for method in summary.methods}
     texts = winners(tuning.config, tuned)
-    labels = {method: settings_module.single(tuning.config, text, 0).label or "" for method, text in texts.items()}
+    labels = {method: single(tuning.config, text, 0).label or "" for method, text in texts.items()}
     drawings: list[Drawing] = []
     for k, search in enumerate(tuned):
         method = search.space.method

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import Search
@@ -16,9 +15,15 @@ from fedconcord.runs import lock, readme
 from fedconcord.runs.events import Entry
 from fedconcord.runs.folder import refuse_taken
 from fedconcord.runs.plan import new_folder
-from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import resumed
-from fedconcord.settings import Config, Source
+from fedconcord.runs.results import prepare, threads
+from fedconcord.settings import judging
+from fedconcord.settings.methods import single
+from fedconcord.settings.own import metrics_note, notes
+from fedconcord.settings.problem import first_problem
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import Source, from_nested
 from fedconcord.tuning.rungs import Rung, cost, rungs_of
 from fedconcord.tuning.scores import Objective, objective_of
 from fedconcord.tuning.space import Space, grid_space, read_grid, read_search, refuse_grid, space_of, text_of
@@ -65,7 +70,7 @@ class Tuning(NamedTuple):
 
     def entry(self, space: Space, values: Mapping[str, float], number: int, seed: int, rounds: int) -> Entry:
         """One run of a trial."""
-        one = settings_module.single(self.trial, text_of(self.config, space.method, values), seed)
+        one = single(self.trial, text_of(self.config, space.method, values), seed)
         engine = one.engine.model_copy(update={"kernel": self.kernels[space.method]})
         one = one.model_copy(update={"rounds": rounds, "engine": engine})
         return Entry(one, self.place(space, number, seed), resume=True)
@@ -81,8 +86,8 @@ def plan_tuning(spec: SearchSpec, *sources: Source) -> Tuning:
     Raises:
         UserError: a setting is wrong or a method cannot run, before anything is written.
     """
-    usual = settings_module.from_nested({"seeds": list(SEEDS)}, "tune")
-    config = settings_module.resolve_compare(usual, *sources)
+    usual = from_nested({"seeds": list(SEEDS)}, "tune")
+    config = resolve_compare(usual, *sources)
     if config.engine.name == "distributed":
         raise UserError("tune runs its trials side by side, and the distributed engine is one run; use engine stacked")
     tuning = _planned(new_folder(config, "tune"), config.model_copy(update={"out": None}), spec)
@@ -110,7 +115,7 @@ def plan_resumed_tuning(folder: Path, spec: SearchSpec, *sources: Source) -> Tun
     for key, value in spec._asdict().items():
         if value and value != getattr(stored, key):
             raise UserError(f"{key} cannot change when {folder} is resumed, which keeps its settings; leave it out")
-    _, config = resumed(nested, sources, folder, settings_module.resolve_compare, may_change=())
+    _, config = resumed(nested, sources, folder, resolve_compare, may_change=())
     return _planned(folder, config, stored)
 
 
@@ -163,14 +168,14 @@ def _trial(config: Config, target: float | None) -> tuple[Config, Objective]:
     samples = config.partition is not None and config.task is None
     share = config.validation if isinstance(config.validation, float) else SHARE
     config = config.model_copy(update={"validation": share if samples else None, "label": None})
-    judged, _ = settings_module.judged(config)
+    judged, _ = judging.judged(config)
     bare = {"target": None, "clients": False, "clients_every": None, "personalise": None}
     engine = judged.engine
     if engine.threads is None:
         engine = engine.model_copy(update={"threads": 1})
     trial = judged.model_copy(update={"eval": judged.eval.model_copy(update=bare), "engine": engine})
     with threads(engine.threads):
-        problem = settings_module.first_problem(trial)
+        problem = first_problem(trial)
         soonest = target is not None
         return trial, objective_of(problem, target if soonest else config.eval.target, soonest)
 
@@ -209,8 +214,8 @@ def _kernel(tuning: Tuning, space: Space) -> str:
 
 def sentences(tuning: Tuning) -> Iterator[str]:
     """What was found in data of the user's own, and what will be done: for a person who waits for it."""
-    yield from settings_module.notes(tuning.config)
-    yield from settings_module.metrics_note(tuning.config)
+    yield from notes(tuning.config)
+    yield from metrics_note(tuning.config)
     for space in tuning.spaces:
         if not space.places:
             yield f"{space.method}: nothing to tune, so it is only in the final comparison"

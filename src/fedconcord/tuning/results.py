@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from fedconcord.basis.errors import UserError
 from fedconcord.report.format import value
-from fedconcord.settings import Config, canonical_text, read_method
+from fedconcord.settings.methods import canonical_text, read_method
+from fedconcord.settings.settings import Config
 from fedconcord.tuning.scores import Objective, Score
 from fedconcord.tuning.space import Space, Values, text_of
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import flatten
 from fedconcord.runs.events import Entry, Finished, Stage
@@ -13,6 +12,7 @@ from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import read_description, shrink
 from fedconcord.runs.plan import alone, comparison, plan_comparison, plan_resumed_comparison
 from fedconcord.runs.study import Stages
+from fedconcord.settings.sources import from_nested
 from fedconcord.tuning.draws import batches, drawn
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.results import MethodSearch, Trial, shown, winners
@@ -166,7 +166,7 @@ def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages
             "seeds": tuning.spec.final_seeds,
             "out": str(folder),
         }
-        planned = plan_comparison(jobs, settings_module.from_nested(nested, "tune"))
+        planned = plan_comparison(jobs, from_nested(nested, "tune"))
     with alone(planned):
         results = yield from comparison(planned)
     if all(result.status == "failed" for result in results):

@@ -11,7 +11,9 @@ from fedconcord.algorithms import plugins
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.factories import Search, search_of
-from fedconcord.settings import Config, canonical_text, local_for, read_method, searched, with_lr
+from fedconcord.settings.methods import canonical_text, local_for, read_method, with_lr
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import searched
 from fedconcord.transforms.server import OPTIMIZERS
 
 Values = Mapping[str, float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedconcord import settings as settings_module
+from fedconcord.settings.problem import forget_problem
 from fedconcord.tuning.rungs import cost, rungs_of
 from fedconcord.tuning.space import space_of
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, able
@@ -19,7 +19,7 @@ def rows(spec: ArenaSpec) -> Iterator[dict[str, str]]:
     for federation in spec.federations:
         methods, refused = able(federation, spec.methods, spec.out)
         config = federation.config([*methods.values()])
-        settings_module.forget_problem()
+        forget_problem()
         every, rounds = config.eval.every or 1, config.rounds
         trials = [space_of(config, method, {}).trials(spec.budget) for method in config.methods or []]
         # the reference is one more method with a search

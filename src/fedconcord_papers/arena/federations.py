@@ -8,10 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError, closest
-from fedconcord.settings import Config
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 
 Role = Literal["choose", "hold"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -53,7 +54,7 @@ class Federation(NamedTuple):
     @property
     def nested(self) -> dict[str, Any]:
         """The settings with what all federations share, which its own replace."""
-        return {**ALWAYS, **settings_module.from_nested(self.settings, self.name).values}
+        return {**ALWAYS, **from_nested(self.settings, self.name).values}
 
     def config(self, methods: Sequence[str]) -> Config:
         """The comparison of some methods.
@@ -62,9 +63,7 @@ class Federation(NamedTuple):
             UserError: a setting is wrong.
         """
         origin = f"federation {self.name}"
-        return settings_module.resolve_compare(
-            settings_module.from_nested({**self.nested, "methods": list(methods)}, origin)
-        )
+        return resolve_compare(from_nested({**self.nested, "methods": list(methods)}, origin))
 
 
 def chosen(entries: Sequence[str]) -> list[Federation]:
@@ -139,7 +138,7 @@ def _read(listed: Sequence[Mapping[str, Any]], origin: str) -> Iterator[Federati
         if role not in ROLES:
             raise UserError(f"{where}: role must be one of {', '.join(ROLES)}, given {role!r}")
         settings = {key: value for key, value in table.items() if key not in OWN}
-        for key in settings_module.from_nested(settings, where).values:
+        for key in from_nested(settings, where).values:
             if key in ("method", "methods", "seed", "seeds", "label", "out", "baselines", "track", "eval.target"):
                 raise UserError(f"{where}: {key} is the arena's own to say; leave it out")
         yield Federation(name, role, _target(table.get("target"), where), settings)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError
-from fedconcord.runs.prepare import prepare, threads
 from fedconcord.runs.records import settle
-from fedconcord.settings import read_method
+from fedconcord.runs.results import prepare, threads
+from fedconcord.settings.methods import read_method, single
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.arena.federations import REFERENCE, Federation, chosen
 
 METHODS = (REFERENCE, "auto", "fedprox", "fedavgm", "fedadam", "scaffold", "fednova", "feddyn", "fedadmm", "afedpd")
@@ -129,7 +129,7 @@ def quick(federations: Sequence[Federation]) -> list[Federation]:
     """The first federation of each role, and a few rounds of it: it tests the code."""
     first = {one.role: one for one in reversed(federations)}
     return [
-        one._replace(settings={**settings_module.from_nested(one.settings, one.name).values, **QUICK})
+        one._replace(settings={**from_nested(one.settings, one.name).values, **QUICK})
         for one in federations
         if first[one.role] is one
     ]
@@ -145,7 +145,7 @@ def able(federation: Federation, methods: Mapping[str, str], folder: Path) -> tu
     why: dict[str, str] = {}
     with threads(1):
         for label, text in methods.items():
-            one = settings_module.single(config, text, TUNING_SEEDS[0])
+            one = single(config, text, TUNING_SEEDS[0])
             try:
                 prepare(one, folder)
             except UserError as error:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedconcord import settings as settings_module
 from fedconcord.basis.errors import UserError
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import lock
 from fedconcord.runs.plan import alone, comparison, plan_more
 from fedconcord.runs.study import Stages
+from fedconcord.settings.problem import forget_problem
+from fedconcord.settings.sources import from_nested
 from fedconcord.tuning import SearchSpec, Tuning, plan_resumed_tuning, plan_tuning
 from fedconcord.tuning.plan import NAME as SEARCH
 from fedconcord.tuning.results import MethodSearch, winners
@@ -55,7 +56,7 @@ def arena(spec: ArenaSpec, say: Say) -> Stages[list[Result]]:
         for number, federation in enumerate(spec.federations, 1):
             say(f"[{number}/{len(spec.federations)}] {federation.name}")
             results.append((yield from _federation(spec, federation, say)))
-            settings_module.forget_problem()
+            forget_problem()
     return results
 
 
@@ -99,7 +100,7 @@ def _tuned(
         tuning = plan_resumed_tuning(folder, SearchSpec())
     else:
         nested = {**place.federation.nested, "methods": [text], "seeds": list(TUNING_SEEDS), "out": str(folder)}
-        source = settings_module.from_nested(nested, f"federation {place.federation.name}")
+        source = from_nested(nested, f"federation {place.federation.name}")
         tuning = plan_tuning(SearchSpec(budget=spec.budget, target=target), source)
     with lock.held(folder):
         (result,) = yield from search(tuning, lambda line: None)  # a line a rung too would be too many

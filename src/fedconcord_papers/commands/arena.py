@@ -44,7 +44,7 @@ def arena(
     """Tune methods with equal budgets on many federations. The page has rounds and bytes to a target, ranks, failures
     and time. When it is run again, it goes on where it was, and adds new methods, federations and seeds."""
     with importing():
-        from fedconcord.settings import prepare, seed_list
+        from fedconcord.settings.sources import prepare, seed_list
         from fedconcord_papers import functions
         from fedconcord_papers.arena import dry, page, plan
 

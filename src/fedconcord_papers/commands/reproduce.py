@@ -63,7 +63,7 @@ def reproduce(
     at_once = 1 if jobs is None else count("--jobs", jobs)
     if recipe == "all" and (seeds is not None or cells is not None):
         raise UserError("--seeds and --cells are of one recipe, given all; name it")
-    from fedconcord.settings import seed_list
+    from fedconcord.settings.sources import seed_list
     from fedconcord_papers.recipes.whole import request
 
     chosen = None if seeds is None else seed_list("--seeds", seeds)

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fedconcord import settings as settings_module
 from fedconcord.basis import factories, grammar
 from fedconcord.models import MODELS
 from fedconcord.problems import PROBLEMS
-from fedconcord.settings import Config
+from fedconcord.settings.job import build
+from fedconcord.settings.methods import runs
+from fedconcord.settings.problem import forget_problem
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import Config
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.recipes.recipe import Comparison
 from fedconcord_papers.recipes.run import RecipeSpec, entries_of, planned_texts, points_of
 
@@ -54,22 +58,17 @@ def rows(asked: RecipeSpec) -> Iterator[dict[str, object]]:
     for cell, settings, methods in planned_texts(asked):
         grid = {entry.name: len(points_of(entry)) for entry in entries_of(size, recipe.experiment, cells[cell])}
         nested = {**settings, "methods": methods}
-        config = settings_module.resolve_compare(settings_module.from_nested(nested, recipe.name))
-        for one in settings_module.runs(config):
+        config = resolve_compare(from_nested(nested, recipe.name))
+        for one in runs(config):
             tried = grid[one.label or ""] if size.search is not None and cells[cell].tuned_in is None else 1
             parameters, samples = counts(one)
             local = one.local
             work = f"{local.steps} steps" if local.steps is not None else f"{local.epochs} epochs"
-            yield dict(
-                zip(
-                    COLUMNS,
-                    (
-                        *(cell, one.label, one.data, one.clients, one.cohort, parameters, samples),
-                        *(f"{work} of {local.batch_size}", one.rounds, seeds + (tried if tried > 1 else 0)),
-                    ),
-                    strict=True,
-                )
+            cells_of_row = (
+                *(cell, one.label, one.data, one.clients, one.cohort, parameters, samples),
+                *(f"{work} of {local.batch_size}", one.rounds, seeds + (tried if tried > 1 else 0)),
             )
+            yield dict(zip(COLUMNS, cells_of_row, strict=True))
 
 
 def counts(config: Config) -> tuple[int | None, int | None]:
@@ -79,8 +78,8 @@ def counts(config: Config) -> tuple[int | None, int | None]:
         return _parameters(config.model, name), SHAPES[name].samples
     if name in DRAWN:
         return DRAWN[name](factories.check(PROBLEMS, "data", config.data).resolved(), config.clients)
-    job = settings_module.build(config)
-    settings_module.forget_problem()
+    job = build(config)
+    forget_problem()
     return len(job.problem.init(0)), int(job.problem.roster.samples.sum())
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedconcord
-from fedconcord import settings as settings_module
 from fedconcord.basis import files, grammar, imports, process, sums
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.grammar import Spec
@@ -25,9 +24,14 @@ from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import plan
 from fedconcord.runs.clock import NAME as SECONDS
 from fedconcord.runs.events import Watch
-from fedconcord.runs.prepare import prepare
 from fedconcord.runs.records import changed
+from fedconcord.runs.results import prepare
 from fedconcord.runs.study import Stages, carry_out
+from fedconcord.settings.methods import runs as all_runs
+from fedconcord.settings.problem import forget_problem
+from fedconcord.settings.resolve import resolve_compare
+from fedconcord.settings.settings import RIVALS
+from fedconcord.settings.sources import from_nested
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
 from fedconcord_papers.recipes.values import Done, Value, Values
 
@@ -122,7 +126,7 @@ def settings_of(experiment: Comparison, size: Size, cell: Cell) -> dict[str, Any
     target = {"eval.target": goals[0]} if goals else {}
     merged: dict[str, Any] = {**ALWAYS, **target}
     for layer in (experiment.settings, cell.settings, size.settings, size.by_cell.get(cell.name, {})):
-        for first, second in settings_module.RIVALS:  # the later one replaces the other
+        for first, second in RIVALS:  # the later one replaces the other
             for key, other in ((first, second), (second, first)):
                 if key in layer:
                     merged.pop(other, None)
@@ -299,9 +303,7 @@ def _fits(settings: Settings, methods: Sequence[str], out: Path) -> None:
     Raises:
         UserError: a run could not start.
     """
-    config = settings_module.resolve_compare(
-        settings_module.from_nested({**settings, "methods": list(methods)}, "recipe")
-    )
-    for one in settings_module.runs(config):
+    config = resolve_compare(from_nested({**settings, "methods": list(methods)}, "recipe"))
+    for one in all_runs(config):
         prepare(one, out)
-    settings_module.forget_problem()
+    forget_problem()
