@@ -28,7 +28,7 @@ from fedconcord.jobs import Job
 from fedconcord.jobs.job import population_of
 from fedconcord.problems import quadratics
 from fedconcord.remote import codec, masks, member
-from fedconcord.remote.client import Kept, RemoteClient
+from fedconcord.remote.client import RemoteClient, StoredState
 from fedconcord.remote.codec import Frame
 from fedconcord.remote.member import Member, Secret
 from fedconcord.remote.secure import Secure
@@ -66,13 +66,13 @@ class Held:
     """What one client keeps, in memory."""
 
     def __init__(self) -> None:
-        self.kept: Kept | None = None
+        self.kept: StoredState | None = None
         self.secret = Secret()
 
-    def read(self) -> Kept | None:
+    def read(self) -> StoredState | None:
         return self.kept
 
-    def write(self, kept: Kept) -> None:
+    def write(self, kept: StoredState) -> None:
         self.kept = kept
 
 

@@ -52,15 +52,15 @@ def read_ready(site: str, frame: Frame) -> Ready:
 def read_here(site: str, frame: Frame) -> dict[str, Any]:
     """The answer to a hello: versions, and what there is."""
     try:
-        said = frame.fields
-        found: dict[str, Any] = {"own": bool(said["own"]), "protocol": int(said["protocol"])}
-        found["versions"] = {"fedconcord": str(said["versions"]["fedconcord"])}
-        if not found["own"]:
-            form = Form(**said["form"])
+        fields = frame.fields
+        answer: dict[str, Any] = {"own": bool(fields["own"]), "protocol": int(fields["protocol"])}
+        answer["versions"] = {"fedconcord": str(fields["versions"]["fedconcord"])}
+        if not answer["own"]:
+            form = Form(**fields["form"])
             for count in (*form.shape, form.outputs):
                 codec.whole(count)
-            return {**found, "named": str(said["named"]), "form": form._asdict()}
-        data = said["data"]
+            return {**answer, "named": str(fields["named"]), "form": form._asdict()}
+        data = fields["data"]
         labels = [
             {
                 "name": str(one["name"]),
@@ -76,7 +76,7 @@ def read_here(site: str, frame: Frame) -> dict[str, Any]:
         kind = {"numbers": "numbers", "bytes": "bytes", "symbols": "symbols"}[data["inputs"]]
         rows = codec.whole(data["rows"])
         return {
-            **found,
+            **answer,
             "data": {"rows": rows, "columns": columns, "shape": shape, "inputs": kind, "labels": labels},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as broken:
@@ -101,15 +101,15 @@ def _useless(site: str, broken: Exception) -> DifferError:
 def versions_differ(sites: Sequence[str], here: Sequence[Mapping[str, Any]]) -> list[str]:
     """Versions of the package and the protocol that are not the server's."""
     mine = {"the protocol": PROTOCOL, "fedconcord": versions()["fedconcord"]}
-    found = []
+    sentences = []
     for name, one in zip(sites, here, strict=True):
         theirs = {"the protocol": one["protocol"], "fedconcord": one["versions"]["fedconcord"]}
-        found += [
+        sentences += [
             f"site {name}: {what} is of version {theirs[what]} there and {value} here; install the same"
             for what, value in mine.items()
             if theirs[what] != value
         ]
-    return found
+    return sentences
 
 
 def facts_differ(site: str, there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
@@ -121,18 +121,20 @@ def facts_differ(site: str, there: Mapping[str, str], here: Mapping[str, str]) -
     ]
 
 
-def parts_differ(sites: Sequence[str], said: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str) -> list[str]:
+def parts_differ(
+    sites: Sequence[str], answers: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str
+) -> list[str]:
     """Sentences on sites that differ from the first."""
     return [
-        f"site {name}: {what} differ from site {sites[0]}'s: {_short(one[key])} there, {_short(said[0][key])} at "
+        f"site {name}: {what} differ from site {sites[0]}'s: {_short(one[key])} there, {_short(answers[0][key])} at "
         f"{sites[0]}; give both the same"
-        for name, one in zip(sites, said, strict=True)
+        for name, one in zip(sites, answers, strict=True)
         for key in keys
-        if json.dumps(one[key], sort_keys=True) != json.dumps(said[0][key], sort_keys=True)
+        if json.dumps(one[key], sort_keys=True) != json.dumps(answers[0][key], sort_keys=True)
     ]
 
 
-def columns_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]], given: Input) -> list[str]:
+def columns_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]], reading: Input) -> list[str]:
     """Columns that more than half of the sites lack or that some have under another name, and such as hold numbers here
     and texts there. Other columns a site may lack: they have no value there."""
     differences = parts_differ(sites, data, ("inputs", "shape"), "the samples")
@@ -162,7 +164,7 @@ def columns_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]], give
                 "input.ignore what most sites lack"
             )
     for column in every if not differences else ():
-        if column in given.categories:
+        if column in reading.categories:
             continue
         kinds = {
             kind: name
@@ -205,32 +207,34 @@ def _columns(names: Collection[str]) -> str:
 def labels_differ(sites: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
     """Label columns that are others than the first site's, or numbers here and texts there."""
     base = data[0]["labels"]
-    found = []
+    sentences = []
     for name, one in zip(sites, data, strict=True):
         mine = [label["name"] for label in one["labels"]]
         if mine != [label["name"] for label in base]:
-            found.append(f"site {name} learns {', '.join(mine)}, and site {sites[0]} others; give both the same job")
+            sentences.append(
+                f"site {name} learns {', '.join(mine)}, and site {sites[0]} others; give both the same job"
+            )
             continue
         for label, first in zip(one["labels"], base, strict=True):
             if label["numbers"] != first["numbers"]:
                 kind, other = ("numbers", "texts") if label["numbers"] else ("texts", "numbers")
-                found.append(
+                sentences.append(
                     f"label column {label['name']!r} holds {kind} at site {name} and {other} at site {sites[0]}; write "
                     "it alike at both"
                 )
-    return found
+    return sentences
 
 
-def without_value(digits: Sequence[str], known: Sums, seen: Mapping[str, set[str]]) -> list[str]:
+def without_value(digits: Sequence[str], sums: Sums, texts_of: Mapping[str, set[str]]) -> list[str]:
     """Columns without a value anywhere, and texts of too many kinds."""
-    found = [
+    sentences = [
         f"column {name!r} has more than {CATEGORIES} different texts over all sites; repair it, or leave it out with "
         f"input.ignore={name}"
-        for name, texts in seen.items()
+        for name, texts in texts_of.items()
         if len(known_texts(texts)) > CATEGORIES
     ]
-    none = no_value(digits, known, seen)
-    return found + (
+    none = no_value(digits, sums, texts_of)
+    return sentences + (
         [f"no site has a value in column {none!r} of its training samples; leave it out with input.ignore={none}"]
         if none is not None
         else []

@@ -78,27 +78,27 @@ def source_of(settings: str) -> Source:
         nested = tomllib.loads(settings)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the job's settings are not valid TOML: {str(error).splitlines()[0]}") from None
-    found = from_nested(nested, "the job's settings")
-    for key, value in found.values.items():
+    source = from_nested(nested, "the job's settings")
+    for key, value in source.values.items():
         why = SIMULATED.get(key) or SIMULATED.get(f"{key.partition('.')[0]}.")
         if why is not None and value not in (None, "none", [], (), "discard"):
             raise UserError(f"{key} is for simulations ({why}), given {grammar.shown(value)}; leave it out")
-    held = found.values.get("validation")
-    if held not in (None, "none", "auto"):
+    validation = source.values.get("validation")
+    if validation not in (None, "none", "auto"):
         raise UserError(
-            f"validation {held} sets training samples apart, and sites judge on their test share; leave it out"
+            f"validation {validation} sets training samples apart, and sites judge on their test share; leave it out"
         )
-    return found
+    return source
 
 
 def input_settings(source: Source) -> Input:
     """How sites read their files."""
-    given = {
+    values = {
         key.removeprefix("input."): prepare(key, value)
         for key, value in source.values.items()
         if key.startswith("input.")
     }
-    return input_of(validated(InputSettings, given, "input.", dict(source.origin)))
+    return input_of(validated(InputSettings, values, "input.", dict(source.origin)))
 
 
 def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
@@ -107,12 +107,12 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     Raises:
         UserError: the settings are wrong, or the job cannot be deployed.
     """
-    text, held = named("data", _zeros(form, clients))
+    text, objects = named("data", _zeros(form, clients))
     values = {key: value for key, value in source.values.items() if not key.startswith(ENDS)}
     values |= {"data": text, "partition": "natural", "validation": None, "engine.name": "serial"}
     if source.values.get("data") is not None and values.get("objective", "auto") == "auto":
         values["objective"] = "paper"  # known data that the job cuts, and no site's own
-    config = resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(held)))
+    config = resolve_run(Source(values, {**source.origin, **dict.fromkeys(values, "")}, tuple(objects)))
     if config.method in BASELINES:
         raise UserError(f"method {config.method} needs other sites' samples or none; give a federated method")
     job = build(config)
@@ -134,8 +134,8 @@ def is_private(source: Source) -> bool:
 
 def terms_of(config: Config) -> Terms | None:
     """The terms of secure sums; None where the server sees every message."""
-    given = config.secure
-    return None if given.clip is None else Terms(Scale(given.clip, given.bits), given.threshold)
+    secure = config.secure
+    return None if secure.clip is None else Terms(Scale(secure.clip, secure.bits), secure.threshold)
 
 
 def _check_secure(config: Config, job: Job) -> None:

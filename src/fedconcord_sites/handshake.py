@@ -73,7 +73,7 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         UserError: the job's settings are wrong, or cannot be deployed.
     """
     source = source_of(settings)
-    given = input_settings(source)
+    reading = input_settings(source)
     there = [i for i, name in enumerate(link.sites) if name not in later]
     if not there:
         raise UserError("all sites are to come later, and a run begins with one at least; leave one out of --later")
@@ -81,28 +81,28 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
     hello = {i: {"clients": len(link.sites)} for i in there}
     here = [read_here(name, one) for name, one in zip(sites, _all(link, "hello", "here", hello), strict=True)]
     raise_any(versions_differ(sites, here))
-    own = [bool(one["own"]) for one in here]
-    if any(own) and not all(own):
-        a, b = sites[own.index(True)], sites[own.index(False)]
+    have_files = [bool(one["own"]) for one in here]
+    if any(have_files) and not all(have_files):
+        a, b = sites[have_files.index(True)], sites[have_files.index(False)]
         raise DifferError(
             [f"site {a} has a file of its own and site {b} a part of named data; give all sites the same"]
         )
-    told, sent, said = None, ["its number of samples"], list[str]()
-    if all(own):
-        form, told, sent, said = _of_files(link, there, source, given, [one["data"] for one in here])
+    overall, messages, guesses = None, ["its number of samples"], list[str]()
+    if all(have_files):
+        form, overall, messages, guesses = _of_files(link, there, source, reading, [one["data"] for one in here])
     else:
         if later:
             raise UserError("a site that comes later has a file of its own, and these have parts of the job's data")
         raise_any(parts_differ(sites, here, ("named", "form"), "the data"))
         form = Form(**here[0]["form"])
     config, job = shell(source, form, len(link.sites))
-    fields = setup_of(len(link.sites), form, told, begins)
+    fields = setup_of(len(link.sites), form, overall, begins)
     ready = _all(link, "setup", "ready", dict.fromkeys(there, fields))
     theirs = {i: read_ready(link.sites[i], one) for i, one in zip(there, ready, strict=True)}
     mine = facts(job, config)
     raise_any([text for i, one in theirs.items() for text in facts_differ(link.sites[i], one.facts, mine)])
     counts = {
-        name: len(held_out(i, later[name], given.test_share)) for i, name in enumerate(link.sites) if name in later
+        name: len(held_out(i, later[name], reading.test_share)) for i, name in enumerate(link.sites) if name in later
     }
     samples = [
         theirs[i].samples if i in theirs else [later[name] - counts[name], counts[name]]
@@ -112,33 +112,33 @@ def agreed(settings: str, link: SiteLink, begins: bool, later: Mapping[str, int]
         [f"site {name} has no training sample" for name, one in zip(link.sites, samples, strict=True) if not one[0]]
     )
     if not sum(tested for _, tested in samples):
-        raise DifferError([f"no site has a test sample; raise input.test_share, which is {given.test_share:g}"])
-    first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(own) else None
-    return Agreed(link.run, list(link.sites), form, samples, said, sent, told, first, sorted(later))
+        raise DifferError([f"no site has a test sample; raise input.test_share, which is {reading.test_share:g}"])
+    first = {**here[0]["data"], "columns": columns_of_all([one["data"] for one in here])} if all(have_files) else None
+    return Agreed(link.run, list(link.sites), form, samples, guesses, messages, overall, first, sorted(later))
 
 
-def setup_of(clients: int, form: Form, told: Mapping[str, Any] | None, begins: bool) -> dict[str, Any]:
+def setup_of(clients: int, form: Form, overall: Mapping[str, Any] | None, begins: bool) -> dict[str, Any]:
     """The fields of a setup."""
-    return {"clients": clients, "form": form._asdict(), "told": told, "begins": begins}
+    return {"clients": clients, "form": form._asdict(), "told": overall, "begins": begins}
 
 
 def _of_files(
-    link: SiteLink, there: Sequence[int], source: Source, given: Input, data: Sequence[Mapping[str, Any]]
+    link: SiteLink, there: Sequence[int], source: Source, reading: Input, data: Sequence[Mapping[str, Any]]
 ) -> tuple[Form, dict[str, Any], list[str], list[str]]:
     """What the sites' files come to: (form, what sites are told, what they sent, what was guessed)."""
     sites = [link.sites[i] for i in there]
-    raise_any(columns_differ(sites, data, given))
+    raise_any(columns_differ(sites, data, reading))
     raise_any(labels_differ(sites, data))
     try:
-        target = federated.agreed_target([one["labels"] for one in data], given)
+        target = federated.agreed_target([one["labels"] for one in data], reading)
     except UserError as wrong:
         raise DifferError([str(wrong)]) from wrong
     kinds = {name: {one["columns"].get(name, "empty") for one in data} - {"empty"} for name in columns_of_all(data)}
-    words = [name for name, kind in kinds.items() if "text" in kind or name in given.categories]
+    words = [name for name, kind in kinds.items() if "text" in kind or name in reading.categories]
     digits = [name for name in kinds if name not in words]
-    told: dict[str, Any] = {"columns": [], "target": target.kind, "names": target.names, "unit": None}
-    fields = {"told": told, "digits": digits, "words": words}
-    statistics = given.statistics is not None and bool(kinds)
+    overall: dict[str, Any] = {"columns": [], "target": target.kind, "names": target.names, "unit": None}
+    fields = {"told": overall, "digits": digits, "words": words}
+    statistics = reading.statistics is not None and bool(kinds)
     columns: list[Column] = []
     if (kinds and not statistics) or target.kind == "number":
         if is_private(source):
@@ -147,22 +147,22 @@ def _of_files(
                 "input.statistics, a file of public ones, and a target of classes"
             )
         first = _all(link, "sums", "summed", dict.fromkeys(there, fields))
-        known, y = (_sums(sites, first, part, count) for part, count in _counts(digits, target.names, target.kind))
+        sums, y = (_sums(sites, first, part, count) for part, count in _counts(digits, target.names, target.kind))
         texts = [read_texts(site, one, words) for site, one in zip(sites, first, strict=True)]
-        seen = {name: {text for one in texts for text in one[name]} for name in words}
-        raise_any(without_value(digits, known, seen) if kinds and not statistics else [])
-        means = {"columns": torch.from_numpy(mean_of(known)), "target": torch.from_numpy(mean_of(y))}
+        texts_of = {name: {text for one in texts for text in one[name]} for name in words}
+        raise_any(without_value(digits, sums, texts_of) if kinds and not statistics else [])
+        means = {"columns": torch.from_numpy(mean_of(sums)), "target": torch.from_numpy(mean_of(y))}
         tree = {f"means/{name}": leaf for name, leaf in means.items()}
         second = _all(link, "squares", "summed", dict.fromkeys(there, fields), tree)
         spread, y2 = (_sums(sites, second, part, count) for part, count in _counts(digits, target.names, target.kind))
         rows = sum(
-            one["rows"] - len(held_out(i, one["rows"], given.test_share)) for i, one in zip(there, data, strict=True)
+            one["rows"] - len(held_out(i, one["rows"], reading.test_share)) for i, one in zip(there, data, strict=True)
         )
-        columns = columns_of(list(kinds), digits, known, seen, spread, rows) if kinds else []
+        columns = columns_of(list(kinds), digits, sums, texts_of, spread, rows) if kinds else []
         if target.kind == "number":
-            told["unit"] = [mean_of(y).tolist(), scale_of(y2, mean_of(y)).tolist()]
+            overall["unit"] = [mean_of(y).tolist(), scale_of(y2, mean_of(y)).tolist()]
     if statistics:
-        columns = read_statistics(Path(str(given.statistics)).expanduser())
+        columns = read_statistics(Path(str(reading.statistics)).expanduser())
         raise_any(
             [
                 f"no site has the column {one.name!r} of input.statistics; take it out of that file"
@@ -170,7 +170,7 @@ def _of_files(
                 if one.name not in kinds
             ]
         )
-    told["columns"] = [one.model_dump() for one in columns]
+    overall["columns"] = [one.model_dump() for one in columns]
     shape = [width(columns)] if kinds else list(data[0]["shape"])
     about: dict[str, Any] = {"kind": "none"} if data[0]["inputs"] != "bytes" else dict(SCALED)
     if kinds:
@@ -178,18 +178,18 @@ def _of_files(
             "kind": "table",
             "statistics": "given" if statistics else "sums over the sites' training rows",
             "sent_by_each_client": [] if statistics else SENT,
-            "columns": told["columns"],
+            "columns": overall["columns"],
             "inputs": names(columns),
-            **({"missing": list(given.missing)} if given.missing else {}),
+            **({"missing": list(reading.missing)} if reading.missing else {}),
         }
     labels = [str(one["name"]) for one in data[0]["labels"]]
-    unit = {} if told["unit"] is None else {"mean": told["unit"][0], "scale": told["unit"][1]}
-    said = [*([target.note] if target.note else []), *columns_lacking(sites, data)]
-    about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": said}
-    form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, told["unit"], about)
-    sent = ["its number of samples", "the values of its label columns, where they are classes"]
-    sent += [*about.get("sent_by_each_client", []), *(["sums and squares of its labels"] if unit else [])]
-    return form, told, sent, said
+    unit = {} if overall["unit"] is None else {"mean": overall["unit"][0], "scale": overall["unit"][1]}
+    guesses = [*([target.note] if target.note else []), *columns_lacking(sites, data)]
+    about |= {"target": {"kind": target.kind, "columns": labels, "names": target.names, **unit}, "said": guesses}
+    form = Form(shape, data[0]["inputs"], target.kind, len(target.names), target.names, overall["unit"], about)
+    messages = ["its number of samples", "the values of its label columns, where they are classes"]
+    messages += [*about.get("sent_by_each_client", []), *(["sums and squares of its labels"] if unit else [])]
+    return form, overall, messages, guesses
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _of_files(
 def _all(
     link: SiteLink,
     kind: str,
-    wanted: str,
+    answer: str,
     fields: Mapping[int, Mapping[str, Any]],
     tensors: Mapping[str, Any] | None = None,
 ) -> list[Frame]:
@@ -207,17 +207,17 @@ def _all(
     Raises:
         DifferError: a site does not answer, or refuses.
     """
-    found: dict[int, Frame] = {}
+    answers: dict[int, Frame] = {}
     why: dict[int, str] = {}
     for _ in range(TRIES):
-        missing = {i: own for i, own in fields.items() if i not in found and i not in why}
+        missing = {i: fields_of for i, fields_of in fields.items() if i not in answers and i not in why}
         if not missing:
             break
-        for i, frame in link.frames(kind, wanted, missing, tensors or {}).items():
+        for i, frame in link.frames(kind, answer, missing, tensors or {}).items():
             link.accept(i, kind)
-            found[i] = frame
+            answers[i] = frame
         why |= link.why
-    silent = [link.sites[i] for i in fields if i not in found and i not in why]
+    silent = [link.sites[i] for i in fields if i not in answers and i not in why]
     sentences = [f"site {link.sites[i]}: {text}" for i, text in sorted(why.items())]
     if silent:
         sentences.append(
@@ -226,7 +226,7 @@ def _all(
             "start them, leave them out, or have them come later (--later)"
         )
     raise_any(sentences)
-    return [found[i] for i in fields]
+    return [answers[i] for i in fields]
 
 
 def _counts(digits: Sequence[str], outputs: Sequence[str], target: str) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -244,19 +244,19 @@ def _sums(sites: Sequence[str], messages: Sequence[Frame], part: str, count: int
     rows: dict[str, list[np.ndarray]] = {name: [] for name in Sums._fields}
     for site, frame in zip(sites, messages, strict=True):
         for name, form in like.items():
-            sent = frame.tensors.get(f"{part}/{name}")
-            if sent is None or sent.shape != form.shape or sent.dtype != form.dtype:
+            leaf = frame.tensors.get(f"{part}/{name}")
+            if leaf is None or leaf.shape != form.shape or leaf.dtype != form.dtype:
                 raise DifferError([f"site {site}: its sums are of another form than {count} columns"])
-            rows[name].append(sent.numpy())
+            rows[name].append(leaf.numpy())
     return Sums(*(np.concatenate(rows[name]) for name in Sums._fields))
 
 
 # -- kept ------------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, found: Agreed) -> None:
+def save(folder: Path, agreement: Agreed) -> None:
     """deployment.json."""
-    files.write_json(folder / NAME, {**found._asdict(), "form": found.form._asdict()})
+    files.write_json(folder / NAME, {**agreement._asdict(), "form": agreement.form._asdict()})
 
 
 def read(folder: Path) -> Agreed:

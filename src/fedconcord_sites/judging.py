@@ -95,8 +95,8 @@ def _hits(second: bool, threshold: float) -> Summed:
 
     def sums(outputs: Tensor, classes: Tensor) -> Tensor:
         mine = classes == int(second)
-        said = outputs.double().softmax(-1)[:, 1] >= threshold
-        return torch.stack([((said == second) & mine).sum(), mine.sum()]).double()
+        is_second = outputs.double().softmax(-1)[:, 1] >= threshold
+        return torch.stack([((is_second == second) & mine).sum(), mine.sum()]).double()
 
     return Summed(sums, lambda sums, *_: float(sums[0] / sums[1]) if sums[1] else math.nan)
 
@@ -187,18 +187,18 @@ def pooled(problem: Supervised, every: Sequence[Figures]) -> dict[str, float]:
     """`test_<metric>`, `test_loss` and `train_loss` over all samples of the sites that answered, one at least."""
     tested, trained = (int(sum(int(one.counts[k]) for one in every)) for k in (0, 1))
     test, train = (float(sum(float(one.losses[k]) for one in every)) for k in (0, 1))
-    found = {
+    values = {
         f"test_{metric.name}": _value(problem, metric, torch.stack([one.sums[k] for one in every]).sum(0), tested)
         for k, metric in enumerate(problem.metrics)
     }
     losses = {"test_loss": test / tested if tested else math.nan, "train_loss": train / trained}
-    return found | losses
+    return values | losses
 
 
 def _sums_of(metric: Metric) -> Summed:
-    known = summed(metric)
-    assert known is not None  # `check_summed` refused it
-    return known
+    how = summed(metric)
+    assert how is not None  # `check_summed` refused it
+    return how
 
 
 def _value(problem: Supervised, metric: Metric, sums: Tensor, samples: int) -> float:

@@ -30,17 +30,17 @@ FIRST = 0  # in place of a round, so that a server that was resumed asks in the 
 class Newcomers:
     """What is asked of sites that have not joined yet, and what their answers say."""
 
-    def __init__(self, source: Source, config: Config, job: Job, found: Agreed) -> None:
-        self.given, self.facts, self.found = input_settings(source), facts(job, config), found
+    def __init__(self, source: Source, config: Config, job: Job, agreement: Agreed) -> None:
+        self.given, self.facts, self.found = input_settings(source), facts(job, config), agreement
         self.greeted = set[int]()  # answered the hello
 
     def question(self, site: int) -> bytes:
         """The next message to a site."""
-        found = self.found
-        kind, fields = "hello", {"clients": len(found.sites)}
+        agreement = self.found
+        kind, fields = "hello", {"clients": len(agreement.sites)}
         if site in self.greeted:
-            kind, fields = "setup", setup_of(len(found.sites), found.form, found.told, True)
-        return codec.write(Frame(kind, found.run, FIRST, site, fields, {}))
+            kind, fields = "setup", setup_of(len(agreement.sites), agreement.form, agreement.told, True)
+        return codec.write(Frame(kind, agreement.run, FIRST, site, fields, {}))
 
     def heard(self, site: int, data: bytes) -> bool:
         """Whether its answer makes it one of the sites.
@@ -50,8 +50,8 @@ class Newcomers:
             DifferError: the site does not fit, in a sentence each.
         """
         frame = codec.read(data)
-        wanted = "ready" if site in self.greeted else "here"
-        if (frame.kind, frame.method, frame.round, frame.client) != (wanted, self.found.run, FIRST, site):
+        kind = "ready" if site in self.greeted else "here"
+        if (frame.kind, frame.method, frame.round, frame.client) != (kind, self.found.run, FIRST, site):
             raise FrameError("an answer to another question")
         if site in self.greeted:
             self._ready(site, frame)
@@ -61,18 +61,18 @@ class Newcomers:
         return False
 
     def _here(self, site: int, frame: Frame) -> None:
-        found, name = self.found, self.found.sites[site]
-        said = read_here(name, frame)
-        raise_any(versions_differ([name], [said]))
-        raise_any([] if said["own"] else [f"site {name} has no file of its own, and the others have; give it one"])
-        first = next(one for one in found.sites if one not in found.later)
-        sites, data = [first, name], [found.first or {}, said["data"]]
+        agreement, name = self.found, self.found.sites[site]
+        answer = read_here(name, frame)
+        raise_any(versions_differ([name], [answer]))
+        raise_any([] if answer["own"] else [f"site {name} has no file of its own, and the others have; give it one"])
+        first = next(one for one in agreement.sites if one not in agreement.later)
+        sites, data = [first, name], [agreement.first or {}, answer["data"]]
         raise_any(columns_differ(sites, data, self.given))
         raise_any(labels_differ(sites, data))
-        rows = sum(found.samples[site])
-        if said["data"]["rows"] != rows:
+        rows = sum(agreement.samples[site])
+        if answer["data"]["rows"] != rows:
             counted = f"the run counts on the {rows} that were named before round 0"
-            other = f"site {name} has {said['data']['rows']} rows, and {counted}"
+            other = f"site {name} has {answer['data']['rows']} rows, and {counted}"
             raise_any([f"{other}; give it the file that was meant, or begin a new run"])
 
     def _ready(self, site: int, frame: Frame) -> None:

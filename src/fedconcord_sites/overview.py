@@ -44,7 +44,7 @@ class Overview(NamedTuple):
 
 def overview(files: Mapping[str, federated.SiteFile]) -> Overview:
     """What the sites' tables hold, by site; nothing of arrays."""
-    sites = {name: _site(held) for name, held in files.items() if held.source is not None}
+    sites = {name: _site(file) for name, file in files.items() if file.source is not None}
     if not sites:
         return Overview((), (), ())
     columns = list(dict.fromkeys(name for site in sites.values() for name in site.missing))
@@ -53,35 +53,35 @@ def overview(files: Mapping[str, federated.SiteFile]) -> Overview:
         rows.append((f"label {label}", *(_values(site.labels.get(label, Counter())) for site in sites.values())))
     for column in columns:
         rows.append((column, *(_cell(site, column) for site in sites.values())))
-    said = [f"site {name}: {doubt}" for name, site in sites.items() for doubt in site.doubts]
-    return Overview(tuple(sites), tuple(rows), (*said, *_classes(sites), *_columns(sites, columns), *_same(sites)))
+    remarks = [f"site {name}: {doubt}" for name, site in sites.items() for doubt in site.doubts]
+    return Overview(tuple(sites), tuple(rows), (*remarks, *_classes(sites), *_columns(sites, columns), *_same(sites)))
 
 
-def _site(held: federated.SiteFile) -> Site:
-    assert held.source is not None
-    names = sorted(held.columns)
-    words = {name: Counter[str]() for name in names if held.columns[name] == "text"}
+def _site(file: federated.SiteFile) -> Site:
+    assert file.source is not None
+    names = sorted(file.columns)
+    words = {name: Counter[str]() for name in names if file.columns[name] == "text"}
     ends: dict[str, tuple[float, float]] = {}
-    known, total = Counter[str](), 0
-    for batch in held.source.batches(names):
+    values, total = Counter[str](), 0
+    for batch in file.source.batches(names):
         for name in names:
             if name in words:
                 words[name].update(one for one in texts(batch[name]).to_pylist() if one is not None)
-                known[name] = words[name].total()
+                values[name] = words[name].total()
             elif (each := numbers(batch[name])) is not None and (each := each[np.isfinite(each)]).size:
-                known[name] += each.size
+                values[name] += each.size
                 low, high = ends.get(name, (math.inf, -math.inf))
                 ends[name] = min(low, float(each.min())), max(high, float(each.max()))
         for row in zip(*(texts(batch[name]).to_pylist() for name in names), strict=True):
             total += int.from_bytes(hashlib.blake2b(repr(row).encode(), digest_size=16).digest())
     return Site(
-        held.rows,
-        {one.name: Counter(str(one.values[int(code)]) for code in one.code.tolist()) for one in held.labels},
+        file.rows,
+        {one.name: Counter(str(one.values[int(code)]) for code in one.code.tolist()) for one in file.labels},
         ends,
         words,
-        {name: 1 - known[name] / max(held.rows, 1) for name in held.columns},
+        {name: 1 - values[name] / max(file.rows, 1) for name in file.columns},
         total,
-        tuple(doubts(held.source, list(held.columns), None)),
+        tuple(doubts(file.source, list(file.columns), None)),
     )
 
 
@@ -107,7 +107,7 @@ def _cell(site: Site, column: str) -> str:
 
 def _classes(sites: Mapping[str, Site]) -> list[str]:
     """Classes that one site alone has, or that differ by their writing, and sites with one class."""
-    said = []
+    remarks = []
     for label in next(iter(sites.values())).labels:
         of = {name: set(site.labels[label]) for name, site in sites.items() if label in site.labels}
         if any(len(values) > FEW for values in of.values()):
@@ -117,26 +117,28 @@ def _classes(sites: Mapping[str, Site]) -> list[str]:
             for value in sorted(values - others):
                 like = sorted(other for other in others if other.strip().casefold() == value.strip().casefold())
                 way = f"; others write {like[0]!r}: write it alike" if like else "; is it a class of its own?"
-                said.append(f"site {name}: no other site has the class {value!r} of {label!r}{way}")
+                remarks.append(f"site {name}: no other site has the class {value!r} of {label!r}{way}")
             if len(values) == 1:
-                said.append(f"site {name}: every row has {label!r} {next(iter(values))!r}; it has no second class")
-    return said
+                remarks.append(f"site {name}: every row has {label!r} {next(iter(values))!r}; it has no second class")
+    return remarks
 
 
 def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
     """Columns without values, of two kinds, with texts of one site alone, or with numbers of another size."""
-    said = []
+    remarks = []
     for column in columns:
         for name, site in sites.items():
             if column not in site.missing:
-                said.append(f"site {name}: there is no column {column!r}, which counts as missing in all of its rows")
+                remarks.append(
+                    f"site {name}: there is no column {column!r}, which counts as missing in all of its rows"
+                )
             elif site.missing[column] == 1:
-                said.append(f"site {name}: column {column!r} has nothing in it")
+                remarks.append(f"site {name}: column {column!r} has nothing in it")
         words = {name: set(site.texts[column]) for name, site in sites.items() if column in site.texts}
         digits = {name: site.numbers[column] for name, site in sites.items() if column in site.numbers}
         if words and digits:
             one, other = next(iter(words)), next(iter(digits))
-            said.append(
+            remarks.append(
                 f"column {column!r} has texts at {', '.join(words)} ({', '.join(sorted(words[one])[:SHOWN])}) and "
                 f"numbers at {', '.join(digits)} ({digits[other][0]:g} to {digits[other][1]:g}): code it alike"
             )
@@ -145,7 +147,7 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
             others = set().union(*rest) if rest else values
             if alone := sorted(values - others):
                 listed = ", ".join(map(repr, alone[:SHOWN])) + (", ..." if len(alone) > SHOWN else "")
-                said.append(f"site {name}: no other site has in column {column!r}: {listed}")
+                remarks.append(f"site {name}: no other site has in column {column!r}: {listed}")
         for name, (least, most) in digits.items():
             elsewhere = [more for other, more in digits.items() if other != name]
             if len(elsewhere) < 2:
@@ -153,11 +155,11 @@ def _columns(sites: Mapping[str, Site], columns: Sequence[str]) -> list[str]:
             low, high = min(one[0] for one in elsewhere), max(one[1] for one in elsewhere)
             far = high - low  # neighbours' ranges may well touch; those of two units lie apart
             if least > high + far or most < low - far:
-                said.append(
+                remarks.append(
                     f"site {name}: column {column!r} is {least:g} to {most:g}, at all others {low:g} to {high:g}; is "
                     "it in another unit?"
                 )
-    return said
+    return remarks
 
 
 def _same(sites: Mapping[str, Site]) -> list[str]:

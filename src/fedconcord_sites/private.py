@@ -36,8 +36,8 @@ GENERATOR = "noise and Poisson coins of the operating system's generator, where 
 
 def budget(config: Config) -> Budget | None:
     """What a deployment spends by its settings; None without privacy."""
-    found = budget_of(config)
-    return None if found is None else found._replace(generator=GENERATOR)
+    planned = budget_of(config)
+    return None if planned is None else planned._replace(generator=GENERATOR)
 
 
 def at_site(job: Job, chance: Chance) -> Job:
@@ -92,15 +92,15 @@ class Cohorts:
         Raises:
             UserError: the file is damaged.
         """
-        known = self._read()
-        if str(round) not in known:
-            known[str(round)] = np.flatnonzero(self.chance.uniform(n) < cohort / n).tolist()
-            files.write_bytes(self.path, json.dumps(known).encode(), mode=0o600)
-        return np.array(known[str(round)], np.int64)
+        drawn_ids = self._read()
+        if str(round) not in drawn_ids:
+            drawn_ids[str(round)] = np.flatnonzero(self.chance.uniform(n) < cohort / n).tolist()
+            files.write_bytes(self.path, json.dumps(drawn_ids).encode(), mode=0o600)
+        return np.array(drawn_ids[str(round)], np.int64)
 
     def _read(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            drawn_ids: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as broken:
@@ -108,7 +108,7 @@ class Cohorts:
                 f"cannot read {self.path} ({reason(broken)}), which says who was drawn in each round; restore it, or "
                 "begin a new run"
             ) from broken
-        return found
+        return drawn_ids
 
 
 class Once(NamedTuple):
@@ -120,7 +120,7 @@ class Once(NamedTuple):
     path: Path  # of the last message and what it answered
     rounds: int  # that the site's budget is for
 
-    def answer(self, frame: Frame, asked: bytes, make: Callable[[], bytes]) -> bytes:
+    def answer(self, frame: Frame, orders: bytes, make: Callable[[], bytes]) -> bytes:
         """The answer to these orders: the one that was given before, if it was; kept before it leaves.
 
         Raises:
@@ -131,14 +131,16 @@ class Once(NamedTuple):
             raise FrameError(f"its noise is for {self.rounds} rounds, and this is round {frame.round}")
         before = self._read()
         if before is not None and frame.round <= before.round:
-            if frame.round == before.round and before.tensors["asked/"].numpy().tobytes() == asked:
+            if frame.round == before.round and before.tensors["asked/"].numpy().tobytes() == orders:
                 return before.tensors["said/"].numpy().tobytes()
             raise FrameError("it has sent its noisy message of this round, and a second one would spend privacy twice")
-        said = make()
-        if codec.read(said).kind == "reply":
-            held = {"asked/": _bytes(asked), "said/": _bytes(said)}
-            files.write_bytes(self.path, codec.write(frame._replace(kind="once", fields={}, tensors=held)), mode=0o600)
-        return said
+        answer = make()
+        if codec.read(answer).kind == "reply":
+            tensors = {"asked/": _bytes(orders), "said/": _bytes(answer)}
+            files.write_bytes(
+                self.path, codec.write(frame._replace(kind="once", fields={}, tensors=tensors)), mode=0o600
+            )
+        return answer
 
     def _read(self) -> Frame | None:
         try:

@@ -56,22 +56,22 @@ class Deployed:
             UserError: no site answers.
         """
         self.last = {}
-        like, sent = form_of(self.shell), codec.pack("x", x)
+        like, model = form_of(self.shell), codec.pack("x", x)
         if not bool(torch.isfinite(x).all()):
             return self._nothing()
         for _ in range(TRIES):
             missing = [i for i in range(self.roster.n) if i not in self.last and self.link.records[i].left_out is None]
             none: dict[int, dict[str, Any]] = {i: {} for i in missing}
-            for i, frame in self.link.frames("judge", "judged", none, sent).items():
+            for i, frame in self.link.frames("judge", "judged", none, model).items():
                 try:
-                    found: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
-                    if found.counts.tolist() != self.samples[i, ::-1].tolist():
+                    one: Figures = codec.unpack("figures", frame, like, torch.device("cpu"))
+                    if one.counts.tolist() != self.samples[i, ::-1].tolist():
                         raise FrameError("figures of another number of samples")
                 except FrameError as wrong:
                     self.link.refuse(i, str(wrong), "judge")
                 else:
                     self.link.accept(i, "judge")
-                    self.last[i] = found
+                    self.last[i] = one
             if self.last:
                 return pooled(self.shell, list(self.last.values()))
             if missing and all(self.link.why.get(i) == NOT_FINITE for i in missing):

@@ -90,38 +90,38 @@ def serve(
             one, or the folder is taken.
     """
     clock, tell = Clock(), see or (lambda event: None)
-    known = resume and (folder / handshake.NAME).exists()
+    is_resumed = resume and (folder / handshake.NAME).exists()
     if not resume:
         refuse_taken(folder)
-    found = handshake.read(folder) if known else None
-    if found is not None and sorted(found.sites) != sorted(_names(sites)):
+    agreement = handshake.read(folder) if is_resumed else None
+    if agreement is not None and sorted(agreement.sites) != sorted(_names(sites)):
         raise UserError(
-            f"{folder} has the sites {', '.join(found.sites)}, given {', '.join(sites)}; resume it with the same"
+            f"{folder} has the sites {', '.join(agreement.sites)}, given {', '.join(sites)}; resume it with the same"
         )
-    run = secrets.token_hex(8) if found is None else found.run
-    link = SiteLink(_names(sites) if found is None else found.sites, run, exchange, wait, tell)
-    if found is None:
+    run = secrets.token_hex(8) if agreement is None else agreement.run
+    link = SiteLink(_names(sites) if agreement is None else agreement.sites, run, exchange, wait, tell)
+    if agreement is None:
         try:
-            found = handshake.agreed(settings, link, True, later)
+            agreement = handshake.agreed(settings, link, True, later)
         except DifferError as differ:
             more = len(differ.sentences) - 1
             raise UserError(differ.sentences[0] + (f" (and {more} more)" if more else "")) from None
         folder.mkdir(parents=True, exist_ok=True)
-        handshake.save(folder, found)
-    trained, tested = (sum(one[k] for one in found.samples) for k in (0, 1))
-    tell(Event("ready", f"{len(found.sites)} sites with {trained} samples to train on and {tested} to test on"))
+        handshake.save(folder, agreement)
+    trained, tested = (sum(one[k] for one in agreement.samples) for k in (0, 1))
+    tell(Event("ready", f"{len(agreement.sites)} sites with {trained} samples to train on and {tested} to test on"))
     source = source_of(settings)
-    config, job = shell(source, found.form, len(found.sites))
-    link.await_(found.later, Newcomers(source, config, job, found))
+    config, job = shell(source, agreement.form, len(agreement.sites))
+    link.await_(agreement.later, Newcomers(source, config, job, agreement))
     job = private.at_server(job, chance, folder)
     with threads(config.engine.threads):
-        return _served(config, job, found, link, folder, tell, known and resume, clock)
+        return _served(config, job, agreement, link, folder, tell, is_resumed and resume, clock)
 
 
 def _served(
     config: Config,
     job: Job,
-    found: Agreed,
+    agreement: Agreed,
     link: SiteLink,
     folder: Path,
     tell: Callable[[Event], None],
@@ -129,13 +129,13 @@ def _served(
     clock: Clock,
 ) -> Finished:
     inner = model_of(job)
-    deployed = Deployed(inner, found.samples, link)
+    deployed = Deployed(inner, agreement.samples, link)
     problem = Regularised(deployed, job.problem.regulariser) if isinstance(job.problem, Regularised) else deployed
     terms = terms_of(config)
     job = replace(job, problem=problem, engine=Sites(link, PLAIN if terms is None else _secure(terms)))
     prepared = prepare_job(job, folder, config.rounds)
-    if (said := privacy_note(config, private.GENERATOR)) is not None:
-        tell(Event("private", said))
+    if (note := privacy_note(config, private.GENERATOR)) is not None:
+        tell(Event("private", note))
     link.most = 4 * job.cost.up + inner.dim * 8  # under masks numbers of 4 bytes have 8, and some are sent twice
     every = config.eval.every or 1
     settings = {**config.as_dict(), "data": "sites"}
@@ -146,7 +146,7 @@ def _served(
         "models": list(job.algorithm.models(prepared.state.server)),
         "clients": config.clients,
         "cohort": config.cohort,
-        "data": f"{len(found.sites)} sites",
+        "data": f"{len(agreement.sites)} sites",
         "model": config.model or DEFAULT_MODEL,
         "partition": "natural",
         "objective": minimised(job.algorithm.weights),
@@ -155,7 +155,7 @@ def _served(
         "config": settings,
         "evaluation": {
             "every": every,
-            "train_samples": sum(trained for trained, _ in found.samples),
+            "train_samples": sum(trained for trained, _ in agreement.samples),
             "clients": True,
             "validation": None,
         },
@@ -175,8 +175,8 @@ def _served(
     length = results.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
-    seen = SitesSeen(deployed, found, link, folder)
-    results.train(prepared, folder, length, info, on_row, options, clock, [seen])
+    observer = SitesSeen(deployed, agreement, link, folder)
+    results.train(prepared, folder, length, info, on_row, options, clock, [observer])
     return finished(folder)
 
 
@@ -189,8 +189,8 @@ def _secure(terms: Terms) -> Sums:
 class SitesSeen(Observer):
     """What run.json and clients.csv say of the sites."""
 
-    def __init__(self, problem: Deployed, found: Agreed, link: SiteLink, folder: Path) -> None:
-        self.problem, self.found, self.link, self.folder = problem, found, link, folder
+    def __init__(self, problem: Deployed, agreement: Agreed, link: SiteLink, folder: Path) -> None:
+        self.problem, self.found, self.link, self.folder = problem, agreement, link, folder
         before = read_description(folder) if (folder / "run.json").exists() else {}
         self.judged: dict[str, Any] | None = before.get("clients_judged")
 
@@ -220,8 +220,8 @@ class SitesSeen(Observer):
                 self.found.sites, self.found.samples, self.link.records, strict=True
             )
         ]
-        said: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
-        return said if self.judged is None else said | {"clients_judged": self.judged}
+        about: dict[str, Any] = {"sites": sites, "sites_sent_first": self.found.sent, "rounds_void": self.link.voids}
+        return about if self.judged is None else about | {"clients_judged": self.judged}
 
 
 def _names(sites: Sequence[str]) -> list[str]:

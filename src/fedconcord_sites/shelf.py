@@ -9,7 +9,7 @@ import torch
 
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.core import Tree, tree_leaves, tree_unflatten
-from fedconcord.remote.client import Kept, kept_like
+from fedconcord.remote.client import StoredState, stored_like
 from fedconcord.state import tensors
 
 
@@ -20,14 +20,14 @@ class FileShelf(NamedTuple):
     template: Tree  # its row before its first round
     device: torch.device
 
-    def read(self) -> Kept | None:
+    def read(self) -> StoredState | None:
         """What the client kept, None before it ever did.
 
         Raises:
             UserError: the file is damaged, or of another method.
         """
         try:
-            found, _ = tensors.read(self.path)
+            stored, _ = tensors.read(self.path)
         except FileNotFoundError:
             return None
         except (tensors.DamagedError, OSError) as broken:
@@ -35,14 +35,14 @@ class FileShelf(NamedTuple):
                 f"cannot read the site's state {self.path} ({reason(broken)}); restore it from a copy, or begin a new "
                 "run: without it this site's part of the server's sums is lost"
             ) from broken
-        like = kept_like(self.template)
+        like = stored_like(self.template)
         for name, leaf in tree_leaves(like).items():
-            if name not in found or found[name].shape != leaf.shape or found[name].dtype != leaf.dtype:
+            if name not in stored or stored[name].shape != leaf.shape or stored[name].dtype != leaf.dtype:
                 raise UserError(f"the site's state {self.path} is of another job; restore it, or begin a new run")
-        leaves = {name: leaf if name == "mark" else leaf.to(self.device) for name, leaf in found.items()}
-        kept: Kept = tree_unflatten(like, leaves)
-        return kept
+        leaves = {name: leaf if name == "mark" else leaf.to(self.device) for name, leaf in stored.items()}
+        rows: StoredState = tree_unflatten(like, leaves)
+        return rows
 
-    def write(self, kept: Kept) -> None:
+    def write(self, rows: StoredState) -> None:
         """Keep this in its place."""
-        tensors.write(self.path, tree_leaves(kept), mode=0o600)
+        tensors.write(self.path, tree_leaves(rows), mode=0o600)

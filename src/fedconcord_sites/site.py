@@ -107,13 +107,13 @@ class Site:
             try:
                 frame = codec.read(data, LIMIT)
                 run, number = frame.method, frame.round
-                found = self._answer(frame, data)
+                answer = self._answer(frame, data)
             except FrameError as wrong:
-                found = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
-            self._record(found)
+                answer = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
+            self._record(answer)
         except OSError as wrong:
             raise UserError(f"site {self.name}: {sentence(wrong)}") from wrong
-        return found
+        return answer
 
     def _answer(self, frame: Frame, data: bytes) -> bytes:
         if not RUN.fullmatch(frame.method):
@@ -164,14 +164,16 @@ class Site:
         if is_private(self.source):
             raise FrameError("sums of samples are not covered by privacy.clip, and its job has that")
         fields = frame.fields
-        told, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
-        held = self._file()
-        if held.source is not None and {*digits, *words} & {*held.source.names} - {*held.columns}:
+        overall, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
+        file = self._file()
+        if file.source is not None and {*digits, *words} & {*file.source.names} - {*file.columns}:
             raise FrameError("it asks for columns that the site's job does not learn from")
-        found = federated.site_sums(held, frame.client, self.given, told, digits, words, means)
-        arrays = {"columns": found.columns, "target": found.target}
-        sent = {f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()}
-        return frame._replace(kind="summed", fields={"texts": dict(found.texts)}, tensors=sent)
+        totals = federated.site_sums(file, frame.client, self.given, overall, digits, words, means)
+        arrays = {"columns": totals.columns, "target": totals.target}
+        tensors = {
+            f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()
+        }
+        return frame._replace(kind="summed", fields={"texts": dict(totals.texts)}, tensors=tensors)
 
     def _setup(self, frame: Frame, data: bytes) -> bytes:
         """All that the site is to know; the run has its folder from here on."""
@@ -223,10 +225,10 @@ class Site:
         scale = inner.data.scale
         train = inner.tensors(mine.train_x, mine.train_y, scale)
         test = inner.tensors(mine.test_x, mine.test_y, scale)
-        own = inner.holding(*train)
-        objective: Objective = own.objective
+        problem = inner.holding(*train)
+        objective: Objective = problem.objective
         if isinstance(job.problem, Regularised):
-            objective = Regularised(own, job.problem.regulariser).objective
+            objective = Regularised(problem, job.problem.regulariser).objective
         shelf = FileShelf(self.folder / frame.method / "row.safetensors", template(job), objective.device)
         messages = forms(job.algorithm, job.problem.init(0))
         member = self._member(frame, config, job)
@@ -255,23 +257,23 @@ class Site:
 
     def _round(self, opened: _Opened, frame: Frame, data: bytes) -> bytes:
         opened.client.shelf.read()  # what is wrong with it is the site's
-        asked = self.folder / opened.run / "asked.frame"
-        if frame.kind == "train" and opened.client.forgets(frame.round) and asked.exists():
-            opened.client.recall(asked.read_bytes())
+        ask_path = self.folder / opened.run / "asked.frame"
+        if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():
+            opened.client.recall(ask_path.read_bytes())
         try:
-            found = opened.client.receive(data)
+            replies = opened.client.receive(data)
         except UserError as impossible:
             raise FrameError(str(impossible)) from impossible
-        if not found:
+        if not replies:
             raise FrameError("it is out of date, or not for this site")
         if frame.kind == "ask":
-            files.write_bytes(asked, data, mode=0o600)
-        return found[0]
+            files.write_bytes(ask_path, data, mode=0o600)
+        return replies[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
         x = codec.unpack("x", frame, opened.client.forms.x, opened.client.objective.device)
-        found = figures(model_of(opened.job), x, opened.test, opened.train)
-        return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", found))
+        measured = figures(model_of(opened.job), x, opened.test, opened.train)
+        return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
 
     # -- the site's own --------------------------------------------------------------------------------------------
 
@@ -290,14 +292,14 @@ class Site:
             raise FrameError(f"client {client} of {clients}, where {config.data} has {len(parts)}")
         test = np.arange(client, len(dataset.test_y), clients)
         mine = parts[client]
-        found = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
-        return dataset, found, f"{config.data}, {config.partition}, seed {config.seed}"
+        samples = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
+        return dataset, samples, f"{config.data}, {config.partition}, seed {config.seed}"
 
-    def _record(self, sent: bytes) -> None:
+    def _record(self, message: bytes) -> None:
         """A line of sent.csv."""
-        frame, out = codec.read(sent), io.StringIO()
+        frame, out = codec.read(message), io.StringIO()
         tensors = " ".join(f"{name}{list(leaf.shape)}" for name, leaf in frame.tensors.items())
-        cells = (frame.method, frame.kind, frame.round, len(sent), tensors)
+        cells = (frame.method, frame.kind, frame.round, len(message), tensors)
         csv.writer(out, lineterminator="\n").writerow(map(files.inert, cells))
         files.private_folder(self.folder)
         with (self.folder / "sent.csv").open("a", encoding="utf-8") as file:

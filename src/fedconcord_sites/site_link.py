@@ -98,8 +98,8 @@ class SiteLink:
             UserError: all sites are left out.
         """
         self.number, self.why = self.number + 1, {}
-        left = [name for name, record in zip(self.sites, self.records, strict=True) if record.left_out is None]
-        if not left:
+        active = [name for name, record in zip(self.sites, self.records, strict=True) if record.left_out is None]
+        if not active:
             raise UserError(f"no site is left: {'; '.join(r.left_out for r in self.records if r.left_out)}")
         messages = {i: self._question(i, data) for i, data in messages.items()}
         by_name = {self.sites[i]: data for i, data in messages.items() if self.records[i].left_out is None}
@@ -157,8 +157,8 @@ class SiteLink:
         """
         number = self.number
         answers = {}
-        sent = {i: codec.write(Frame(kind, self.run, number, i, one, tensors)) for i, one in fields.items()}
-        for i, data in self.ask(sent, kind).items():
+        messages = {i: codec.write(Frame(kind, self.run, number, i, one, tensors)) for i, one in fields.items()}
+        for i, data in self.ask(messages, kind).items():
             frame = codec.read(data)
             if (frame.kind, frame.method, frame.round, frame.client) != (answer_kind, self.run, number, i):
                 self.refuse(i, "an answer to another question", kind)
@@ -175,8 +175,8 @@ class SiteLink:
     def refuse(self, site: int, why: str, what: str = ROUNDS) -> None:
         """Its answer was not; after three in a row it is left out."""
         record, name = self.records[site], self.sites[site]
-        known = why if why in record.refused or len(record.refused) < REASONS else "other reasons"
-        record.refused[known] = record.refused.get(known, 0) + 1
+        reason = why if why in record.refused or len(record.refused) < REASONS else "other reasons"
+        record.refused[reason] = record.refused.get(reason, 0) + 1
         record.in_a_row[what] = record.in_a_row.get(what, 0) + 1
         self.why[site] = why
         self.see(Event("refused", f"site {name}: its answer was refused: {why}", name))
@@ -204,7 +204,7 @@ class SiteLink:
 
     def begin(self) -> Send:
         """As `Way` says; a server that is lost here is lost with its process."""
-        return lambda sent, silent: list(self.ask(dict(sent), ROUNDS).items())
+        return lambda messages, silent: list(self.ask(dict(messages), ROUNDS).items())
 
     @property
     def hooks(self) -> Hooks:

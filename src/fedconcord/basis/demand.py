@@ -15,16 +15,16 @@ def on_demand(package: dict[str, Any], places: Mapping[str, str]) -> Callable[[s
         places: module -> the names that it has, apart by spaces; "name=other" is another name for one.
     """
     place = {
-        name: (module, written or name)
+        name: (module, other or name)
         for module, names in places.items()
-        for name, _, written in (entry.partition("=") for entry in names.split())
+        for name, _, other in (entry.partition("=") for entry in names.split())
     }
 
     def get(name: str) -> Any:
         if name not in place:
             raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
-        module, written = place[name]
-        package[name] = getattr(import_module(module), written)
+        module, other = place[name]
+        package[name] = getattr(import_module(module), other)
         return package[name]
 
     return get

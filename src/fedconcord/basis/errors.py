@@ -27,15 +27,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     for name in (*SYNONYMS.get(word, ()), last, *SYNONYMS.get(last, ())):
         if name in ends:
             return ends[name]
-    for written, names in ((word, whole), (last, ends)):
-        if match := difflib.get_close_matches(written, names, n=1, cutoff=0.5):
+    for term, names in ((word, whole), (last, ends)):
+        if match := difflib.get_close_matches(term, names, n=1, cutoff=0.5):
             return names[match[0]]
     return None
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, names: Iterable[str]) -> str:
     """' (did you mean 'x'?)' for the known name nearest to the word one, or '' if none is near."""
-    name = nearest(word, known)
+    name = nearest(word, names)
     return "" if name is None else f" (did you mean {name!r}?)"
 
 

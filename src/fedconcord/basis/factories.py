@@ -73,8 +73,8 @@ class Option:
             return adapter.validate_json(json.dumps(value), strict=True)
         except ValidationError:
             schema = adapter.json_schema()
-            given = f"{shown(value)}{near(schema, value)}"
-            raise UserError(f"{where}: {self.name} must be {must_be(schema)}, given {given}") from None
+            value_shown = f"{shown(value)}{near(schema, value)}"
+            raise UserError(f"{where}: {self.name} must be {must_be(schema)}, given {value_shown}") from None
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -143,26 +143,28 @@ def check(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | st
     if spec.name not in registry:
         raise unknown(what, spec.name, registry)
     factory, where = registry[spec.name], f"{what} {spec.name}"
-    known = {option.name: option for option in options(factory)}
-    if len(spec.args) > len(known):
-        takes = f"takes {_count(known)}" if known else "takes no parameters"
+    options_by_name = {option.name: option for option in options(factory)}
+    if len(spec.args) > len(options_by_name):
+        takes = f"takes {_count(options_by_name)}" if options_by_name else "takes no parameters"
         raise UserError(f"{where} {takes}, given {len(spec.args)} values: {', '.join(map(text, spec.args))}")
-    given = dict(zip(known, spec.args, strict=False))
+    values = dict(zip(options_by_name, spec.args, strict=False))
     for key, value in spec.kwargs.items():
-        if key not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise UserError(f"{where} has no parameter {key!r}{closest(key, known)}; {has}")
-        if key in given:
-            raise UserError(f"{where}: {key} is given twice, as {text(given[key])} and as {text(value)}")
-        given[key] = value
-    for option in known.values():
-        if option.required and option.name not in given:
+        if key not in options_by_name:
+            has = f"it has {', '.join(options_by_name)}" if options_by_name else "it has none"
+            raise UserError(f"{where} has no parameter {key!r}{closest(key, options_by_name)}; {has}")
+        if key in values:
+            raise UserError(f"{where}: {key} is given twice, as {text(values[key])} and as {text(value)}")
+        values[key] = value
+    for option in options_by_name.values():
+        if option.required and option.name not in values:
             raise UserError(
                 f"{where} needs {option.name}, {must_be(_adapter(option.annotation).json_schema())}: "
                 f"write {spec.name}({option.name}=...)"
             )
     # In the factory's order, so that the same parameters always give the same text.
-    return Call(spec.name, factory, {k: known[k].validate(given[k], where) for k in known if k in given})
+    return Call(
+        spec.name, factory, {k: options_by_name[k].validate(values[k], where) for k in options_by_name if k in values}
+    )
 
 
 def build(registry: Mapping[str, Callable[..., Any]], what: str, spec: Spec | str, *leading: Any) -> Any:

@@ -46,9 +46,9 @@ def scalar(word: str) -> Value:
     return float(word) if NUMBER.fullmatch(word) else word
 
 
-def decimal(written: str) -> str:
+def decimal(word: str) -> str:
     """' (did you mean 0.1?)' for 0,1, a number with a decimal comma, or ''."""
-    return f" (did you mean {written.replace(',', '.')}?)" if COMMA.fullmatch(written) else ""
+    return f" (did you mean {word.replace(',', '.')}?)" if COMMA.fullmatch(word) else ""
 
 
 def spread(entries: Sequence[Value]) -> str:

@@ -109,10 +109,10 @@ def with_options(function: Callable[..., Any], path: str, what: str, leading: tu
         raise UserError(
             f"{what} {path} cannot be called with ({', '.join(leading)}): {error}; these come first, its options then"
         ) from error
-    taken, parameters = 0, []
+    supplied, parameters = 0, []
     for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) and taken < len(leading):
-            taken += 1
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) and supplied < len(leading):
+            supplied += 1
             continue
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
@@ -184,7 +184,7 @@ def path_of(thing: Any) -> str | None:
     path = f"{module}:{name}"
     if module in (None, "__main__") or not is_path(path):
         return None
-    known: Any = sys.modules.get(str(module))
+    thing_there: Any = sys.modules.get(str(module))
     for part in name.split("."):
-        known = getattr(known, part, None)
-    return path if known is thing else None
+        thing_there = getattr(thing_there, part, None)
+    return path if thing_there is thing else None

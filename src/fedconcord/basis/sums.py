@@ -27,12 +27,12 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         DamagedError: the folder's checksums are damaged.
     """
-    known = _known(path.parent)
+    sums_of = _known(path.parent)
     there = [_sum(path.read_bytes())] if path.exists() else []
-    if path.name in known:  # what is damaged now stays so
-        there = [one for one in there if one in known[path.name]]
-    known[path.name] = sorted({*there, _sum(content)})
-    files.write_json(path.with_name(NAME), {**known, NAME: [_total(known)]})
+    if path.name in sums_of:  # what is damaged now stays so
+        there = [one for one in there if one in sums_of[path.name]]
+    sums_of[path.name] = sorted({*there, _sum(content)})
+    files.write_json(path.with_name(NAME), {**sums_of, NAME: [_total(sums_of)]})
     files.write_bytes(path, content)
 
 
@@ -75,8 +75,8 @@ def _known(folder: Path) -> dict[str, list[str]]:
     raise DamagedError(f"{path} is damaged; if the files beside it are right, remove it")
 
 
-def _total(known: dict[str, list[str]]) -> str:
-    return _sum(json.dumps(known, sort_keys=True).encode())
+def _total(sums_of: dict[str, list[str]]) -> str:
+    return _sum(json.dumps(sums_of, sort_keys=True).encode())
 
 
 def _sum(content: bytes) -> str:

@@ -17,7 +17,7 @@ from fedconcord.core import Algorithm, Memory, Tree
 from fedconcord.diagnosis.gradients import TINY, lengths, mean_of
 
 
-class Kept(NamedTuple):
+class StoredState(NamedTuple):
     """What n clients remember, as gradients, and what the server makes of it."""
 
     what: Memory
@@ -25,7 +25,7 @@ class Kept(NamedTuple):
     total: Tensor | None  # [d] what the server has for grad F; None where it keeps no such thing
 
 
-def kept(algorithm: Algorithm, server: Tree, rows: Tree, p: np.ndarray, mean: Tensor) -> Kept | None:
+def kept(algorithm: Algorithm, server: Tree, rows: Tree, p: np.ndarray, mean: Tensor) -> StoredState | None:
     """What these clients remember, or None where the method's clients keep nothing that stands for a gradient.
 
     Args:
@@ -36,7 +36,7 @@ def kept(algorithm: Algorithm, server: Tree, rows: Tree, p: np.ndarray, mean: Te
     memory = algorithm.facts.memory
     if memory is None:
         return None
-    return Kept(memory, memory.gradients(server, rows, torch.as_tensor(p).to(mean), mean), memory.total(server))
+    return StoredState(memory, memory.gradients(server, rows, torch.as_tensor(p).to(mean), mean), memory.total(server))
 
 
 class Staleness(NamedTuple):
@@ -48,7 +48,7 @@ class Staleness(NamedTuple):
     gap: float | None  # ||server's sum - sum_i p_i m_i|| / ||grad F||: 0 where all n are all N clients
 
 
-def staleness(p: np.ndarray, memory: Kept, gradients: Tensor) -> Staleness:
+def staleness(p: np.ndarray, memory: StoredState, gradients: Tensor) -> Staleness:
     """Of what n clients with weights p [n] remember, against gradients [n, d] at the server's model."""
     error, mean = lengths(memory.gradients - gradients), mean_of(p, gradients)
     full = max(float(torch.linalg.vector_norm(mean)), TINY)

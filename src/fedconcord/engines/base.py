@@ -133,14 +133,14 @@ class Simulated(NamedTuple):
         """
         ask = self.assignment.algorithm.phases.prologue
         assert ask is not None
-        total, sent, evaluations = None, 0, 0
+        total, bytes_sent, evaluations = None, 0, 0
         for i in np.flatnonzero(self.team.owns(np.arange(population.n))).tolist():
             gradients = block_gradients(self.problem.objective, self.assignment, i, i, server.x)
             share = ask.send(gradients, population.p[i].to(gradients))
             total = share if total is None else tree_map(torch.add, total, share)
-            sent, evaluations = sent + tree_bytes(share), evaluations + len(gradients)
-        total, (sent, evaluations) = self.team.total(total, (sent, evaluations))
-        return Outcome(ask.update(server, total), population.n * tree_bytes(server.x), sent, evaluations)
+            bytes_sent, evaluations = bytes_sent + tree_bytes(share), evaluations + len(gradients)
+        total, (bytes_sent, evaluations) = self.team.total(total, (bytes_sent, evaluations))
+        return Outcome(ask.update(server, total), population.n * tree_bytes(server.x), bytes_sent, evaluations)
 
     def losses(self, x: Tensor, ids: np.ndarray) -> np.ndarray:
         return losses(self.problem, x, ids)
@@ -149,12 +149,12 @@ class Simulated(NamedTuple):
         return decide(self.cohort(self, server, plan))
 
     def deliver(self, plan: Plan, message: Tree) -> int:
-        settle, heard = self.assignment.algorithm.phases.settle, plan.ids[plan.heard]
+        settle, ids_heard = self.assignment.algorithm.phases.settle, plan.ids[plan.heard]
         assert settle is not None
-        ids = heard[self.team.owns(heard)]
+        ids = ids_heard[self.team.owns(ids_heard)]
         if len(ids):
             self.store.scatter(ids, settled(settle, message, self.store.gather(ids)))
-        return len(heard) * tree_bytes(message)
+        return len(ids_heard) * tree_bytes(message)
 
     def bytes_down(self, server: Tree, phase: Phase | None, plan: Plan) -> int:
         """Bytes that go down in a phase, or in a round without messages (None): the phase's message to each client that
@@ -177,8 +177,8 @@ def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: b
     broadcasts anyway."""
     everyone = np.append(plan.ids, np.array(plan.aside.lost if talks else (), np.int64))
     ids = everyone[team.owns(everyone)]
-    sent = not algorithm.needs.x0 or (plan.round == 0 and talks)
-    return 0 if sent else int((~store.known(ids)).sum())
+    has_it = not algorithm.needs.x0 or (plan.round == 0 and talks)
+    return 0 if has_it else int((~store.known(ids)).sum())
 
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:

@@ -71,5 +71,5 @@ def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, p
         after = server if algorithm.phases.unheard is None else algorithm.phases.unheard(server, cohort)
         return Decision(Outcome(after, *link.costs, refused), plan)
     after = algorithm.update(server, total, cohort)
-    sent = None if algorithm.phases.settle is None else algorithm.phases.settle.send(broadcast, after)
-    return Decision(Outcome(after, *link.costs, refused), plan, sent)
+    settling = None if algorithm.phases.settle is None else algorithm.phases.settle.send(broadcast, after)
+    return Decision(Outcome(after, *link.costs, refused), plan, settling)

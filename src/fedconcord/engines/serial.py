@@ -70,9 +70,9 @@ class SerialCohort:
             replies = {i: self.steps[i].up for i in ids}
         bytes_up = sum(tree_bytes(replies[i]) for i in plan.ids[plan.heard].tolist())
         self.costs = self.costs.plus(bytes_down, bytes_up)
-        kept = self.clients.sound(plan, np.array([bool(finite(replies[i], 1)) for i in ids], bool))
-        refused = np.setdiff1d(plan.ids, kept.ids).tolist()
-        return Gathered(kept, total_of(phase, replies, space_of(self.clients.problem), kept), tuple(refused))
+        rest = self.clients.sound(plan, np.array([bool(finite(replies[i], 1)) for i in ids], bool))
+        refused = np.setdiff1d(plan.ids, rest.ids).tolist()
+        return Gathered(rest, total_of(phase, replies, space_of(self.clients.problem), rest), tuple(refused))
 
     def train_silently(self, plan: Plan) -> None:
         self.costs = self.costs.plus(self.clients.bytes_down(self.server, None, plan))

@@ -157,28 +157,28 @@ class StackedCohort:
     def gather(self, phase: Phase, plan: Plan) -> Gathered:
         # every contribution depends on who is in, and they are summed: where a reply is refused, the others' are
         # computed once more
-        chosen, bytes_down = plan, self.clients.bytes_down(self.server, phase, plan)
+        first_plan, bytes_down = plan, self.clients.bytes_down(self.server, phase, plan)
         if len(plan.ids) == 0:
             self._sum(None, Computed(), bytes_down)
             return Gathered(plan, None)
         while True:
             share = self._share(plan)
             computed = self._compute(phase, share)
-            total, is_finite = self._sum(share, computed, bytes_down, is_counted=plan is chosen)
-            kept = self.clients.sound(plan, is_finite)
-            if kept is plan:
+            total, is_finite = self._sum(share, computed, bytes_down, is_counted=plan is first_plan)
+            rest = self.clients.sound(plan, is_finite)
+            if rest is plan:
                 break
-            plan, self.gradients = kept, ()
+            plan, self.gradients = rest, ()
         if phase.number == PRELUDE:
             self.gradients = computed.results if self.algorithm.needs.full_gradient else ()
         else:
             self.trained = share, computed.results
-        heard = np.flatnonzero(plan.heard)
-        if phase.combine is not None and len(heard):
-            rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[heard]], total)
-            total = phase.combine(rows, senders_of(self.space, plan, heard), share.cohort)
-        refused = tuple(np.setdiff1d(chosen.ids, plan.ids).tolist())
-        return Gathered(plan, total if len(heard) else None, refused)
+        positions = np.flatnonzero(plan.heard)
+        if phase.combine is not None and len(positions):
+            rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[positions]], total)
+            total = phase.combine(rows, senders_of(self.space, plan, positions), share.cohort)
+        refused = tuple(np.setdiff1d(first_plan.ids, plan.ids).tolist())
+        return Gathered(plan, total if len(positions) else None, refused)
 
     def train_silently(self, plan: Plan) -> None:
         share, computed = None, Computed()
@@ -267,8 +267,8 @@ class StackedCohort:
             client = client._replace(hessian=torch.stack(squares))
         local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, x, client.gradient)
         is_compiled = self.engine.kernel == "compiled"
-        done, cost = solve(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
-        up, rows = algorithm.finish(down, rows, done, client)
+        local_result, cost = solve(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
+        up, rows = algorithm.finish(down, rows, local_result, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:
             return computed
@@ -282,18 +282,18 @@ class StackedCohort:
     ) -> tuple[Tree, np.ndarray]:
         """The total over all processes, and whose reply is finite, [S] bool; what clients did is counted once,
         however often it is computed."""
-        spoilt = np.zeros(0 if share is None else len(share.plan.ids), bool)
+        is_spoilt = np.zeros(0 if share is None else len(share.plan.ids), bool)
         if share is not None and computed.finite:
             # the one value of a round that the host reads
-            spoilt[share.positions] = ~torch.cat(list(computed.finite)).cpu().numpy()
-            spoilt &= share.plan.heard
-        counts = bytes_down, computed.bytes_up, computed.gradient_steps, int(spoilt.sum())
+            is_spoilt[share.positions] = ~torch.cat(list(computed.finite)).cpu().numpy()
+            is_spoilt &= share.plan.heard
+        counts = bytes_down, computed.bytes_up, computed.gradient_steps, int(is_spoilt.sum())
         total, (*costs, number) = self.engine.team.total(computed.total, counts)
         if is_counted:
             self.costs = self.costs.plus(*costs)
         if number and self.engine.team.size > 1:
-            spoilt = np.array(self.engine.team.any(*spoilt.tolist()))
-        return total, ~spoilt
+            is_spoilt = np.array(self.engine.team.any(*is_spoilt.tolist()))
+        return total, ~is_spoilt
 
 
 def passes_of(objective: Objective, assignment: Assignment, plan: Plan, select: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from fedconcord.core import Plan, Problem, Tree, tree_map
 from fedconcord.engines.base import Abilities, Clients
 from fedconcord.engines.team import ALONE, Team
 from fedconcord.local.assignment import Assignment
-from fedconcord.remote.client import Kept, RemoteClient, kept_like
+from fedconcord.remote.client import RemoteClient, StoredState, stored_like
 from fedconcord.remote.link import Faults, Link
 from fedconcord.remote.store import RemoteStore, remote_store
 from fedconcord.state import First, Storage, Store
@@ -40,7 +40,7 @@ class Wire:
     @property
     def can(self) -> Abilities:
         """The clients hold their own rows, one that counts and one that is pending; nothing is chosen."""
-        return Abilities(clients_here=False, stored_row=kept_like)
+        return Abilities(clients_here=False, stored_row=stored_like)
 
     def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Wire:
         """Itself: there is nothing to choose."""
@@ -50,7 +50,7 @@ class Wire:
         self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
     ) -> Store:
         """The clients' own shelves, behind one store; after a prologue each makes its first row itself."""
-        shelves = storage.open(kept_like(template), None, problem.roster.n)
+        shelves = storage.open(stored_like(template), None, problem.roster.n)
         messages = forms(assignment.algorithm, problem.init(0))
 
         def make(client: int) -> RemoteClient:
@@ -75,15 +75,15 @@ class Shelf(NamedTuple):
     store: Store
     id: int
 
-    def read(self) -> Kept | None:
+    def read(self) -> StoredState | None:
         """What the client kept, None before it ever did."""
         ids = np.array([self.id])
         if not self.store.known(ids)[0]:
             return None
         template, stored = self.store.template, self.store.gather(ids)
-        kept: Kept = tree_map(lambda leaf, like: leaf[0].reshape(like.shape), stored, template)
-        return kept
+        state: StoredState = tree_map(lambda leaf, like: leaf[0].reshape(like.shape), stored, template)
+        return state
 
-    def write(self, kept: Kept) -> None:
+    def write(self, state: StoredState) -> None:
         """Keep this in its place."""
-        self.store.scatter(np.array([self.id]), tree_map(lambda leaf: leaf[None], kept))
+        self.store.scatter(np.array([self.id]), tree_map(lambda leaf: leaf[None], state))

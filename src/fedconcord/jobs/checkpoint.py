@@ -38,8 +38,8 @@ def save(job: Job, state: State, path: str | Path) -> None:
 
 
 def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor]) -> str:
-    held = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
-    held |= {f"rows.{name}": leaf for name, leaf in rows.items()}
+    tensors_by_name = {f"server.{name}": leaf for name, leaf in tree_leaves(state.server).items()}
+    tensors_by_name |= {f"rows.{name}": leaf for name, leaf in rows.items()}
     counters = {
         "format": FORMAT,
         "round": state.round,
@@ -51,7 +51,7 @@ def _write(path: Path, state: State, job: Job, rows: Mapping[str, torch.Tensor])
     }
     about = {"state": json.dumps(counters), "job": json.dumps(facts(job, state.store.template))}
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors.write(path, held, about)
+    tensors.write(path, tensors_by_name, about)
     return ""
 
 
@@ -66,9 +66,9 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
     """
     path = Path(path)
     try:
-        found, about = tensors.read(path)
+        stored, about = tensors.read(path)
         counters = dict(json.loads(about.get("state", "{}")))
-        made = dict(json.loads(about.get("job", "{}")))
+        identity = dict(json.loads(about.get("job", "{}")))
     except FileNotFoundError as absent:
         raise UserError(
             f"there is no checkpoint {path}; write one with fedconcord.save, or give another path"
@@ -81,18 +81,18 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
             "start this run again, or resume with the version that wrote it"
         )
     fresh = blank(job) if fresh is None else fresh
-    _refuse_another(path, made, facts(job, fresh.store.template))
+    _refuse_another(path, identity, facts(job, fresh.store.template))
     server = {}
     for name, leaf in tree_leaves(fresh.server).items():
-        got = found.get(f"server.{name}")
+        got = stored.get(f"server.{name}")
         if got is None or got.shape != leaf.shape or got.dtype != leaf.dtype:
-            held = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
+            what = "nothing" if got is None else f"{got.dtype} {tuple(got.shape)}"
             raise UserError(
-                f"{path} holds {held} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
+                f"{path} holds {what} for the server's {name!r} where this job has {leaf.dtype} {tuple(leaf.shape)}; "
                 "resume with the configuration that wrote it"
             )
         server[name] = got.to(leaf.device)
-    rows = {k.removeprefix("rows."): v for k, v in found.items() if k.startswith("rows.")}
+    rows = {k.removeprefix("rows."): v for k, v in stored.items() if k.startswith("rows.")}
     if not (_are_counters(counters) and _are_rows(rows, job.problem.roster.n)):
         raise UserError(f"{path} holds what no checkpoint of this job holds; delete it to start this run again")
     team = job.engine.team
@@ -112,10 +112,10 @@ def load(job: Job, path: str | Path, fresh: State | None = None) -> State:
     )
 
 
-def _are_counters(given: Mapping[str, Any]) -> bool:
+def _are_counters(counters: Mapping[str, Any]) -> bool:
     """Whether they are what `_write` writes; a checksum says only that nothing was changed by accident."""
-    whole = [given.get(name) for name in ("round", "bytes_up", "bytes_down", "gradient_steps")]
-    refused, seconds = given.get("refused", []), given.get("simulated_seconds")
+    whole = [counters.get(name) for name in ("round", "bytes_up", "bytes_down", "gradient_steps")]
+    refused, seconds = counters.get("refused", []), counters.get("simulated_seconds")
     pairs = isinstance(refused, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in refused)
     whole += [number for pair in refused for number in pair] if pairs else []
     return pairs and all(type(number) is int and number >= 0 for number in whole) and type(seconds) in (int, float)
@@ -161,9 +161,9 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The plain values within a value, by dotted name; functions, arrays and the like are passed over."""
-    own = getattr(value, "identity", None)
-    if isinstance(own, Identity) and own != UNNAMED:
-        value = own
+    identity = getattr(value, "identity", None)
+    if isinstance(identity, Identity) and identity != UNNAMED:
+        value = identity
     if value is None or isinstance(value, bool | int | float | str):
         yield name, value
     elif isinstance(value, Identity):
@@ -182,10 +182,10 @@ def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _plain(f"{name}.{key}", part)
 
 
-def _refuse_another(path: Path, made: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    for name in [*made, *(name for name in job if name not in made)]:
-        was, now = (json.dumps(held.get(name)) for held in (made, job))
-        if was != now and made.get(name) != job.get(name):  # 1 and 1.0 are one number, and NaN is itself
+def _refuse_another(path: Path, before: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    for name in [*before, *(name for name in job if name not in before)]:
+        was, now = (json.dumps(one.get(name)) for one in (before, job))
+        if was != now and before.get(name) != job.get(name):  # 1 and 1.0 are one number, and NaN is itself
             raise UserError(
                 f"{path} belongs to another job, whose {name} is {was} where this one's is {now}; resume with the "
                 "configuration that wrote it, or start again in another folder"

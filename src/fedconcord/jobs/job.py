@@ -72,18 +72,18 @@ class Job:
     def cost(self) -> Cost:
         """What a round asks of one client: bytes, and mini-batch gradients."""
         oracle = self.assignment.oracle
-        found = forms(self.algorithm, self.problem.init(self.schedule.seed))
-        each = 1 + (oracle.kind == "sam") + (found.snapshot or oracle.kind == "svrg")
+        messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
+        each = 1 + (oracle.kind == "sam") + (messages.snapshot or oracle.kind == "svrg")
         whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
         return Cost(
-            down=found.bytes_down,
-            up=found.bytes_up,
+            down=messages.bytes_down,
+            up=messages.bytes_up,
             exchanges=1 if self.algorithm.phases.prelude is None else 2,
             per_step=0 if whole else each,
             full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
             full=int(self.assignment.uses_full_gradient or self.algorithm.phases.prelude is not None),
-            x0=tree_bytes(found.x) if self.algorithm.needs.x0 else 0,
-            settled=tree_bytes(found.settled),
+            x0=tree_bytes(messages.x) if self.algorithm.needs.x0 else 0,
+            settled=tree_bytes(messages.settled),
         )
 
 
@@ -129,12 +129,12 @@ def model_of(job: Job, state: State) -> Tensor:
 
 def own_models(job: Job, state: State) -> Models:
     """Every client's own model, for a method that answers so."""
-    own = job.algorithm.client_model
-    assert own is not None
+    client_model = job.algorithm.client_model
+    assert client_model is not None
 
     def model(client: int) -> Tensor | None:
         one = np.array([client])
-        return own(state.store.gather(one))[0] if state.store.known(one)[0] else None
+        return client_model(state.store.gather(one))[0] if state.store.known(one)[0] else None
 
     return model
 

@@ -53,9 +53,12 @@ def asked(job: Job, state: State) -> State:
     """The state before round 0, from a blank one: all clients are asked for what a method's prologue wants."""
     if job.algorithm.phases.prologue is None:
         return state
-    done = job.engine.clients(job.problem, job.assignment, state.store).prologue(state.server, population_of(job))
+    outcome = job.engine.clients(job.problem, job.assignment, state.store).prologue(state.server, population_of(job))
     return state._replace(
-        server=done.server, bytes_up=done.bytes_up, bytes_down=done.bytes_down, gradient_steps=done.gradient_steps
+        server=outcome.server,
+        bytes_up=outcome.bytes_up,
+        bytes_down=outcome.bytes_down,
+        gradient_steps=outcome.gradient_steps,
     )
 
 
@@ -98,17 +101,17 @@ def advance(job: Job, state: State) -> State:
     states have. So go on from what is returned alone; to come back to a state, `save` it before and `load` it then.
     """
     plan = plan_of(job, state)
-    done = Outcome(state.server, 0, 0, 0)
+    outcome = Outcome(state.server, 0, 0, 0)
     if len(plan.ids) or plan.aside.lost or job.algorithm.phases.unheard is not None:
-        done = run_round(job.engine, job.problem, job.assignment, state.server, state.store, plan)
+        outcome = run_round(job.engine, job.problem, job.assignment, state.server, state.store, plan)
     return state._replace(
         round=state.round + 1,
-        server=done.server,
-        bytes_up=state.bytes_up + done.bytes_up + 8 * plan.aside.asked,
-        bytes_down=state.bytes_down + done.bytes_down + tree_bytes(state.server.x) * plan.aside.asked,
-        gradient_steps=state.gradient_steps + done.gradient_steps + plan.aside.gradient_steps,
+        server=outcome.server,
+        bytes_up=state.bytes_up + outcome.bytes_up + 8 * plan.aside.asked,
+        bytes_down=state.bytes_down + outcome.bytes_down + tree_bytes(state.server.x) * plan.aside.asked,
+        gradient_steps=state.gradient_steps + outcome.gradient_steps + plan.aside.gradient_steps,
         simulated_seconds=state.simulated_seconds + plan.seconds,
-        refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in done.refused}},
+        refused={**state.refused, **{i: state.refused.get(i, 0) + 1 for i in outcome.refused}},
     )
 
 
@@ -119,14 +122,14 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
         inner = supervised(job.problem)
         assert inner is not None
         return evaluate_own(inner, own_models(job, state))
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     models: Mapping[str, torch.Tensor] = job.algorithm.models(state.server)
     for k, (name, x) in enumerate(models.items()):
-        found |= {
+        metrics |= {
             metric if k == 0 else f"{name}:{metric}": value
             for metric, value in job.problem.evaluator.evaluate(x).items()
         }
-    return found
+    return metrics
 
 
 def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int = 1) -> Iterator[Row]:

@@ -30,12 +30,12 @@ def reasons(job: Job) -> Iterator[str]:
     n, cohort = roster.n, job.schedule.cohort
     sampling.check(cohort, n)
     p = weights.objective(algorithm.weights, roster.sizes)
-    found = (
+    reasons = (
         job.schedule.refuse(algorithm, n),
         algorithm.refuse(Population(n, torch.as_tensor(p, device=objective.device)), cohort),
         solver.refuse(job.solver, algorithm, objective.regulariser is not None),
     )
-    yield from (reason for reason in found if reason is not None)
+    yield from (reason for reason in reasons if reason is not None)
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":

@@ -28,7 +28,7 @@ NONE = -1  # no round
 Handler = Callable[[Frame], Frame | None]
 
 
-class Kept(NamedTuple):
+class StoredState(NamedTuple):
     """What a client keeps between rounds."""
 
     row: Tree  # its state after the last reply that counted
@@ -36,17 +36,17 @@ class Kept(NamedTuple):
     mark: Tensor  # [3] int64: the round of the pending reply, its fingerprint, the last round that counted; -1: none
 
 
-def kept_like(row: Tree) -> Kept:
+def stored_like(row: Tree) -> StoredState:
     """What a client keeps whose row is this one."""
-    return Kept(row, row, torch.tensor([NONE, 0, NONE]))
+    return StoredState(row, row, torch.tensor([NONE, 0, NONE]))
 
 
 class Shelf(Protocol):
     """Where one client keeps its rows; they survive a restart."""
 
-    def read(self) -> Kept | None: ...
+    def read(self) -> StoredState | None: ...
 
-    def write(self, kept: Kept) -> None: ...
+    def write(self, state: StoredState) -> None: ...
 
 
 class RemoteClient:
@@ -134,10 +134,10 @@ class RemoteClient:
         first = self._first(x)
         empty = first.row.row if isinstance(first.row, TwoBlockRow) else first.row
         row = prologue.row(empty, gradients)
-        self.shelf.write(kept_like(first.row._replace(row=row) if isinstance(first.row, TwoBlockRow) else row))
+        self.shelf.write(stored_like(first.row._replace(row=row) if isinstance(first.row, TwoBlockRow) else row))
         p = torch.tensor(frame.fields["p"], dtype=gradients.dtype, device=gradients.device)
-        sent = codec.pack("share", prologue.send(gradients, p))
-        return self._frame("share", frame.round, {"gradient_steps": len(gradients)}, sent)
+        tensors = codec.pack("share", prologue.send(gradients, p))
+        return self._frame("share", frame.round, {"gradient_steps": len(gradients)}, tensors)
 
     def _loss(self, frame: Frame) -> Frame:
         with torch.no_grad():
@@ -158,10 +158,10 @@ class RemoteClient:
     def _gradient(self, frame: Frame) -> Tensor | None:
         """The client's full gradient where the message before the local steps asks it."""
         down = self._tree("down", frame, self.forms.down)
-        kept = self._resolved(frame, down)
-        if kept is None:
+        state = self._resolved(frame, down)
+        if state is None:
             return None
-        gradient = ask(self.assignment, self.objective, 0, down, kept.row)
+        gradient = ask(self.assignment, self.objective, 0, down, state.row)
         self._asked = (frame.round, down, gradient)
         return gradient
 
@@ -182,63 +182,63 @@ class RemoteClient:
         return self._step(frame, self._tree("down", frame, self.forms.down), None)
 
     def _step(self, frame: Frame, down: Tree, gradient: Tensor | None) -> Frame | None:
-        kept = self._resolved(frame, down)
-        if kept is None:
+        state = self._resolved(frame, down)
+        if state is None:
             return None
         orders = Orders(**frame.fields["orders"])
-        done = client_step(self.assignment, self.objective, 0, down, kept.row, orders, gradient)
-        sent = {} if orders.late else self._sent(frame, "up", done.up, self.assignment.algorithm.contribute)
-        mark = torch.tensor([frame.round, codec.fingerprint(sent), int(kept.mark[2])])
-        self.shelf.write(Kept(kept.row, done.row, mark))
-        fields = {"gradient_steps": done.gradient_steps, "fingerprint": int(mark[1])}
-        return self._frame("reply", frame.round, fields, sent)
+        result = client_step(self.assignment, self.objective, 0, down, state.row, orders, gradient)
+        tensors = {} if orders.late else self._sent(frame, "up", result.up, self.assignment.algorithm.contribute)
+        mark = torch.tensor([frame.round, codec.fingerprint(tensors), int(state.mark[2])])
+        self.shelf.write(StoredState(state.row, result.row, mark))
+        fields = {"gradient_steps": result.gradient_steps, "fingerprint": int(mark[1])}
+        return self._frame("reply", frame.round, fields, tensors)
 
     def _settle(self, frame: Frame) -> Frame | None:
         """The message after the server's step: the reply of this round counted."""
-        kept = self.shelf.read()
-        if kept is None:
+        state = self.shelf.read()
+        if state is None:
             return None
-        if int(kept.mark[2]) < frame.round:
-            if int(kept.mark[0]) != frame.round:
+        if int(state.mark[2]) < frame.round:
+            if int(state.mark[0]) != frame.round:
                 return None  # of another past
-            self.shelf.write(self._counted(kept, frame))
+            self.shelf.write(self._counted(state, frame))
         return self._frame("settled", frame.round)
 
     # -- the row ---------------------------------------------------------------------------------------------------
 
-    def _resolved(self, frame: Frame, down: Tree) -> Kept | None:
+    def _resolved(self, frame: Frame, down: Tree) -> StoredState | None:
         """The row that a round begins with, or None where the frame is of the past."""
-        kept = self.shelf.read()
-        if kept is None:
-            given = "x0/" in frame.tensors
-            kept = self._first(self._tree("x0", frame, self.forms.x) if given else model_of(down))
-        pending, fingerprint, counted = (int(value) for value in kept.mark)
+        state = self.shelf.read()
+        if state is None:
+            has_x0 = "x0/" in frame.tensors
+            state = self._first(self._tree("x0", frame, self.forms.x) if has_x0 else model_of(down))
+        pending, fingerprint, counted = (int(value) for value in state.mark)
         if frame.round <= counted or frame.round < pending:
             return None
         if NONE < pending < frame.round:
             if frame.fields["counted"] == [pending, fingerprint]:
-                kept = self._counted(kept, frame)
+                state = self._counted(state, frame)
             else:
-                kept = Kept(kept.row, kept.row, torch.tensor([NONE, 0, counted]))
+                state = StoredState(state.row, state.row, torch.tensor([NONE, 0, counted]))
         for silent in frame.fields.get("silent", ()):  # rounds without messages: they depend on nobody else
-            if silent["round"] > int(kept.mark[2]):
-                row = client_step(self.assignment, self.objective, 0, down, kept.row, Orders(**silent)).row
-                kept = Kept(row, row, torch.tensor([NONE, 0, silent["round"]]))
-        self.shelf.write(kept)
-        return kept
+            if silent["round"] > int(state.mark[2]):
+                row = client_step(self.assignment, self.objective, 0, down, state.row, Orders(**silent)).row
+                state = StoredState(row, row, torch.tensor([NONE, 0, silent["round"]]))
+        self.shelf.write(state)
+        return state
 
-    def _counted(self, kept: Kept, frame: Frame) -> Kept:
+    def _counted(self, state: StoredState, frame: Frame) -> StoredState:
         """The pending row becomes the row, after the message of its round's step where there is one: a late reply has
         none before it comes."""
-        settle, row = self.assignment.algorithm.phases.settle, kept.pending
+        settle, row = self.assignment.algorithm.phases.settle, state.pending
         if settle is not None and any(name.startswith("settle/") for name in frame.tensors):
             row = settled(settle, self._tree("settle", frame, self.forms.settled), row)
-        return Kept(row, row, torch.tensor([NONE, 0, int(kept.mark[0])]))
+        return StoredState(row, row, torch.tensor([NONE, 0, int(state.mark[0])]))
 
-    def _first(self, x: Tensor) -> Kept:
+    def _first(self, x: Tensor) -> StoredState:
         row = self.assignment.algorithm.init_client(x)
         private = self.objective.private
-        return kept_like(row if private is None else TwoBlockRow(row, private.first))
+        return stored_like(row if private is None else TwoBlockRow(row, private.first))
 
     def _tree(self, name: str, frame: Frame, like: Tree) -> Any:
         return codec.unpack(name, frame, like, self.objective.device)

@@ -60,11 +60,11 @@ def digest(identity: Identity) -> str:
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> int:
     """63 bits that stand for a reply's content."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        found.update(raw(tensor).numpy().data)
-    return int.from_bytes(found.digest(), "little") >> 1
+        digest.update(name.encode())
+        digest.update(raw(tensor).numpy().data)
+    return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def write(frame: Frame) -> bytes:
@@ -112,8 +112,8 @@ def read(data: bytes, limit: int = 2**31) -> Frame:
             tensors[str(name)], at = raw.reshape(shape), end
         if at != len(data):
             raise FrameError("longer than its header says")
-        named = (str(header["kind"]), str(header["method"]), int(header["round"]), int(header["client"]))
-        return Frame(*named, dict(header["fields"]), tensors)
+        head = (str(header["kind"]), str(header["method"]), int(header["round"]), int(header["client"]))
+        return Frame(*head, dict(header["fields"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as broken:
         if isinstance(broken, FrameError):
             raise
@@ -131,18 +131,18 @@ def unpack(name: str, frame: Frame, like: Tree, device: torch.device) -> Tree:
     Raises:
         FrameError: a leaf is missing, or has another shape or number type.
     """
-    found = {}
-    for leaf, wanted in tree_leaves(like).items():
-        given = frame.tensors.get(f"{name}/{leaf}")
-        form = wanted if isinstance(wanted, Tensor) else _tensor(wanted)
-        if given is None:
+    leaves = {}
+    for leaf, value in tree_leaves(like).items():
+        tensor = frame.tensors.get(f"{name}/{leaf}")
+        form = value if isinstance(value, Tensor) else _tensor(value)
+        if tensor is None:
             raise FrameError("a field is missing")
-        if given.dtype != form.dtype:
+        if tensor.dtype != form.dtype:
             raise FrameError("another number type")
-        if given.shape != form.shape:
+        if tensor.shape != form.shape:
             raise FrameError("another shape")
-        found[leaf] = given.to(device) if isinstance(wanted, Tensor) else given.item()
-    return tree_unflatten(like, found)
+        leaves[leaf] = tensor.to(device) if isinstance(value, Tensor) else tensor.item()
+    return tree_unflatten(like, leaves)
 
 
 def whole(value: Any) -> int:

@@ -29,15 +29,15 @@ class Ledger:
         silent = {i: list(orders) for i, orders in self.silent.items()}
         return Ledger(dict(self.counted), dict(self.owed), dict(self.settles), silent, set(self.joined), set(self.late))
 
-    def owe(self, round: int, sent: Tree, clients: list[int]) -> None:
+    def owe(self, round: int, message: Tree, clients: list[int]) -> None:
         """These clients are to get the message of a round."""
-        self.settles[round] = sent
+        self.settles[round] = message
         self.owed |= dict.fromkeys(clients, round)
 
     def received(self, client: int) -> None:
         """A client has what it was owed."""
         self.owed.pop(client, None)
-        self.settles = {t: sent for t, sent in self.settles.items() if t in self.owed.values()}
+        self.settles = {t: message for t, message in self.settles.items() if t in self.owed.values()}
 
     def write(self) -> bytes:
         """The ledger as bytes."""
@@ -49,7 +49,7 @@ class Ledger:
             "late": sorted(self.late),
             "settles": list(self.settles),
         }
-        tensors = {k: v for t, sent in self.settles.items() for k, v in codec.pack(f"settle{t}", sent).items()}
+        tensors = {k: v for t, message in self.settles.items() for k, v in codec.pack(f"settle{t}", message).items()}
         return codec.write(Frame("ledger", "", 0, 0, json.loads(json.dumps(fields)), tensors))
 
 

@@ -89,9 +89,9 @@ class Link:
         """As `Way` says; the server restarts a few times at most."""
         draw, restarts = rng.generator(self.seed, rng.Purpose.FAULT, self.number), 0
 
-        def exchange(sent: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
+        def exchange(messages: list[tuple[int, bytes]], silent: frozenset[int]) -> list[tuple[int, bytes]]:
             nonlocal restarts
-            arrived = self._exchange(draw, sent, silent)
+            arrived = self._exchange(draw, messages, silent)
             if self.faults.server_restart and restarts < RESTARTS and draw.random() < self.faults.server_restart:
                 restarts += 1
                 raise RestartError
@@ -100,7 +100,7 @@ class Link:
         return exchange
 
     def _exchange(
-        self, draw: np.random.Generator, sent: list[tuple[int, bytes]], silent: frozenset[int]
+        self, draw: np.random.Generator, messages: list[tuple[int, bytes]], silent: frozenset[int]
     ) -> list[tuple[int, bytes]]:
         """Send to clients and hand over what comes in, from earlier exchanges too, as (client, bytes).
 
@@ -108,7 +108,7 @@ class Link:
             silent: clients of which nothing arrives.
         """
         self.number += 1
-        for client, data in sent:
+        for client, data in messages:
             self._post(draw, client, False, data)
         arrived = []
         while self._queue and self._queue[0].due <= self.number:
@@ -140,9 +140,9 @@ class Link:
                 self.counts[name] += is_so
             copies = 0 if lost else 1 + twice
             if broken:
-                spoilt = bytearray(data)
-                spoilt[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
-                data = bytes(spoilt)
+                damaged = bytearray(data)
+                damaged[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
+                data = bytes(damaged)
         for copy in range(copies):
             behind = int(draw.integers(1, 4)) if faults.any() and (late or copy) else 0
             self._sent += 1

@@ -56,8 +56,8 @@ def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
         ValueError: the public key is none.
     """
     common = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    found: bytes = HKDF(SHA256(), KEY, None, b"fedconcord " + purpose).derive(common)
-    return found
+    key: bytes = HKDF(SHA256(), KEY, None, b"fedconcord " + purpose).derive(common)
+    return key
 
 
 def usable(public: bytes) -> bool:
@@ -96,13 +96,13 @@ def split(secret: bytes, places: int, needed: int) -> list[bytes]:
     Shamir, "How to share a secret", Communications of the ACM, 1979.
     """
     terms = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(needed - 1))]
-    found = []
+    shares = []
     for x in range(1, places + 1):
         value = 0
         for term in reversed(terms):
             value = (value * x + term) % PRIME
-        found.append(value.to_bytes(SHARE))
-    return found
+        shares.append(value.to_bytes(SHARE))
+    return shares
 
 
 def joined(shares: Mapping[int, bytes]) -> bytes:
@@ -125,7 +125,7 @@ def mask(seed: bytes, length: int, kind: np.dtype[np.unsignedinteger]) -> np.nda
 
 
 def pairwise(
-    own: int,
+    own_id: int,
     private: bytes,
     others: Mapping[int, bytes],
     purpose: bytes,
@@ -136,5 +136,5 @@ def pairwise(
     total = np.zeros(length, kind)
     for other, public in others.items():
         common = mask(agreed(private, public, purpose), length, kind)
-        total = total + common if own < other else total - common
+        total = total + common if own_id < other else total - common
     return total

@@ -64,11 +64,11 @@ def read(text: str) -> Secret:
         ValueError, TypeError: it is something else.
     """
     empty = asdict(Secret())
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: bytes.fromhex(value) if isinstance(empty[name], bytes) else tuple(value) if type(value) is list else value
         for name, value in json.loads(text).items()
     }
-    return Secret(**found)
+    return Secret(**fields)
 
 
 class Safe(Protocol):
@@ -99,11 +99,11 @@ class Member:
         part, before = codec.whole(frame.fields["part"]), self.safe.read()
         if (frame.round, part) <= before.opened:
             raise UserError(f"round {frame.round} was summed before, and is not summed twice")
-        made = Secret(
+        secret = Secret(
             *(frame.round, part, "keys", masks.new_key(), masks.new_key(), masks.new_key()), opened=before.opened
         )
-        self.safe.write(made)
-        return {"keys/": _tensor(masks.public_of(made.cipher) + masks.public_of(made.private))}
+        self.safe.write(secret)
+        return {"keys/": _tensor(masks.public_of(secret.cipher) + masks.public_of(secret.private))}
 
     def deal(self, frame: Frame) -> dict[str, Tensor]:
         """Shares of its secrets for all clients.
@@ -114,8 +114,8 @@ class Member:
         secret, ids = self._at(frame, "keys"), _ids(frame.fields["ids"])
         keys = _bytes(frame, "keys/", (len(ids), 2 * KEY))
         place = ids.index(self.id) if self.id in ids else -1
-        own = masks.public_of(secret.cipher) + masks.public_of(secret.private)
-        if place < 0 or _row(keys, place, 2 * KEY) != own or len({*_rows(keys, KEY)}) < 2 * len(ids):
+        own_keys = masks.public_of(secret.cipher) + masks.public_of(secret.private)
+        if place < 0 or _row(keys, place, 2 * KEY) != own_keys or len({*_rows(keys, KEY)}) < 2 * len(ids):
             raise UserError("the keys of this sum are not those of its clients")
         if len(ids) < FEWEST:
             raise UserError(f"a sum of {len(ids)} clients, of fewer than {FEWEST}, hides nobody")
@@ -145,16 +145,16 @@ class Member:
         Raises:
             UserError: it does not fit the terms, or the sum's clients are too few.
         """
-        told = frame.fields.get("sum")
-        if told is None:
+        about_sum = frame.fields.get("sum")
+        if about_sum is None:
             raise UserError("its job has secure sums, and it contributes to no other")
-        secret = self._at(frame._replace(fields=told), "dealt")
-        among = _ids(told["among"])
+        secret = self._at(frame._replace(fields=about_sum), "dealt")
+        among = _ids(about_sum["among"])
         if self.id not in among or not set(among) <= set(secret.ids):
             raise UserError("the clients of this sum are not those that shares were dealt for")
         if len(among) < self.terms.needed(len(secret.ids)):
             raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
-        values = flat(contribute(up, self._sender(told["sender"]), self._cohort(told["cohort"])))
+        values = flat(contribute(up, self._sender(about_sum["sender"]), self._cohort(about_sum["cohort"])))
         if not np.isfinite(values).all():
             raise UserError("its contribution has a number that is not finite")
         if np.abs(values).max(initial=0) > self.terms.scale.clip:
@@ -172,10 +172,10 @@ class Member:
             for k, i in enumerate(among)
         )
         kind = self.terms.scale.kind(len(secret.ids))
-        bond = bound(about, among, told["cohort"], frame.tensors)
+        bond = bound(about, among, about_sum["cohort"], frame.tensors)
         others = {i: key[i][KEY:] for i in among if i != self.id}
-        drawn = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
-        rounded = self.terms.scale.integers(values, drawn.random(len(values)), len(secret.ids))
+        draw = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
+        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
         covered = rounded + masks.mask(secret.seed, len(values), kind)
         covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)
         self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")
@@ -187,15 +187,15 @@ class Member:
         Raises:
             UserError: they are too few, this client is not among them, or it has answered before.
         """
-        secret, heard = self._at(frame, "covered"), _ids(frame.fields["heard"])
-        if self.id not in heard or not set(heard) <= set(secret.among):
+        secret, ids_heard = self._at(frame, "covered"), _ids(frame.fields["heard"])
+        if self.id not in ids_heard or not set(ids_heard) <= set(secret.among):
             raise UserError("those who were heard are not those of this sum")
         needed = self.terms.needed(len(secret.ids))
-        if len(heard) < needed:
-            raise UserError(f"{len(heard)} clients were heard, and {needed} are needed")
+        if len(ids_heard) < needed:
+            raise UserError(f"{len(ids_heard)} clients were heard, and {needed} are needed")
         pairs = _rows(secret.shares, 2 * SHARE)
         shares = b"".join(
-            pair[SHARE:] if i in heard else pair[:SHARE] for i, pair in zip(secret.among, pairs, strict=True)
+            pair[SHARE:] if i in ids_heard else pair[:SHARE] for i, pair in zip(secret.among, pairs, strict=True)
         )
         self.safe.write(Secret(opened=(frame.round, secret.part)))
         return {"shares/": _tensor(shares, len(secret.among), SHARE)}
@@ -216,17 +216,17 @@ class Member:
         """The key of what one client deals another."""
         return masks.agreed(secret.cipher, keys[:KEY], b"share " + about + b" %d %d" % (sender, to))
 
-    def _sender(self, told: Mapping[str, Any]) -> Sender:
+    def _sender(self, fields: Mapping[str, Any]) -> Sender:
         def one(value: float) -> Tensor:
             return torch.tensor(float(value), dtype=self.space.dtype, device=self.space.device)
 
-        known = {name: one(told[name]) for name in ("w", "p", "steps", "inclusion")}
-        if not (math.isfinite(float(known["w"])) and math.isfinite(float(known["p"]))):
+        values = {name: one(fields[name]) for name in ("w", "p", "steps", "inclusion")}
+        if not (math.isfinite(float(values["w"])) and math.isfinite(float(values["p"]))):
             raise FrameError("weights that are not finite")
-        return Sender(id=torch.tensor(self.id, device=self.space.device), lr=float(told["lr"]), **known)
+        return Sender(id=torch.tensor(self.id, device=self.space.device), lr=float(fields["lr"]), **values)
 
-    def _cohort(self, told: Mapping[str, Any]) -> Cohort:
-        return Cohort(**told, dim=self.space.dim, regulariser=self.space.regulariser)
+    def _cohort(self, fields: Mapping[str, Any]) -> Cohort:
+        return Cohort(**fields, dim=self.space.dim, regulariser=self.space.regulariser)
 
 
 # -- what both ends compute ------------------------------------------------------------------------------------------
@@ -252,12 +252,12 @@ def flat(contribution: Tree) -> np.ndarray:
 
 
 def _hash(*parts: Any) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes) else json.dumps(part).encode()
-        found.update(len(content).to_bytes(8))
-        found.update(content)
-    return found.digest()
+        digest.update(len(content).to_bytes(8))
+        digest.update(content)
+    return digest.digest()
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -266,10 +266,10 @@ def _ids(value: Any) -> tuple[int, ...]:
     Raises:
         FrameError: they are something else.
     """
-    found = tuple(codec.whole(i) for i in value)
-    if list(found) != sorted(set(found)):
+    ids = tuple(codec.whole(i) for i in value)
+    if list(ids) != sorted(set(ids)):
         raise FrameError("clients that are not in order")
-    return found
+    return ids
 
 
 def _tensor(content: bytes, *shape: int) -> Tensor:
@@ -277,10 +277,10 @@ def _tensor(content: bytes, *shape: int) -> Tensor:
 
 
 def _bytes(frame: Frame, name: str, shape: tuple[int, ...]) -> bytes:
-    found = frame.tensors.get(name)
-    if found is None or found.dtype != torch.uint8 or found.shape != shape:
+    tensor = frame.tensors.get(name)
+    if tensor is None or tensor.dtype != torch.uint8 or tensor.shape != shape:
         raise FrameError("keys or shares of another form")
-    return found.numpy().tobytes()
+    return tensor.numpy().tobytes()
 
 
 def _row(content: bytes, k: int, length: int) -> bytes:

@@ -53,14 +53,14 @@ class Secure:
         """As `Sums` says; a sum that cannot be opened is one of nobody."""
         if not len(requests.plan.ids):
             return Summed(requests.plan, {}, None)
-        met = self._meet(half, requests.plan, phase.number)
-        if isinstance(met, str):
-            return self._void(half, requests.plan, met)
-        before = met.plan
+        pact = self._meet(half, requests.plan, phase.number)
+        if isinstance(pact, str):
+            return self._void(half, requests.plan, pact)
+        before = pact.plan
         cohort = cohort_of(half.space, before)
         form = _form(half, phase, cohort)
         length = sum(leaf.numel() for leaf in tree_leaves(form).values())
-        kind = self.terms.scale.kind(len(met.places))
+        kind = self.terms.scale.kind(len(pact.places))
         like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
         among = before.ids.tolist()
         scalars = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
@@ -70,7 +70,7 @@ class Secure:
             sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
             request = requests.of_client[i]
             fields = {"part": phase.number, "among": among, "cohort": scalars, "sender": sender}
-            sealed = torch.stack([met.dealt[j].sealed[met.places[i]] for j in among])
+            sealed = torch.stack([pact.dealt[j].sealed[pact.places[i]] for j in among])
             frame = request.frame._replace(
                 fields={**request.frame.fields, "sum": fields},
                 tensors={**request.frame.tensors, "sealed/": sealed.cpu()},
@@ -78,7 +78,7 @@ class Secure:
             covered[i] = request._replace(frame=frame, name="covered", like=like)
         replies = half.hear(Requests(before, covered, lost=requests.lost))
         after = half.only(before, replies)
-        total = self._opened(half, met, phase.number, {i: replies[i] for i in after.ids.tolist()}, scalars, covered)
+        total = self._opened(half, pact, phase.number, {i: replies[i] for i in after.ids.tolist()}, scalars, covered)
         if isinstance(total, str):
             return self._void(half, after, total)
         message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
@@ -99,9 +99,9 @@ class Secure:
         if len(ids) < FEWEST:
             return f"{_sites(len(ids))} answered, and a sum of fewer than {FEWEST} hides nobody"
         keys = {i: _raw(answers[i].tree) for i in ids}
-        fields, sent = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
+        fields, tensors = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
         form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
-        dealt = half.answers(_to_all(half, "deal", "dealt", t, ids, fields, sent, form))
+        dealt = half.answers(_to_all(half, "deal", "dealt", t, ids, fields, tensors, form))
         needed = self.terms.needed(len(ids))
         plan = half.only(plan, dealt)
         if len(plan.ids) < needed:
@@ -113,41 +113,41 @@ class Secure:
     def _opened(
         self,
         half: RemoteServer,
-        met: _Pact,
+        pact: _Pact,
         part: int,
-        heard: Mapping[int, Reply],
+        replies: Mapping[int, Reply],
         cohort: Mapping[str, Any],
         requests: Mapping[int, Request],
     ) -> np.ndarray | str:
         """The total [L] in integers of what came under masks, or why it cannot be had."""
-        among, senders = met.plan.ids.tolist(), sorted(heard)
-        if len(senders) < met.needed:
-            return _too_few(len(senders), len(met.places), met.needed)
+        among, senders = pact.plan.ids.tolist(), sorted(replies)
+        if len(senders) < pact.needed:
+            return _too_few(len(senders), len(pact.places), pact.needed)
         form, fields = _bytes(len(among), SHARE), {"part": part, "heard": senders}
-        opening = _to_all(half, "open", "shares", met.plan.round, senders, fields, {}, form)
+        opening = _to_all(half, "open", "shares", pact.plan.round, senders, fields, {}, form)
         shares = half.answers(opening, left_out=False)
-        if len(shares) < met.needed:
-            return _too_few(len(shares), len(met.places), met.needed)
+        if len(shares) < pact.needed:
+            return _too_few(len(shares), len(pact.places), pact.needed)
         secrets = {}
         for k, i in enumerate(among):
-            by_place = {met.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
-            usable = [(place, share) for place, share in by_place.items() if any(share)][: met.needed]
-            if len(usable) < met.needed:
-                return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {met.needed} are needed"
+            by_place = {pact.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
+            usable = [(place, share) for place, share in by_place.items() if any(share)][: pact.needed]
+            if len(usable) < pact.needed:
+                return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {pact.needed} are needed"
             secrets[i] = masks.joined(dict(usable))
-            if i in heard and masks.commitment(secrets[i]) != _raw(met.dealt[i].commitment):
+            if i in replies and masks.commitment(secrets[i]) != _raw(pact.dealt[i].commitment):
                 return f"the shares that came do not open the mask of {half.hooks.name(i)}"
-            if i not in heard and masks.public_of(secrets[i]) != met.keys[i][KEY:]:
+            if i not in replies and masks.public_of(secrets[i]) != pact.keys[i][KEY:]:
                 return f"the shares that came are not of the key of {half.hooks.name(i)}"
-        kind = self.terms.scale.kind(len(met.places))
-        rows = [heard[i].tree.cpu().numpy().view(kind) for i in senders]
+        kind = self.terms.scale.kind(len(pact.places))
+        rows = [replies[i].tree.cpu().numpy().view(kind) for i in senders]
         total = np.sum(rows, axis=0, dtype=kind)
-        bond = bound(met.about, among, cohort, requests[among[0]].frame.tensors)
+        bond = bound(pact.about, among, cohort, requests[among[0]].frame.tensors)
         for i in among:
-            if i in heard:
+            if i in replies:
                 total = total - masks.mask(secrets[i], len(total), kind)
             else:
-                others = {j: met.keys[j][KEY:] for j in senders}
+                others = {j: pact.keys[j][KEY:] for j in senders}
                 total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
         return np.asarray(total)
 
@@ -203,5 +203,5 @@ def _sites(count: int) -> str:
     return f"{count} client" + "s" * (count != 1)
 
 
-def _too_few(left: int, of: int, needed: int) -> str:
-    return f"{_sites(left)} of {of} were left, and {needed} are needed to open their sum"
+def _too_few(remaining: int, of: int, needed: int) -> str:
+    return f"{_sites(remaining)} of {of} were left, and {needed} are needed to open their sum"

@@ -97,8 +97,8 @@ class RemoteServer:
         """Nothing is sent but x^0: clients hear of their local steps with their next orders."""
         if self.algorithm.needs.x0:
             new = [i for i in plan.ids.tolist() if i not in self.ledger.joined]
-            sent = codec.pack("x0", self.x0()) if new else {}
-            joins = {i: Request(self.frame("join", plan.round, i, {}, sent), "joined", "", ()) for i in new}
+            x0 = codec.pack("x0", self.x0()) if new else {}
+            joins = {i: Request(self.frame("join", plan.round, i, {}, x0), "joined", "", ()) for i in new}
             self.ledger.joined |= set(self.answers(joins))
         for k, i in enumerate(plan.ids.tolist()):
             self.ledger.silent.setdefault(i, []).append(orders_of(plan, k, self.algorithm)._asdict())
@@ -136,13 +136,13 @@ class RemoteServer:
 
     def _sound(self, plan: Plan, replies: Mapping[int, Reply]) -> Plan:
         """The plan without those whose answer is not finite; they are not asked again, as they would say the same."""
-        spoilt = plan.heard & ~np.array([replies[i].is_finite for i in plan.ids.tolist()], bool)
-        kept = weights.without(plan, spoilt, self.algorithm.weights, self.algorithm.needs.everyone)
-        gone = np.setdiff1d(plan.ids, kept.ids).tolist()
-        self._spoilt += gone
-        self.ledger.joined -= {i for i in gone if i not in self.ledger.counted}  # they begin anew
-        self._add(refused=len(gone))
-        return kept
+        is_spoilt = plan.heard & ~np.array([replies[i].is_finite for i in plan.ids.tolist()], bool)
+        rest = weights.without(plan, is_spoilt, self.algorithm.weights, self.algorithm.needs.everyone)
+        refused_ids = np.setdiff1d(plan.ids, rest.ids).tolist()
+        self._spoilt += refused_ids
+        self.ledger.joined -= {i for i in refused_ids if i not in self.ledger.counted}  # they begin anew
+        self._add(refused=len(refused_ids))
+        return rest
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 
@@ -170,9 +170,9 @@ class RemoteServer:
 
     def losses(self, x: Tensor, ids: Sequence[int], round: int) -> dict[int, float]:
         """The loss of each of these clients at x [d]; who does not answer is missing."""
-        sent = codec.pack("x", x)
+        model = codec.pack("x", x)
         like = torch.empty((), dtype=torch.float64)
-        requests = {i: Request(self.frame("loss", round, i, {}, sent), "loss", "loss", like) for i in ids}
+        requests = {i: Request(self.frame("loss", round, i, {}, model), "loss", "loss", like) for i in ids}
         return {i: float(reply.tree) for i, reply in self.answers(requests).items()}
 
     def settle(self, round: int) -> int:
@@ -281,16 +281,16 @@ class RemoteServer:
         """
         replies: dict[int, Reply] = {}
         forgot: set[int] = set()
-        gone = frozenset(lost)
+        silent = frozenset(lost)
         for attempt in range(self.tries):
             missing = [i for i in requests if i not in replies]
-            if not missing and (attempt or not gone):
+            if not missing and (attempt or not silent):
                 break
             frames = [(i, again[i]) for i in missing if i in forgot and i in again]
             frames += [(i, requests[i].frame) for i in missing]
             frames += [] if attempt else list(lost.items())
-            sent = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
-            for client, data in self.send(sent, gone):
+            messages = [(i, self._count(frame, attempt > 0)) for i, frame in frames]
+            for client, data in self.send(messages, silent):
                 self._take(client, data, requests, replies, forgot)
         self._add(clients_lost=(len(requests) - len(replies)) * left_out)
         return replies

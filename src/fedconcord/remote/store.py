@@ -17,7 +17,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Outcome, Plan, Population, Problem, Tree, space_of, tree_map
 from fedconcord.local.assignment import settled
 from fedconcord.remote import codec, ledger
-from fedconcord.remote.client import Kept, kept_like
+from fedconcord.remote.client import StoredState, stored_like
 from fedconcord.remote.codec import Frame
 from fedconcord.remote.ledger import Ledger
 from fedconcord.remote.link import Traffic
@@ -95,13 +95,13 @@ class RemoteStore:
         Raises:
             UserError: they are elsewhere.
         """
-        kept: Kept = self._here.gather(ids)
-        settle, rows = self.algorithm.phases.settle, kept.row
+        state: StoredState = self._here.gather(ids)
+        settle, rows = self.algorithm.phases.settle, state.row
         for k, i in enumerate(ids.tolist()):
             counted = self.ledger.counted.get(i)
-            if counted is None or counted != tuple(kept.mark[k, :2].tolist()):
+            if counted is None or counted != tuple(state.mark[k, :2].tolist()):
                 continue
-            row = tree_map(lambda leaf, k=k: leaf[k], kept.pending)
+            row = tree_map(lambda leaf, k=k: leaf[k], state.pending)
             if settle is not None and i in self.ledger.owed:
                 row = settled(settle, self.ledger.settles[self.ledger.owed[i]], row)
             rows = tree_map(lambda leaf, one, k=k: leaf.index_copy(0, torch.tensor([k]), one[None]), rows, row)
@@ -109,7 +109,7 @@ class RemoteStore:
 
     def scatter(self, ids: np.ndarray, rows: Tree) -> None:
         """Put rows that count where the clients keep theirs."""
-        self._here.scatter(ids, Kept(rows, rows, kept_like(()).mark.expand(len(ids), -1)))
+        self._here.scatter(ids, StoredState(rows, rows, stored_like(()).mark.expand(len(ids), -1)))
 
     @property
     def _here(self) -> Store:

@@ -243,7 +243,7 @@ def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
 
 @functools.lru_cache(maxsize=1)
 def _divided(samples: Samples) -> tuple[Dataset, list[np.ndarray]]:
-    """The samples of each client [n_i]. Kept until the problem is made of them, which reads them next."""
+    """The samples of each client [n_i]. StoredState until the problem is made of them, which reads them next."""
     data, partition, skew = samples.data, samples.partition or NATURAL, samples.skew
     dataset = dataset_of(data, samples.data_dir, samples.seed, InputSettings.model_validate_json(samples.input))
     if dataset.streams is not None and (partition, skew) != (NATURAL, None):

@@ -177,11 +177,11 @@ class DiskStore:
         if self._file is None:
             self._file = file.create(self.path, self._row, self._passing, self._commits)
         slots, moves = self._slot[ids], self._fresh[ids] == 0
-        left = slots[moves & (slots >= 0)]
+        old_slots = slots[moves & (slots >= 0)]
         slots[moves] = self._take(int(moves.sum()))
         self._file.write(parts, slots)
         self._slot[ids], self._sum[ids], self._fresh[ids] = slots, _sums(parts, np.arange(len(ids))), 1
-        self._stale.append(left)
+        self._stale.append(old_slots)
 
     def _take(self, count: int) -> np.ndarray:
         """Slots that nothing refers to."""

@@ -173,8 +173,8 @@ def _open(path: Path, row: int, passing: bool, mark: int, slots: int) -> RowFile
         name, commits, check = np.frombuffer(os.pread(descriptor, HEAD, 0), np.int64).tolist()
         if check != zlib.crc32(np.array([name, commits]).tobytes()):
             raise OSError(errno.EIO, "its head is damaged")
-        wanted, wanted_commits = divmod(mark, COMMITS)
-        if name != wanted or commits > wanted_commits:
+        length, wanted_commits = divmod(mark, COMMITS)
+        if name != length or commits > wanted_commits:
             raise OSError(errno.EIO, "it belongs to another or a later checkpoint")
     except OSError:
         os.close(descriptor)

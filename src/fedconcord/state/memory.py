@@ -143,9 +143,9 @@ class MemoryStore:
         for name, leaf in leaves.items():
             column = self._rows[name]
             if len(column) < self._count:
-                grown = column.new_empty(max(self._count, 2 * len(column)), *column.shape[1:])
-                grown[: len(column)] = column
-                self._rows[name] = column = grown
+                longer = column.new_empty(max(self._count, 2 * len(column)), *column.shape[1:])
+                longer[: len(column)] = column
+                self._rows[name] = column = longer
             column[_index(slots, column)] = leaf
 
     def known(self, ids: np.ndarray) -> np.ndarray:

@@ -36,17 +36,17 @@ class Bench(NamedTuple):
     device: torch.device
 
     def algorithm(self) -> Algorithm:
-        made = self.factory()
-        if not isinstance(made, Algorithm):
-            fail("an Algorithm from the factory", f"{type(made).__name__}")
-        return made
+        algorithm = self.factory()
+        if not isinstance(algorithm, Algorithm):
+            fail("an Algorithm from the factory", f"{type(algorithm).__name__}")
+        return algorithm
 
     def quadratics(self, dtype: torch.dtype = torch.float64) -> Quadratic:
         """Clients with at least as many samples as the method has blocks; it does not start at zero."""
         blocks = max(3, self.algorithm().step.blocks or 0)
-        found = quadratics(SEED, self.clients, dtype, self.device, dim=DIM, blocks=blocks, condition=4.0)
-        found.x0 = torch.linspace(-1.0, 1.0, DIM, dtype=dtype, device=self.device)
-        return found
+        problem = quadratics(SEED, self.clients, dtype, self.device, dim=DIM, blocks=blocks, condition=4.0)
+        problem.x0 = torch.linspace(-1.0, 1.0, DIM, dtype=dtype, device=self.device)
+        return problem
 
     def logistic(self) -> Supervised:
         """Ridge-free logistic regression on clients of very unequal sizes."""

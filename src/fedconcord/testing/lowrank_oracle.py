@@ -25,13 +25,15 @@ CASES: dict[str, Callable[[Mapping[str, Any]], Algorithm]] = {
 }
 
 
-def _admm(given: Mapping[str, Any], server_steps: int | None) -> Algorithm:
+def _admm(settings: Mapping[str, Any], server_steps: int | None) -> Algorithm:
     return METHODS["fedadmm_inexact"](
-        rho=given["rho"], objective="mean", server_steps=server_steps, server_lr=given["eta_g"]
+        rho=settings["rho"], objective="mean", server_steps=server_steps, server_lr=settings["eta_g"]
     )
 
 
-def replay(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, float]]:
+def replay(
+    arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any], engine: Engine
+) -> Iterator[tuple[str, float]]:
     """(case, largest relative error) of every trajectory in the file; see `replay`."""
     ids, blocks = arrays["ids"], arrays["blocks"]
     D, y, truth = (torch.as_tensor(arrays[name]) for name in ("D", "y", "XG"))
@@ -43,13 +45,13 @@ def replay(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any], engine: E
         want = want.reshape(len(want), -1)
         schedule = Recorded(
             ids=ids,
-            steps=np.full(blocks.shape[:2], given["K"]),
+            steps=np.full(blocks.shape[:2], settings["K"]),
             blocks=blocks,
             coins=np.zeros(len(ids)),
-            lr=given["admm"]["eta_l"] if case.startswith("inexact_admm") else given["eta"],
-            cuts=given["blocks"],
+            lr=settings["admm"]["eta_l"] if case.startswith("inexact_admm") else settings["eta"],
+            cuts=settings["blocks"],
         )
-        problem = Matrix(D, y, truth, nuclear(given["lam"], len(truth)), torch.as_tensor(want[0]))
-        job = Job(problem, CASES[case](given), schedule, engine=engine)
+        problem = Matrix(D, y, truth, nuclear(settings["lam"], len(truth)), torch.as_tensor(want[0]))
+        job = Job(problem, CASES[case](settings), schedule, engine=engine)
         got = np.stack([np.asarray(state.server.x) for state in states(job, len(want) - 1)])
         yield case, error(got, want)

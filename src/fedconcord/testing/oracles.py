@@ -34,8 +34,8 @@ def replayer(section: str) -> Replay | None:
     module = f"{__package__}.{section}_oracle"
     if not section.isidentifier() or importlib.util.find_spec(module) is None:
         return None
-    found: Replay = importlib.import_module(module).replay
-    return found
+    replay: Replay = importlib.import_module(module).replay
+    return replay
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
@@ -72,7 +72,7 @@ def report(cases: Mapping[str, Any], arrays: Mapping[str, Mapping[str, np.ndarra
         count[word] += 1
         print(f"{case:28s} {word}" if math.isnan(error) else f"{case:28s} {error:9.2e}  {word}")
 
-    for section, given in cases.items():
+    for section, settings in cases.items():
         replay = replayer(section)
         if section not in arrays:
             count["FAILED"] += 1
@@ -80,7 +80,7 @@ def report(cases: Mapping[str, Any], arrays: Mapping[str, Mapping[str, np.ndarra
         elif replay is None:
             line(section, math.nan)
         else:
-            for case, error in replay(arrays[section], given, ENGINES[engine]):
+            for case, error in replay(arrays[section], settings, ENGINES[engine]):
                 line(case, error)
     passed, failed, missing = count.values()
     print(f"{passed} passed, {failed} failed, {missing} not implemented ({engine} engine, {TOLERANCE:g} relative)")

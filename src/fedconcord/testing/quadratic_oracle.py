@@ -24,7 +24,7 @@ SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}
 RENAMED = {"slr": "server_lr", "w": "weights", "sam": "radius", "lam": "alpha", "smom": "server_momentum"}
 
 
-def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
+def method(case: str, settings: Mapping[str, Any], blocks: int) -> Algorithm:
     """The algorithm of a case: the longest registered name that the case's name starts with, with its options.
 
     Args:
@@ -34,13 +34,13 @@ def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
         NotImplementedCaseError: no such method, or an option it does not have.
     """
     factory = named(case)
-    options = {RENAMED.get(key, key): value for key, value in given.items() if key not in SHARED}
-    known = set(inspect.signature(factory).parameters)
-    if "eta_local" in given:  # FedPD's eta is its penalty; everywhere else it is the local step size
-        options["eta"] = given["eta"]
-    if "blocks" in known:
+    options = {RENAMED.get(key, key): value for key, value in settings.items() if key not in SHARED}
+    names = set(inspect.signature(factory).parameters)
+    if "eta_local" in settings:  # FedPD's eta is its penalty; everywhere else it is the local step size
+        options["eta"] = settings["eta"]
+    if "blocks" in names:
         options["blocks"] = blocks
-    wrap = options.pop("server_momentum", None) if "server_momentum" not in known else None
+    wrap = options.pop("server_momentum", None) if "server_momentum" not in names else None
     if options.pop("unbiased", False):
         options["weights"] = "unbiased"
     if options.get("d") == "see README":
@@ -55,16 +55,16 @@ def method(case: str, given: Mapping[str, Any], blocks: int) -> Algorithm:
     return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
 
-def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> Job:
+def job(case: str, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> Job:
     """The job that replays a case."""
-    algorithm = method(case, given, arrays["H"].shape[1])
+    algorithm = method(case, settings, arrays["H"].shape[1])
     H, b, x0 = (torch.as_tensor(arrays[name]) for name in ("H", "b", "x0"))
     problem = Quadratic(H, b, arrays["sizes"], x0)
-    full = given["schedule"] == "full"
+    full = settings["schedule"] == "full"
     steps = arrays["full_steps" if full else "part_steps"]
     rounds, n = steps.shape
-    if "K" in given:
-        steps = np.full_like(steps, given["K"])
+    if "K" in settings:
+        steps = np.full_like(steps, settings["K"])
     schedule = Recorded(
         ids=np.tile(np.arange(n), (rounds, 1)) if full else arrays["part_ids"],
         steps=steps,
@@ -73,12 +73,12 @@ def job(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], e
         if algorithm.step.blocks or algorithm.phases.prelude
         else None,
         coins=arrays["full_coins"],
-        lr=given.get("eta_local", given["eta"]),
+        lr=settings.get("eta_local", settings["eta"]),
     )
-    return Job(problem, algorithm, schedule, Solver(given.get("mom", 0.0), given.get("wd", 0.0)), engine)
+    return Job(problem, algorithm, schedule, Solver(settings.get("mom", 0.0), settings.get("wd", 0.0)), engine)
 
 
-def recorded_state(name: str, state: State, given: Mapping[str, Any], n: int) -> np.ndarray:
+def recorded_state(name: str, state: State, settings: Mapping[str, Any], n: int) -> np.ndarray:
     """A final variate under its name in the file.
 
     Raises:
@@ -90,30 +90,32 @@ def recorded_state(name: str, state: State, given: Mapping[str, Any], n: int) ->
     if name == "ci":
         return np.asarray(rows.c)
     if name == "duals":
-        return np.asarray(given["rho"] * (state.server.x - state.server.mean + rows.s))
+        return np.asarray(settings["rho"] * (state.server.x - state.server.mean + rows.s))
     raise NotImplementedCaseError
 
 
-def largest_error(case: str, given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> float:
+def largest_error(case: str, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], engine: Engine) -> float:
     """The largest relative error of a case over every array recorded for it."""
-    this = job(case, given, arrays, engine)
-    wanted = {key.rsplit("/", 1)[1]: value for key, value in arrays.items() if key.startswith(f"traj/{case}/")}
-    path = states(this, len(wanted["x"]) - 1)
+    this = job(case, settings, arrays, engine)
+    recorded = {key.rsplit("/", 1)[1]: value for key, value in arrays.items() if key.startswith(f"traj/{case}/")}
+    path = states(this, len(recorded["x"]) - 1)
     worst = 0.0
-    for name, want in wanted.items():
+    for name, want in recorded.items():
         if name == "x":
             got = np.stack([np.asarray(s.server.x) for s in path])
         elif name == "bar":
             got = np.stack([np.asarray(s.server.mean) for s in path])
         else:
-            got = recorded_state(name, path[-1], given, len(arrays["sizes"]))
+            got = recorded_state(name, path[-1], settings, len(arrays["sizes"]))
         worst = max(worst, error(got, want))
     return worst
 
 
-def replay(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, float]]:
+def replay(
+    arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any], engine: Engine
+) -> Iterator[tuple[str, float]]:
     """(case, largest relative error) of every case in the section; see `replay`."""
-    for case, options in given.items():
+    for case, options in settings.items():
         try:
             yield case, largest_error(case, options, arrays, engine)
         except NotImplementedCaseError:

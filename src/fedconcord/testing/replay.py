@@ -81,8 +81,8 @@ class RecordedDraws(NamedTuple):
         padded = np.full((len(members), max(map(len, members))), -1, np.int64)
         for row, block in zip(padded, members, strict=True):
             row[: len(block)] = block
-        drawn = self.blocks[orders.round, orders.id, : orders.steps]
-        return Drawn(padded[drawn], drawn)
+        blocks = self.blocks[orders.round, orders.id, : orders.steps]
+        return Drawn(padded[blocks], blocks)
 
     def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
         return np.array_split(np.arange(n), self.cuts or n)

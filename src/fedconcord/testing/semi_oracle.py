@@ -17,7 +17,7 @@ from fedconcord.problems import semi
 from fedconcord.testing.replay import Recorded, error, states
 
 
-def problem(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> semi.SemiSupervised:
+def problem(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> semi.SemiSupervised:
     """The clients of the file: U [N, n, k] with labels [N, n], V [N, m, k] with hidden labels [N, m]."""
     U, V = arrays["U"], arrays["V"]
     n, has = U.shape[:2]
@@ -40,31 +40,33 @@ def problem(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any]) -> semi.
         data,
         list(np.arange(len(x)).reshape(n, -1)),
         [mask] * n,
-        alpha_p=given["alpha_p"],
-        alpha_r=given["alpha_r"],
-        y_steps=given["y_steps"],
-        y_lr=given["eta_y"],
-        y_scale="sample" if "per sample" in given.get("y_gradient", "per sample") else "mean",
-        clamp=given.get("clamp", semi.CLAMP),
+        alpha_p=settings["alpha_p"],
+        alpha_r=settings["alpha_r"],
+        y_steps=settings["y_steps"],
+        y_lr=settings["eta_y"],
+        y_scale="sample" if "per sample" in settings.get("y_gradient", "per sample") else "mean",
+        clamp=settings.get("clamp", semi.CLAMP),
         dtype=torch.float64,
     )
 
 
-def replay(arrays: Mapping[str, np.ndarray], given: Mapping[str, Any], engine: Engine) -> Iterator[tuple[str, float]]:
+def replay(
+    arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any], engine: Engine
+) -> Iterator[tuple[str, float]]:
     """(name, largest relative error) of the trajectory and of the final pseudo-labels."""
     path = arrays["traj/fedvra_u"]  # [R + 1, C, k]
-    method = fedvra(gamma=given["gamma"], a=given["a"], d=given["d"], weights="size")
+    method = fedvra(gamma=settings["gamma"], a=settings["a"], d=settings["d"], weights="size")
     rounds, n = len(path) - 1, len(arrays["U"])
     schedule = Recorded(
         ids=np.sort(arrays["ids"], axis=1),
-        steps=np.full((rounds, n), given["x_steps"]),
+        steps=np.full((rounds, n), settings["x_steps"]),
         blocks=None,
         coins=np.zeros(rounds),
-        lr=given["eta"],
+        lr=settings["eta"],
     )
-    found = states(Job(problem(arrays, given), method, schedule, engine=engine), rounds)
-    got = np.stack([state.server.x.numpy() for state in found])
+    states_after = states(Job(problem(arrays, settings), method, schedule, engine=engine), rounds)
+    got = np.stack([state.server.x.numpy() for state in states_after])
     yield "fedvra_u", error(got, path.reshape(len(path), -1))
     if "nu_final" in arrays:
         nu = arrays["nu_final"]
-        yield "nu_final", error(found[-1].store.gather(np.arange(n)).private.numpy(), nu)
+        yield "nu_final", error(states_after[-1].store.gather(np.arange(n)).private.numpy(), nu)

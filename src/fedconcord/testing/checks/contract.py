@@ -68,9 +68,9 @@ def state(bench: Bench) -> None:
         if not models or any(not isinstance(x, Tensor) or x.shape != (DIM,) for x in models.values()):
             fail(f"models that are vectors [{DIM}], at least one", f"{ {k: kind(x) for k, x in models.items()} }")
         state = advance(watched, state)
-    own, rows = bench.algorithm().client_model, all_rows(job, state)
-    if own is not None:
-        before, found = clone(rows), own(rows)
+    client_model, rows = bench.algorithm().client_model, all_rows(job, state)
+    if client_model is not None:
+        before, found = clone(rows), client_model(rows)
         if not isinstance(found, Tensor) or found.shape != (bench.clients, DIM):
             fail(f"a model a row from own, [{bench.clients}, {DIM}]", kind(found))
         if (changed := first_difference(rows, before, "row")) is not None:
@@ -92,12 +92,12 @@ def needs(bench: Bench) -> None:
         if name not in ("start", "finish"):
             return f(*args)
         client = args[-1]
-        blind, told = (f(*args[:-1], client._replace(p=torch.full_like(client.p, p))) for p in (torch.nan, 0.5))
-        pairs = zip(leaves(blind, name), leaves(told, name), strict=True)
+        blind, weighted = (f(*args[:-1], client._replace(p=torch.full_like(client.p, p))) for p in (torch.nan, 0.5))
+        pairs = zip(leaves(blind, name), leaves(weighted, name), strict=True)
         tensors = [(a, b) for (_, a), (_, b) in pairs if isinstance(a, Tensor)]
         if any(bool((a.isnan() & ~b.isnan()).any()) for a, b in tensors):
             using.append(name)
-        return told
+        return weighted
 
     run(observed(job, watch), 3)
     if using and not job.algorithm.needs.weight:

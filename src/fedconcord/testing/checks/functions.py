@@ -17,8 +17,8 @@ def purity(bench: Bench) -> None:
     def watch(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         again = clone(args)
         result = f(*args)
-        kept = clone(result)
-        difference = first_difference(kept, f(*again), name)
+        copy = clone(result)
+        difference = first_difference(copy, f(*again), name)
         if difference is not None:
             fail(f"the same output of {name} for the same inputs", difference)
         return result

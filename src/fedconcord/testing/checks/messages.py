@@ -19,7 +19,7 @@ from fedconcord.testing.compare import fail, first_difference, kind, leaves
 
 def messages(bench: Bench) -> None:
     job = bench.job()
-    sent = {"up": 0, "down": 0}
+    traffic = {"up": 0, "down": 0}
     now: dict[str, int] = {}
 
     def counted(name: str, tree: Tree) -> int:
@@ -36,9 +36,9 @@ def messages(bench: Bench) -> None:
         elif name == "contribute":
             _round_trip("share", result)
         elif name == "prelude.contribute":
-            sent["up"] += args[0].nbytes
+            traffic["up"] += args[0].nbytes
         elif name == "prelude.absorb":
-            sent["down"] += job.schedule.cohort * counted("prelude", args[1])
+            traffic["down"] += job.schedule.cohort * counted("prelude", args[1])
         elif name == "settle.send":
             now["down"] = now.get("down", 0) + job.schedule.cohort * counted("settle", result)
         elif name in ("update", "init"):
@@ -53,9 +53,9 @@ def messages(bench: Bench) -> None:
         communicates = job.algorithm.phases.communicates
         talks = communicates is None or communicates(cohort_of(space_of(job.problem), plan))
         x0 = joining(job.algorithm, state.store, plan, ALONE, talks) * state.server.x.nbytes
-        sent |= {"up": 0, "down": x0}
+        traffic |= {"up": 0, "down": x0}
         state = advance(watched, state)
-        want = tuple(sent[way] + talks * now.get(way, 0) for way in ("up", "down"))
+        want = tuple(traffic[way] + talks * now.get(way, 0) for way in ("up", "down"))
         got = (state.bytes_up - before.bytes_up, state.bytes_down - before.bytes_down)
         if got != want:
             fail(f"(up, down) {want} bytes of the messages' tensors", f"{got}")
@@ -71,8 +71,8 @@ def _round_trip(name: str, tree: Tree) -> None:
             fail(f"plain dense tensors without gradient in every {name}", f"{path or name} is {leaf.layout}")
     tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
     # safetensors refuses the empty name of a bare tensor and tensors that share memory
-    written = save({f"/{path}": leaf.detach().cpu().contiguous().clone() for path, leaf in tensors.items()})
-    read = {path.removeprefix("/"): leaf for path, leaf in load(written).items()}
+    content = save({f"/{path}": leaf.detach().cpu().contiguous().clone() for path, leaf in tensors.items()})
+    read = {path.removeprefix("/"): leaf for path, leaf in load(content).items()}
     back = tree_unflatten(tree, leaves | read)
     difference = first_difference(
         tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, tree), back, name

@@ -32,7 +32,7 @@ def isolation(bench: Bench) -> None:
     ids = plan_of(job, 2).ids
 
     def sent_and_kept(where: Quadratic) -> dict[int, Tree]:
-        found: dict[int, Tree] = {}
+        rows: dict[int, Tree] = {}
 
         def watch(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             result = f(*args)
@@ -40,20 +40,20 @@ def isolation(bench: Bench) -> None:
                 size = len(args[3].id)
                 each = [(path, v) for path, v in leaves(result, "finish") if isinstance(v, Tensor) and len(v) == size]
                 for k, i in enumerate(args[3].id[:, 0].tolist()):
-                    found[i] = {path: leaf[k] for path, leaf in each}
+                    rows[i] = {path: leaf[k] for path, leaf in each}
             return result
 
         advance(observed(replace(job, problem=where), watch), _fork(job, before))
-        return found
+        return rows
 
     usual = sent_and_kept(problem)
     blocks = len(problem.b) // bench.clients
     for i in ids.tolist():
         mine = torch.zeros(bench.clients, dtype=torch.bool, device=bench.device)
         mine[i] = True
-        own = mine.repeat_interleave(blocks)
-        H = torch.where(own[:, None, None], problem.H, 0.5 * problem.H)
-        b = torch.where(own[:, None], problem.b, 1.0 - problem.b)
+        objective_blocks = mine.repeat_interleave(blocks)
+        H = torch.where(objective_blocks[:, None, None], problem.H, 0.5 * problem.H)
+        b = torch.where(objective_blocks[:, None], problem.b, 1.0 - problem.b)
         other = Quadratic(
             H.reshape(bench.clients, blocks, DIM, DIM), b.reshape(bench.clients, blocks, DIM), problem.sizes, problem.x0
         )
@@ -64,9 +64,9 @@ def isolation(bench: Bench) -> None:
 
 def _fork(job: Job, state: State) -> State:
     """A copy of the state that a round may write to."""
-    fresh, held = start(job), state.store.export()
+    fresh, exported = start(job), state.store.export()
     fresh.store.restore(
-        {name: leaf if name == "ids" else leaf.to(job.problem.objective.device) for name, leaf in held.items()}
+        {name: leaf if name == "ids" else leaf.to(job.problem.objective.device) for name, leaf in exported.items()}
     )
     return state._replace(server=clone(state.server), store=fresh.store)
 
@@ -140,7 +140,7 @@ def absent(bench: Bench) -> None:
     for engine in (Serial(), Stacked(None)):
         job = bench.job(engine)
         state = start(job)
-        known = set(state.store.ids().tolist())
+        ids = set(state.store.ids().tolist())
         everyone = np.arange(bench.clients)
         for round in range(5):
             plan = plan_of(job, round)
@@ -151,9 +151,9 @@ def absent(bench: Bench) -> None:
             difference = first_difference(before, after, "row")
             if difference is not None:
                 fail("rows of absent clients as they were", difference)
-            known |= set(plan.ids.tolist()) if tree_leaves(state.store.template) else set()
-            if set(state.store.ids().tolist()) != known:
-                fail(f"rows of the clients seen, {sorted(known)}", f"{state.store.ids().tolist()}")
+            ids |= set(plan.ids.tolist()) if tree_leaves(state.store.template) else set()
+            if set(state.store.ids().tolist()) != ids:
+                fail(f"rows of the clients seen, {sorted(ids)}", f"{state.store.ids().tolist()}")
 
 
 def resume(bench: Bench) -> None:
@@ -187,8 +187,8 @@ def origin(bench: Bench) -> None:
     )
     there = replace(job, problem=moved)
     here = _models(job, run(job, 6))
-    found = _models(there, run(there, 6))
-    off = far({name: x - shift for name, x in found.items()}, here, "model", 1e-9)
+    models = _models(there, run(there, 6))
+    off = far({name: x - shift for name, x in models.items()}, here, "model", 1e-9)
     if off is not None:
         fail("iterates that move with the origin of the parameter space", off)
 
