@@ -15,8 +15,7 @@ from statistics import fmean
 
 from fedconcord import advance, evaluate, start
 from fedconcord.basis import files
-from fedconcord.report.figures.drawing import to_files
-from fedconcord.report.figures.style import MUTED, look, panel, styled
+from fedconcord.report.figures.style import MUTED, look, panel, styled, to_files
 from fedconcord.settings.job import build
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested

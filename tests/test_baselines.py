@@ -239,7 +239,7 @@ def test_the_section_says_what_the_folders_hold(comparison: Path) -> None:
     assert one is not None
     assert two is not None
     assert one._replace(drawings=()) == two._replace(drawings=())
-    assert one.csv == (comparison / "tables" / "baselines.csv").read_text()
+    assert one.files["tables/baselines.csv"] == (comparison / "tables" / "baselines.csv").read_text()
 
 
 def executed(planned: list[Entry]) -> None:

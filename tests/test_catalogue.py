@@ -12,7 +12,6 @@ import torch
 from fedconcord.algorithms import METHODS, plugins
 from fedconcord.analysis import catalogue
 from fedconcord.analysis.catalogue import BATCH, CLIENTS, DIM, SAMPLES, Costs, cells, describe, measure, table
-from fedconcord.analysis.fits import COHORT, fits
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import Spec
@@ -26,6 +25,7 @@ from fedconcord.settings.job import build
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
+from fits import COHORT, fits
 from table import TABLE
 
 

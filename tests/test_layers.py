@@ -53,7 +53,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         (
             ("settings", "options"),
             ("report/load",),
-            tuple(f"report/{name}" for name in ("metric", "stats", "format", "ranks", "verdict", "summary")),
+            tuple(f"report/{name}" for name in ("metric", "stats", "format", "ranks", "summary")),
             *(("runs",), ("tuning",)),
         ),
     ),

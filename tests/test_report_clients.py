@@ -42,14 +42,15 @@ def test_the_table_and_the_figures(tmp_path: Path) -> None:
     assert found is not None
     assert [d.name for d in found.drawings] == ["clients", "worst-decile", "personalised"]
     assert found.drawings[1].alt.endswith("at the last look: fedavg 25.00 %, scaffold 50.00 %.")
-    rows = {row[0]: dict(zip(found.header, row, strict=True)) for row in found.rows}
+    table = found.tables[0]
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     worst = (0.0 + 0.05) / 2 - 0.01 / 2  # the mean of the worst two of 20 clients, over two seeds
     assert rows["fedavg"]["worst decile"] == f"{100 * worst:.2f} [{100 * worst - 0.5:.2f}, {100 * worst + 0.5:.2f}]"
     assert rows["scaffold"]["worst decile"] == f"{100 * np.sqrt(0.05) / 2:.2f}"
     assert rows["fedavg"]["worst decile after"] == "52.50"
     assert rows["scaffold"]["mean"] == f"{100 * np.sqrt(values[:20]).mean():.2f}"
-    assert "20 clients, up to 1 without samples left out" in found.caption
-    assert "which no model was trained on" in found.caption
+    assert "20 clients, up to 1 without samples left out" in table.caption
+    assert "which no model was trained on" in table.caption
     page = write_report([tmp_path], tmp_path / "out").read_text()
     assert "How evenly the clients are served" in page
     assert (tmp_path / "out" / "figures" / "clients.svg").exists()
@@ -70,7 +71,7 @@ def test_training_samples_are_called_so(tmp_path: Path) -> None:
     (tmp_path / "a" / "run.json").write_text(json.dumps(about))
     found = section(summarise(load_runs([tmp_path])))
     assert found is not None
-    assert "these figures flatter" in found.caption
+    assert "these figures flatter" in found.tables[0].caption
     assert [d.name for d in found.drawings] == ["clients"]
 
 

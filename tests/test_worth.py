@@ -94,7 +94,7 @@ def test_every_metric_has_the_baselines_by_site_too(compared: Path) -> None:
     summary, _ = read(compared)
     found = section(summary)
     assert found is not None
-    first, *others = found.more
+    first, *others = (one for one in found.tables if one.title)
     assert first.header == ("model", "AUROC", "loss", "accuracy", "sensitivity at 0.2")
     assert [row[0] for row in first.rows] == ["local", "fedavg", "pooled"]
     assert [one.title for one in others] == ["Loss by site", "Accuracy by site", "Sensitivity at 0.2 by site"]

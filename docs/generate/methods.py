@@ -14,10 +14,10 @@ from typing import Any
 
 from fedconcord.algorithms import METHODS
 from fedconcord.analysis import catalogue
-from fedconcord.analysis.fits import CLIENTS, COHORT, fits
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.factories import search_of
 from fedconcord.core import Algorithm, Oracle, Tree, tree_leaves
+from fits import CLIENTS, COHORT, fits
 from found import measured, title
 from marks import code, plain, prose, table
 

@@ -3,64 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedconcord.basis.files import as_csv
-from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import INK, MUTED, WIDE, look, panel, y_axis
+from fedconcord.report.figures.style import INK, MUTED, WIDE, Drawing, drawing, look, y_axis
 from fedconcord.report.format import NONE, value, wrap
 from fedconcord.report.load import Array
+from fedconcord.report.method_tables import Table
 from fedconcord.report.metric import Metric
+from fedconcord.report.page import Section
 from fedconcord.report.summary import Summary
 from fedconcord.report.worth import Model, Worth, by_name, lead, sentences, worth
 
-TITLE = "Is federation worth it?"
 LISTED = 40  # clients that are listed by name
 ENDS = 5  # of more clients: those that gain most, and least
 POINTS = 1500  # clients in the figure
 
 
-class Titled(NamedTuple):
-    """A table with its title."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-class Section(NamedTuple):
-    """What the page shows."""
-
-    sentences: tuple[str, ...]
-    drawings: tuple[Drawing, ...]
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-    clients_header: tuple[str, ...]
-    clients: tuple[tuple[str, ...], ...]  # by name; none where they have no names
-    more: tuple[Titled, ...]  # a table of every metric by model, and of each other metric by client
-    csv: str  # a line a seed and client, plain numbers
-
-
 def section(s: Summary) -> Section | None:
-    """The section, or None without baselines."""
+    """The section, or None without baselines; its file has a line a seed and client, plain numbers."""
     w = worth(s)
     if w is None:
         return None
+    header = (
+        "model",
+        "mean over clients",
+        "all samples",
+        "worst decile",
+        s.primary.title,
+        "gain / same / lose",
+        "gain by",
+    )
+    tables = [Table(header, tuple(_row(s, w, m) for m in w.models), _caption(s, w))]
+    clients = by_name(w)
+    if clients:
+        listed = clients if len(clients) <= LISTED else (*clients[:ENDS], *clients[-ENDS:])
+        rows = tuple((c.name, f"{c.samples:g}", *(_cell(w.metric, v) for v in c.figures)) for c in listed)
+        tables.append(Table(("client", "samples", *(m.name for m in w.models)), rows))
     return Section(
+        "Is federation worth it?",
         sentences(w),
         (_figure(s, w),) if w.alone is not None else (),
-        ("model", "mean over clients", "all samples", "worst decile", s.primary.title, "gain / same / lose", "gain by"),
-        tuple(_row(s, w, m) for m in w.models),
-        _caption(s, w),
-        ("client", "samples", *(m.name for m in w.models)),
-        _clients(w),
-        _more(w),
-        _csv(w),
+        (*tables, *_more(w)),
+        {"tables/baselines.csv": _csv(w)},
     )
 
 
@@ -101,21 +89,13 @@ def _row(s: Summary, w: Worth, m: Model) -> tuple[str, ...]:
     return (*cells, f"{g.more} / {g.same} / {g.less}", lead(w.metric, g.mean).replace(" points", ""))
 
 
-def _clients(w: Worth) -> tuple[tuple[str, ...], ...]:
-    clients = by_name(w)
-    if len(clients) > LISTED:
-        clients = (*clients[:ENDS], *clients[-ENDS:])
-
-    return tuple((c.name, f"{c.samples:g}", *(_cell(w.metric, v) for v in c.figures)) for c in clients)
-
-
-def _more(w: Worth) -> tuple[Titled, ...]:
+def _more(w: Worth) -> list[Table]:
     """Every metric of the models, and of the clients that have names."""
     if len(w.more) < 2:
-        return ()
+        return []
     titles = tuple(f.metric.title for f in w.more)
     means = tuple((m.name, *(_cell(f.metric, f.means[k]) for f in w.more)) for k, m in enumerate(w.models))
-    tables = [Titled(f"Every metric, mean over {'sites' if w.sites else 'clients'}", ("model", *titles), means)]
+    tables = [Table(("model", *titles), means, title=f"Every metric, mean over {'sites' if w.sites else 'clients'}")]
     rows = np.mean([*w.samples.values()], 0)
     for f in w.more[1:] if w.sites else ():
         each = (
@@ -123,8 +103,8 @@ def _more(w: Worth) -> tuple[Titled, ...]:
             for i, name in enumerate(w.names)
         )
         header = ("site", "samples", *(m.name for m in w.models))
-        tables.append(Titled(f"{f.metric.title[:1].upper()}{f.metric.title[1:]} by site", header, tuple(each)))
-    return tuple(tables)
+        tables.append(Table(header, tuple(each), title=f"{f.metric.title[:1].upper()}{f.metric.title[1:]} by site"))
+    return tables
 
 
 def _cell(metric: Metric, v: float) -> str:
@@ -155,9 +135,7 @@ def _figure(s: Summary, w: Worth) -> Drawing:
     place = np.unique(np.linspace(1, len(order), min(len(order), POINTS)).round().astype(int))
     shown = order[place - 1]
 
-    def draw(legend: bool) -> Figure:
-        del legend  # it is the figure's own
-        fig, ax = panel(WIDE, 3.0)
+    def plot(ax: Axes) -> None:
         colour = look(s.method(m.name).index).colour
         ax.vlines(place, alone[shown], under[shown], color=colour, linewidth=0.8, alpha=0.45)
         ax.plot(place, alone[shown], color=INK, linewidth=1.4, drawstyle="steps-mid", label="alone")
@@ -169,18 +147,16 @@ def _figure(s: Summary, w: Worth) -> Drawing:
         if named:
             ax.set_xticks(place, [wrap(clients[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
         y_axis(ax, w.metric, title=f"a client's {w.metric.title}")
-        ax.legend(fontsize=6.5)
-        return fig
 
     each = "A client a place, its mean over seeds" if named else "A client of each seed a place"
-    return Drawing(
+    return drawing(
         "baselines",
         f"Every client's {w.metric.title} alone and under {m.name}: {g.more} gain, {g.same} are as well off and "
         f"{g.less} lose.",
         f"{each if len(w.seeds) > 1 else 'A client a place'}, sorted by how it fares alone; a point above the step "
         f"{'gains' if w.metric.higher else 'loses'}, one below it {'loses' if w.metric.higher else 'gains'}.",
-        True,
-        draw,
+        plot,
+        size=(WIDE, 3.0),
     )
 
 

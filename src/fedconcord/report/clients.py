@@ -7,28 +7,39 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedconcord.basis.files import as_csv
 from fedconcord.basis.readers import columns
-from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import MUTED, PANEL, look, panel, percent_ticks, y_axis
+from fedconcord.report.figures.style import MUTED, PANEL, Drawing, drawing, look, percent_ticks, y_axis
 from fedconcord.report.format import metric_cell, value, wrap
 from fedconcord.report.load import Array, Run
-from fedconcord.report.method_tables import spread_words
+from fedconcord.report.method_tables import Table, spread_words
 from fedconcord.report.metric import Metric, metric_of
+from fedconcord.report.page import Section
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Method, Summary
 
-FIGURES = ("mean", "worst_decile", "best_decile", "gap", "std", "worst")
-HEADER = ("mean", "worst decile", "best decile", "gap", "std", "worst client")
-OTHERS_HEADER = ("method", "metric", "all samples", "mean over clients", "worst decile", "best decile", "defined at")
+FIGURES = {  # of run.json -> head of the column
+    "mean": "mean",
+    "worst_decile": "worst decile",
+    "best_decile": "best decile",
+    "gap": "gap",
+    "std": "std",
+    "worst": "worst client",
+}
+AFTER = {"mean": "mean after fine-tuning", "worst_decile": "worst decile after"}
+OTHERS = {
+    "overall": "all samples",
+    "mean": "mean over clients",
+    "worst_decile": "worst decile",
+    "best_decile": "best decile",
+}
 OTHERS_CAPTION = (
     "Other metrics on the same samples: over all of them together, and over the clients where a metric is defined "
     "(AUROC and average precision need samples of two classes)."
 )
-OTHERS = ("overall", "mean", "worst_decile", "best_decile")
 POINTS = 400  # of one line
 WORST = 3  # clients that are named
 
@@ -40,65 +51,55 @@ class Judged(NamedTuple):
     style: int  # the number of the method: its colour and line style
     spreads: tuple[dict[str, Any], ...]  # a run each: clients_judged of run.json
     values: Array  # clients of all seeds together, sorted, worst first
-    after: Array | None  # the same with each client's own fine-tuned model
+    tuned: bool  # whether every run has each client's own fine-tuned model too
     worst: tuple[str, ...]  # those that fare worst over all seeds, by name; none where they have none
 
+    def figures(self, name: str, after: bool = False) -> list[float]:
+        """One of the figures of every run that has it, of the final model or `after` fine-tuning it."""
+        parts = [spread.get("personalised", {}) if after else spread for spread in self.spreads]
+        return [part[name] for part in parts if name in part]
 
-class Section(NamedTuple):
-    """What the page shows."""
-
-    metric: Metric
-    judged: tuple[Judged, ...]
-    drawings: tuple[Drawing, ...]
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-    others: tuple[tuple[str, ...], ...]  # method, metric, and what `OTHERS` names: where more than one was asked for
-    csv: str  # the table as plain numbers, a line a run
+    def mean(self, name: str, after: bool = False) -> float:
+        """Its mean over the runs; NaN where one has none."""
+        values = self.figures(name, after)
+        return float(np.mean(values)) if len(values) == len(self.spreads) else math.nan
 
 
 def section(s: Summary) -> Section | None:
-    """The section, or None where no finished run has looked at its clients."""
+    """The section, or None where no finished run has looked at its clients; its file has a line a run."""
     runs_by_method = [(m, [r for r in m.finished if r.head.clients_judged is not None]) for m in s.methods]
     metrics = {(r.head.clients_judged or {})["metric"] for _, runs in runs_by_method for r in runs}
     splits = {(r.head.clients_judged or {})["split"] for _, runs in runs_by_method for r in runs}
     if not metrics or len(metrics) > 1 or len(splits) > 1:  # nothing, or nothing that compares
         return None
     metric = metric_of(metrics.pop())
-    judged = tuple(_judged(m.name, m.index, runs, metric) for m, runs in runs_by_method if runs)
-    tuned = [j for j in judged if j.after is not None]
+    judged = tuple(_judged(m, runs, metric) for m, runs in runs_by_method if runs)
+    tuned = [j for j in judged if j.tuned]
     looks = [(m, _looks(runs)) for m, runs in runs_by_method]
-    header = ("method", *HEADER, *(("mean after fine-tuning", "worst decile after") if tuned else ()))
-    drawings = [_distribution(s, judged, metric)]
+    drawings = [_distribution(judged, metric)]
     if any(len(seen) > 1 for _, seen in looks):
-        drawings.append(_by_round(s, looks, metric))
+        drawings.append(_by_round(looks, metric))
     if tuned:
         drawings.append(_fine_tuned(tuned, metric))
-    return Section(
-        metric,
-        judged,
-        tuple(drawings),
-        header,
-        tuple(_row(j, metric, bool(tuned)) for j in judged),
-        _caption(judged, metric, splits.pop(), bool(tuned)),
-        tuple(line for j in judged for line in _others(j)),
-        _csv(runs_by_method),
-    )
+    header = ("method", *FIGURES.values(), *(AFTER.values() if tuned else ()))
+    rows = tuple(_row(j, metric, bool(tuned)) for j in judged)
+    tables = [Table(header, rows, _caption(judged, metric, splits.pop(), bool(tuned)))]
+    others = tuple(line for j in judged for line in _others(j))
+    if others:
+        tables.append(Table(("method", "metric", *OTHERS.values(), "defined at"), others, OTHERS_CAPTION))
+    files: dict[str, str | bytes] = {"tables/clients.csv": _csv(runs_by_method)}
+    return Section("How evenly the clients are served", (), tuple(drawings), tuple(tables), files)
 
 
-def _judged(name: str, index: int, runs: Sequence[Run], metric: Metric) -> Judged:
+def _judged(m: Method, runs: Sequence[Run], metric: Metric) -> Judged:
     tables = [columns(r.folder / "clients.csv") for r in runs]
-    before = np.concatenate([_column(t, metric.column) for t in tables])
-    personalised = f"{metric.column}_personalised"
-    after = (
-        np.concatenate([_column(t, personalised) for t in tables]) if all(personalised in t for t in tables) else None
-    )
+    values = np.sort([float(cell) for t in tables for cell in t.get(metric.column, []) if cell])
     return Judged(
-        name,
-        index,
+        m.name,
+        m.index,
         tuple(r.head.clients_judged or {} for r in runs),
-        _worst_first(before, metric),
-        None if after is None else _worst_first(after, metric),
+        values if metric.higher else values[::-1],
+        all(f"{metric.column}_personalised" in t for t in tables),
         _named_worst(tables, metric),
     )
 
@@ -114,20 +115,11 @@ def _named_worst(tables: Sequence[dict[str, list[str]]], metric: Metric) -> tupl
     return tuple(f"{names[i]} {value(metric, float(cells[i]))}" for i in worst)
 
 
-def _column(table: dict[str, list[str]], name: str) -> Array:
-    return np.array([float(cell) for cell in table.get(name, []) if cell], dtype=np.float64)
-
-
-def _worst_first(values: Array, metric: Metric) -> Array:
-    return np.sort(values) if metric.higher else np.sort(values)[::-1]
-
-
 # -- figures -------------------------------------------------------------------------------------------------------
 
 
-def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawing:
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
+def _distribution(judged: Sequence[Judged], metric: Metric) -> Drawing:
+    def plot(ax: Axes) -> None:
         for j in judged:
             colour, dash, _ = look(j.style)
             n = j.values.size
@@ -141,17 +133,14 @@ def _distribution(s: Summary, judged: Sequence[Judged], metric: Metric) -> Drawi
         ax.set_xlim(0, 100)
         ax.set_xlabel("clients, worst first (%)")
         y_axis(ax, metric, title=f"a client's {metric.title}")
-        if legend and len(judged) > 1:
-            ax.legend(fontsize=6.5)
-        return fig
 
-    low = ", ".join(f"{j.name} {value(metric, _mean(j, 'worst_decile'))}" for j in judged)
-    return Drawing(
+    low = ", ".join(f"{j.name} {value(metric, j.mean('worst_decile'))}" for j in judged)
+    return drawing(
         "clients",
         f"Every client's {metric.title} under the final model, clients sorted from the worst; worst decile: {low}.",
         "Each line: the clients of all seeds, sorted. Shaded: the worst decile.",
-        False,
-        draw,
+        plot,
+        beside=True,
     )
 
 
@@ -163,9 +152,8 @@ def _looks(runs: Sequence[Run]) -> dict[int, float]:
     return {round: float(np.mean([one[round] for one in seen])) for round in sorted(shared)}
 
 
-def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) -> Drawing:
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
+def _by_round(looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) -> Drawing:
+    def plot(ax: Axes) -> None:
         for m, seen in looks:
             colour, dash, marker = look(m.index)
             (line,) = ax.plot(
@@ -176,28 +164,23 @@ def _by_round(s: Summary, looks: Sequence[tuple[Method, dict[int, float]]], metr
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set_xlabel("round")
         y_axis(ax, metric, title=f"worst decile: {metric.title}")
-        if legend and len(s.methods) > 1:
-            ax.legend(fontsize=6.5)
-        return fig
 
     ends = ", ".join(f"{m.name} {value(metric, list(seen.values())[-1])}" for m, seen in looks if seen)
-    return Drawing(
+    return drawing(
         "worst-decile",
         f"The worst decile's {metric.title} by round; at the last look: {ends}.",
         "The worst decile of the clients at the rounds of eval.clients_every, mean over seeds.",
-        False,
-        draw,
+        plot,
+        beside=True,
     )
 
 
 def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
-    def draw(legend: bool) -> Figure:
-        del legend  # the rows are named
-        fig, ax = panel(PANEL[0], 0.8 + 0.62 * len(judged))
+    def plot(ax: Axes) -> None:
         for i, j in enumerate(judged):
             colour, _, _ = look(j.style)
             for down, figure, marker in ((0.0, "mean", "o"), (0.25, "worst_decile", "v")):
-                ends = [_mean(j, figure), _mean(j, figure, "personalised")]
+                ends = [j.mean(figure), j.mean(figure, after=True)]
                 ax.plot(ends, [i + down] * 2, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
                 for end, face in zip(ends, ("white", colour), strict=True):
                     ax.plot([end], [i + down], marker, color=colour, markerfacecolor=face, markersize=6, zorder=3)
@@ -212,38 +195,28 @@ def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
         ax.set_xlabel(metric.label(f"a client's {metric.title}"))
         if metric.percent:
             percent_ticks(ax, "x")
-        return fig
 
-    changes = "; ".join(
-        f"{j.name} mean {value(metric, _mean(j, 'mean'))} to {value(metric, _mean(j, 'mean', 'personalised'))}, worst "
-        f"decile {value(metric, _mean(j, 'worst_decile'))} to {value(metric, _mean(j, 'worst_decile', 'personalised'))}"
-        for j in judged
-    )
-    return Drawing(
+    def change(j: Judged, figure: str) -> str:
+        return f"{value(metric, j.mean(figure))} to {value(metric, j.mean(figure, after=True))}"
+
+    changes = "; ".join(f"{j.name} mean {change(j, 'mean')}, worst decile {change(j, 'worst_decile')}" for j in judged)
+    return drawing(
         "personalised",
         f"{metric.title.capitalize()} over clients before and after fine-tuning at each client: {changes}.",
         "Hollow: the final model; filled: the same, fine-tuned by each client on its own training samples. Circle: "
         "mean over clients; triangle: worst decile.",
-        False,
-        draw,
+        plot,
+        size=(PANEL[0], 0.8 + 0.62 * len(judged)),
     )
-
-
-def _mean(j: Judged, figure: str, part: str | None = None) -> float:
-    values = [(spread if part is None else spread.get(part, {})).get(figure, math.nan) for spread in j.spreads]
-    return float(np.mean(values))
 
 
 # -- table ---------------------------------------------------------------------------------------------------------
 
 
 def _row(j: Judged, metric: Metric, tuned: bool) -> tuple[str, ...]:
-    def cell(figure: str, part: str | None = None) -> str:
-        spreads = j.spreads if part is None else [spread[part] for spread in j.spreads if part in spread]
-        return metric_cell(metric, interval([spread[figure] for spread in spreads]))
-
-    personalised = [cell(figure, "personalised") for figure in ("mean", "worst_decile")] if tuned else []
-    return (j.name, *(cell(figure) for figure in FIGURES), *personalised)
+    cells = [metric_cell(metric, interval(j.figures(figure))) for figure in FIGURES]
+    after = [metric_cell(metric, interval(j.figures(figure, after=True))) for figure in AFTER] if tuned else []
+    return (j.name, *cells, *after)
 
 
 def _others(j: Judged) -> Iterator[tuple[str, ...]]:

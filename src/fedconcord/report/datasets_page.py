@@ -14,8 +14,7 @@ from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.files import as_csv
 from fedconcord.report import method_tables
-from fedconcord.report.figures import by_axis, ranked
-from fedconcord.report.figures.critical import critical
+from fedconcord.report.figures import by_axis, critical, ranked
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Run, data_names, short_names
 from fedconcord.report.method_tables import Table
@@ -134,7 +133,7 @@ def rank_table(every: Mapping[str, Summary], r: Ranks) -> Table:
             cells.append(f"{rank:g} ({value(s.primary, final) if is_ranked else 'diverged or not complete'})")
         rows.append((name, f"{average:.2f}", *cells))
     header = ("method", "average rank", *(f"{name}: {s.primary.title}" for name, s in every.items()))
-    return Table(header, tuple(rows), tuple(False for _ in rows), ASSUMED)
+    return Table(header, tuple(rows), ASSUMED)
 
 
 def _csv(every: Mapping[str, Summary], r: Ranks) -> str:

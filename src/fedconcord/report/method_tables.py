@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fedconcord.basis.files import as_csv
-from fedconcord.report.figures.drawing import Drawing
+from fedconcord.report.figures.style import Drawing
 from fedconcord.report.format import NONE, decimals, goal_value, metric_cell, number, with_interval
 from fedconcord.report.stats import FEW, interval
 from fedconcord.report.summary import WINDOW, MethodResult, Reach, Summary
@@ -19,8 +19,9 @@ class Table(NamedTuple):
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    strong: tuple[bool, ...]
-    caption: str
+    caption: str = ""
+    title: str = ""  # under which a page folds the table, if there is one
+    strong: tuple[bool, ...] = ()  # of every row, or of none
     shown: int | None = None  # columns that are asked for first; a page folds those behind them; None: all
 
 
@@ -119,7 +120,7 @@ def table(s: Summary, rows: Sequence[MethodResult], models: bool = False) -> Tab
         cells.append(tuple(line))
     front = s.verdict.front
     strong = tuple(r.name in front and not models for r in rows)
-    return Table((*first, *more), tuple(cells), strong, caption(s), len(first))
+    return Table((*first, *more), tuple(cells), caption(s), strong=strong, shown=len(first))
 
 
 def iterates(s: Summary) -> dict[str, MethodResult]:
@@ -193,7 +194,7 @@ def to_markdown(t: Table) -> str:
 
     lines = ["| " + " | ".join(cell(h, False) for h in t.header) + " |"]
     lines.append("|" + "|".join([":--"] + ["--:"] * (len(t.header) - 1)) + "|")
-    for row, strong in zip(t.rows, t.strong, strict=True):
+    for row, strong in zip(t.rows, t.strong or [False] * len(t.rows), strict=True):
         lines.append("| " + " | ".join(cell(c, strong and j in (0, 1)) for j, c in enumerate(row)) + " |")
     return "\n".join([*lines, "", t.caption, ""])
 
@@ -221,7 +222,7 @@ def to_latex(t: Table, key: str = "summary") -> str:
         "% needs \\usepackage{booktabs}",
         r"\begin{table}", r"  \centering", rf"  \caption{{{tex(t.caption)}}}", rf"  \label{{tab:{key}}}",
         rf"  \begin{{tabular}}{{{columns}}}", r"    \toprule", line(t.header, False), r"    \midrule",
-        *(line(row, strong) for row, strong in zip(t.rows, t.strong, strict=True)),
+        *(line(row, strong) for row, strong in zip(t.rows, t.strong or [False] * len(t.rows), strict=True)),
         r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
     ])  # fmt: skip
 

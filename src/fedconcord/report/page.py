@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.markers import MarkerStyle
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.report.figures import Drawing, to_files, to_inline
-from fedconcord.report.figures.style import look, styled
+from fedconcord.report.figures.style import Drawing, look, styled, to_files, to_inline
 from fedconcord.report.method_tables import Table
 from fedconcord.report.summary import Summary
 
@@ -25,6 +25,16 @@ FOOTER = (
     "Every figure is also in <code>figures/</code> (SVG, PNG, PDF; captions in <code>figures.tex</code>), every table "
     "in <code>tables/</code> (CSV, Markdown, LaTeX)."
 )
+
+
+class Section(NamedTuple):
+    """What a page shows of one subject: text, figures and tables, in this order, and the files beside the page."""
+
+    title: str
+    sentences: tuple[str, ...]
+    drawings: tuple[Drawing, ...]
+    tables: tuple[Table, ...]  # folded where they have a title
+    files: dict[str, str | bytes]  # by path below the page's folder
 
 
 class Page:
@@ -40,6 +50,16 @@ class Page:
     def section(self, title: str, *parts: str, lead: str = "") -> None:
         """Add a section; `lead` is text that says what it shows."""
         self.parts.append(f"<h2>{title}</h2>{note(lead) if lead else ''}{''.join(parts)}")
+
+    def add(self, one: Section, legend: str = "") -> None:
+        """Add a section with its files; `legend` is HTML, above the figures."""
+        shown = [
+            details(esc(t.title), pairs(t.rows, t.header, t.caption)) if t.title else pairs(t.rows, t.header, t.caption)
+            for t in one.tables
+        ]
+        sentences = paragraphs([esc(sentence) for sentence in one.sentences])
+        self.section(one.title, sentences, legend, self.figures(one.drawings), *shown)
+        self.files |= one.files
 
     def figures(self, drawings: Sequence[Drawing], keep: bool = True) -> str:
         """The figures side by side, numbered on from the last ones; their files lie beside the page unless `keep` is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fedconcord.report.datasets_page import build_several
 from fedconcord.report.figures import drawings
 from fedconcord.report.format import listing
 from fedconcord.report.load import Run, data_name, load_data_sets, short_names
-from fedconcord.report.page import Page, details, in_words, legend, pairs, paragraphs, table
+from fedconcord.report.page import Page, in_words, legend, table
 from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 
@@ -54,17 +53,9 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
         if drawn[axis]:
             lead += f" {band_words(s)}" if axis == "round" else ""
             page.section(title, legend(s), page.figures(drawn[axis]), lead=lead)
-    compared = baselines.section(s)
-    if compared is not None:
-        page.files["tables/baselines.csv"] = compared.csv
-        page.section(baselines.TITLE, _worth(compared, page.figures(compared.drawings)))
-    judged = clients.section(s)
-    if judged is not None:
-        page.files["tables/clients.csv"] = judged.csv
-        shown = pairs(judged.rows, judged.header, judged.caption)
-        if judged.others:
-            shown += pairs(judged.others, clients.OTHERS_HEADER, clients.OTHERS_CAPTION)
-        page.section("How evenly the clients are served", legend(s), page.figures(judged.drawings), shown)
+    for one, names in ((baselines.section(s), ""), (clients.section(s), legend(s))):
+        if one is not None:
+            page.add(one, names)
     if s.second:
         second = method_tables.table(s, s.second, models=True)._replace(caption="Columns as in the table of results.")
         shown = table(second, [r.style for r in s.second])
@@ -82,14 +73,6 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
         "figures/figures.tex": method_tables.figures_tex(page.drawn),
     }
     return page
-
-
-def _worth(section: baselines.Section, figures: str) -> str:
-    """What baselines say: sentences, a figure, a table of models and one of clients."""
-    clients = pairs(section.clients, section.clients_header) if section.clients else ""
-    more = [details(html.escape(one.title), pairs(one.rows, one.header)) for one in section.more]
-    sentences = paragraphs([html.escape(sentence) for sentence in section.sentences])
-    return sentences + figures + pairs(section.rows, section.header, section.caption) + clients + "".join(more)
 
 
 def data_of(s: Summary) -> str:

@@ -15,8 +15,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.report.format import listing
 from fedconcord.report.load import JOB_FIELDS, Array, Run, is_chosen
 from fedconcord.report.metric import FLOOR, KNOWN, LOSSES, Metric, ranking
-from fedconcord.report.stats import Interval, first_at, interval, tail_mean
-from fedconcord.report.verdict import Verdict, verdict
+from fedconcord.report.stats import Interval, Verdict, first_at, interval, tail_mean, verdict
 
 WINDOW = 5  # evaluated rounds whose mean is the final value
 AXES = ("round", "bytes", "gradient_steps")

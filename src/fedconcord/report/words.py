@@ -13,9 +13,8 @@ from fedconcord.report.format import goal_value, lead_words, listing, value
 from fedconcord.report.method_tables import iterates
 from fedconcord.report.metric import Metric
 from fedconcord.report.remarks import Below, below, falls, noise_words
-from fedconcord.report.stats import ALPHA, FEW
+from fedconcord.report.stats import ALPHA, FEW, Comparison
 from fedconcord.report.summary import Summary
-from fedconcord.report.verdict import Comparison
 
 esc = html.escape
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import fedconcord
 from fedconcord.basis import files, grammar, process
 from fedconcord.report.datasets_page import rank_words
-from fedconcord.report.figures.critical import critical
+from fedconcord.report.figures import critical
 from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.report.method_tables import Table as Cells
 from fedconcord.report.method_tables import reach_cell, to_markdown
@@ -151,7 +151,7 @@ def standings(table: Table) -> Cells:
         "over FedAvg's, median and most; average ranks. The tests of ranks assume that federations are independent, "
         "and those that share data are not."
     )
-    return Cells(header, tuple(rows), tuple(False for _ in rows), caption)
+    return Cells(header, tuple(rows), caption)
 
 
 def _standing(s: Standing, rounds: float, final: float) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def outcomes(result: Result) -> Cells:
         f"{result.trial_target:.4g} of what judged them. Lead over {_settings(result.reference)}"
         f"{', a factor' if metric.log else ''}. Means [lowest, highest seed]."
     )
-    return Cells(header, tuple(rows), tuple(False for _ in rows), caption)
+    return Cells(header, tuple(rows), caption)
 
 
 def _outcome(result: Result, one: Outcome, metric: Metric, rounds: int) -> tuple[str, ...]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedconcord.report.figures.drawing import Drawing, to_files, to_inline
 from fedconcord.report.figures.heatmap import partition, partitions
-from fedconcord.report.figures.models import by_model
-from fedconcord.report.figures.progress import by_axis
-from fedconcord.report.figures.ranking import ranked
+from fedconcord.report.figures.progress import by_axis, by_model
+from fedconcord.report.figures.ranking import critical, ranked
+from fedconcord.report.figures.style import Drawing, drawing, to_files, to_inline
 from fedconcord.report.metric import metric_of
 from fedconcord.report.summary import AXES, Summary
 
-__all__ = ["Drawing", "by_axis", "drawings", "partition", "ranked", "to_files", "to_inline"]
+__all__ = ["Drawing", "by_axis", "critical", "drawing", "drawings", "partition", "ranked", "to_files", "to_inline"]
 
 
 def drawings(s: Summary) -> dict[str, list[Drawing]]:

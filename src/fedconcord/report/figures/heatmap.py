@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import WIDE
+from fedconcord.report.figures.style import WIDE, Drawing
 from fedconcord.report.format import percent, span, wrap
 from fedconcord.report.load import Array, Run
 

@@ -1,110 +1,156 @@
-"""A metric against rounds, bytes, gradient steps or simulated time: a line a method."""
+"""A metric against rounds, bytes, gradient steps or simulated time: a line a method, or a model that it offers."""
 
 from __future__ import annotations
 
 import math
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.curves import bottom, ceiling, curve, log_floor
-from fedconcord.report.figures.drawing import Drawing
+from fedconcord.report.curves import Curve, bottom, ceiling, curve, log_floor
 from fedconcord.report.figures.style import (
     AXIS_TITLES,
+    INK,
     MUTED,
     PANEL,
+    WIDE,
+    Drawing,
     cut_below,
-    legend_below,
+    drawing,
     look,
-    panel,
     x_axis,
     y_axis,
 )
-from fedconcord.report.format import goal_value, value
+from fedconcord.report.format import goal_value, value, wrap
 from fedconcord.report.metric import Metric
-from fedconcord.report.summary import Summary
-
-
-def _lines(
-    ax: Axes, s: Summary, column: str, axis: str, floor: float | None, cap: float | None, low: float | None
-) -> None:
-    for m in s.methods:
-        c, dash, marker = look(m.index)
-        k = curve(m.runs, column, axis, floor, cap)
-        gid = f"m{m.index}"
-        if k.x.size:
-            every = max(1, k.x.size // 7)
-            offset = (m.index * every) // max(1, len(s.methods))
-            (line,) = ax.plot(
-                k.x, k.mid, color=c, linestyle=dash, linewidth=1.5, zorder=3, marker=marker, markersize=4,
-                markeredgecolor="white", markeredgewidth=0.5, markevery=(offset, every),
-            )  # fmt: skip
-            line.set_gid(f"{gid}-line")
-            if len(m.runs) > 1:
-                band = ax.fill_between(k.x, k.low, k.high, color=c, alpha=0.13, linewidth=0, zorder=2)
-                band.set_gid(f"{gid}-band")
-        for i, (x, y) in enumerate(k.tails):
-            (tail,) = ax.plot(x, y, color=c, linestyle=dash, linewidth=0.8, alpha=0.75, zorder=3)
-            tail.set_gid(f"{gid}-tail{i}")
-        for i, (bx, by) in enumerate(k.breaks):
-            end = max(min(by, math.inf if cap is None else cap), -math.inf if low is None else low)
-            (cross,) = ax.plot([bx], [end], "x", color=c, markersize=8, markeredgewidth=2, zorder=5, clip_on=False)
-            cross.set_gid(f"{gid}-break{i}")
-
-
-def _plot(s: Summary, metric: Metric, axis: str, legend: bool) -> Figure:
-    fig, ax = panel(*PANEL)
-    runs = [r for m in s.methods for r in m.runs]
-    floor = log_floor(runs, [metric.column])
-    log = floor is not None
-    cap = None if metric.percent else ceiling(runs, [metric.column], log)
-    low = bottom(s, metric)
-    _lines(ax, s, metric.column, axis, floor, cap, low)
-    y_axis(ax, metric, log)
-    x_axis(ax, axis)
-    if cap is not None:
-        ax.set_ylim(top=cap * (1.3 if log else 1.03))
-    ax.margins(x=0.02)
-    ax.set_xlim(left=0)
-    if metric == s.primary and math.isfinite(s.target):
-        ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-        ax.annotate(
-            f"target {goal_value(metric, s.target)}", (0, s.target), (3, 2 if metric.higher else -2),
-            xycoords=("axes fraction", "data"), textcoords="offset points", ha="left",
-            va="bottom" if metric.higher else "top", fontsize=7, color=MUTED,
-        )  # fmt: skip
-    if low is not None:
-        cut_below(ax, low)
-    if legend and len(s.methods) > 1:
-        legend_below(fig, s.methods)
-    return fig
+from fedconcord.report.summary import Method, Summary
 
 
 def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
+    """A metric of every method against one of `AXIS_TITLES`."""
     runs = [r for m in s.methods for r in m.runs]
-    floor = log_floor(runs, [metric.column])
-    curves = {m.name: curve(m.runs, metric.column, axis, floor) for m in s.methods}
-    ends = [(name, float(c.mid[-1])) for name, c in curves.items() if c.mid.size]
-    ends.sort(key=lambda e: e[1])
-    span = ""
-    if ends:
-        span = f" Lines end between {value(metric, ends[0][1])} ({ends[0][0]})"
-        span += f" and {value(metric, ends[-1][1])} ({ends[-1][0]})."
-    notes = []
-    low = bottom(s, metric)
-    if low is not None:
-        notes.append(f"The axis begins at {goal_value(metric, low)}, where the curves differ: they start below it.")
-    if floor is not None:
-        notes.append("Log axis; mean taken in logarithms.")
-    if not metric.percent and ceiling(runs, [metric.column], floor is not None) is not None:
-        notes.append("The axis is cut: a run leaves it.")
-    if any(c.breaks for c in curves.values()):
-        notes.append("× marks where a run that diverged was last finite, or leaves the axis.")
+    floor, low = log_floor(runs, [metric.column]), bottom(s, metric)
+    log = floor is not None
+    cap = None if metric.percent else ceiling(runs, [metric.column], log)
+    curves = [(m, curve(m.runs, metric.column, axis, floor, cap)) for m in s.methods]
+
+    def plot(ax: Axes) -> None:
+        for m, k in curves:
+            _line(ax, m, k, len(curves), low, cap)
+        y_axis(ax, metric, log)
+        x_axis(ax, axis)
+        if cap is not None:
+            ax.set_ylim(top=cap * (1.3 if log else 1.03))
+        ax.margins(x=0.02)
+        ax.set_xlim(left=0)
+        if metric == s.primary and math.isfinite(s.target):
+            ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+            ax.annotate(
+                f"target {goal_value(metric, s.target)}", (0, s.target), (3, 2 if metric.higher else -2),
+                xycoords=("axes fraction", "data"), textcoords="offset points", ha="left",
+                va="bottom" if metric.higher else "top", fontsize=7, color=MUTED,
+            )  # fmt: skip
+        if low is not None:
+            cut_below(ax, low)
+
+    ends = sorted(((float(k.mid[-1]), m.name) for m, k in curves if k.mid.size), key=lambda end: end[0])
+    span = " and ".join(f"{value(metric, end)} ({name})" for end, name in (ends[0], ends[-1])) if ends else ""
+    begin = "" if low is None else f"The axis begins at {goal_value(metric, low)}, where the curves differ: they start"
+    breaks = [k for _, k in curves if k.breaks]
+    notes = [
+        f"{begin} below it." if begin else "",
+        "Log axis; mean taken in logarithms." if log else "",
+        "The axis is cut: a run leaves it." if cap is not None else "",
+        "× marks where a run that diverged was last finite, or leaves the axis." if breaks else "",
+    ]
     where = "bytes sent" if axis == "bytes" else AXIS_TITLES[axis]
-    return Drawing(
-        name=f"{metric.column.replace('_', '-')}-by-{axis.replace('_', '-')}",
-        alt=f"Line chart of {metric.title} against {where}, {len(s.methods)} method(s).{span}",
-        caption=" ".join(notes),
-        wide=False,
-        draw=lambda legend: _plot(s, metric, axis, legend),
+    return drawing(
+        f"{metric.column.replace('_', '-')}-by-{axis.replace('_', '-')}",
+        f"Line chart of {metric.title} against {where}, {len(s.methods)} method(s)."
+        + (f" Lines end between {span}." if span else ""),
+        " ".join(filter(None, notes)),
+        plot,
+        below=s.methods,
     )
+
+
+def _line(ax: Axes, m: Method, k: Curve, methods: int, low: float | None, cap: float | None) -> None:
+    """A method's mean, band, single runs and the crosses where they break off, of so many methods."""
+    c, dash, marker = look(m.index)
+    gid = f"m{m.index}"
+    if k.x.size:
+        every = max(1, k.x.size // 7)
+        offset = (m.index * every) // max(1, methods)
+        (line,) = ax.plot(
+            k.x, k.mid, color=c, linestyle=dash, linewidth=1.5, zorder=3, marker=marker, markersize=4,
+            markeredgecolor="white", markeredgewidth=0.5, markevery=(offset, every),
+        )  # fmt: skip
+        line.set_gid(f"{gid}-line")
+        if len(m.runs) > 1:
+            band = ax.fill_between(k.x, k.low, k.high, color=c, alpha=0.13, linewidth=0, zorder=2)
+            band.set_gid(f"{gid}-band")
+    for i, (x, y) in enumerate(k.tails):
+        (tail,) = ax.plot(x, y, color=c, linestyle=dash, linewidth=0.8, alpha=0.75, zorder=3)
+        tail.set_gid(f"{gid}-tail{i}")
+    for i, (bx, by) in enumerate(k.breaks):
+        end = max(min(by, math.inf if cap is None else cap), -math.inf if low is None else low)
+        (cross,) = ax.plot([bx], [end], "x", color=c, markersize=8, markeredgewidth=2, zorder=5, clip_on=False)
+        cross.set_gid(f"{gid}-break{i}")
+
+
+def by_model(s: Summary) -> list[Drawing]:
+    """Every model against rounds, where a method offers more than the one that it answers with."""
+    names = list(dict.fromkeys(r.name for r in s.second))
+    if not names:
+        return []
+    means = "; means over seeds." if any(len(m.runs) > 1 for m in s.methods) else "."
+    return [
+        Drawing(
+            "models",
+            f"{s.primary.title.capitalize()} against rounds of every model that these methods offer: "
+            f"{', '.join(names)}.",
+            f"Solid: the model that the method answers with, which ranks it; dashed: the other it offers{means}",
+            len(names) > 1,
+            lambda in_file: _models(s, names),
+        )
+    ]
+
+
+def _models(s: Summary, names: list[str]) -> Figure:
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    fig = Figure(figsize=(WIDE if columns > 1 else PANEL[0], 0.5 + 1.75 * rows), layout="constrained")
+    FigureCanvasAgg(fig)
+    axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    runs = [r for n in names for r in s.method(n).runs]
+    keys = [s.primary.column] + [f"{r.model}:{s.primary.column}" for r in s.second]
+    floor = log_floor(runs, keys)
+    log = floor is not None
+    cap = None if s.primary.percent else ceiling(runs, keys, log)
+    for ax, name in zip(axes, names, strict=False):
+        m = s.method(name)
+        c = look(m.index).colour
+        k = curve(m.runs, s.primary.column, "round", floor)
+        ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{m.answer} (its answer)")
+        for j, model in enumerate(m.runs[0].models[1:]):
+            k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
+            ax.plot(k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
+        y_axis(ax, s.primary, log)
+        ax.set_ylabel("")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_xlim(left=0)
+        ax.set_title(wrap(name, 36 if columns == 3 else 48, 2), fontsize=7.5, loc="left")
+        ax.legend(fontsize=6.5, loc="best", handlelength=2.2)
+        if cap is not None:
+            ax.set_ylim(top=cap)
+    low = bottom(s, s.primary)
+    if low is not None:  # the axes share it; a mean that lags behind may end below it
+        ends = [r.final.mean for r in s.second if math.isfinite(r.final.mean)]
+        cut_below(axes[0], min([low, *ends]))
+    for ax in axes[len(names) :]:
+        ax.set_visible(False)
+    fig.supxlabel("round", fontsize=8)
+    fig.supylabel(s.primary.label(), fontsize=8)
+    return fig

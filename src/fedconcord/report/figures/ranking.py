@@ -1,19 +1,29 @@
-"""The final values and the leads, with their intervals. Their rows are named, so that they need no legend."""
+"""Final values, leads and average ranks. What is ranked is named in the figure, so that it needs no legend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.figures.drawing import Drawing
-from fedconcord.report.figures.style import INK, MUTED, PANEL, log_scale, look, panel, percent_ticks
+from fedconcord.report.figures.style import (
+    INK,
+    MUTED,
+    PANEL,
+    WIDE,
+    Drawing,
+    drawing,
+    log_scale,
+    look,
+    percent_ticks,
+)
 from fedconcord.report.format import lead_words, value, wrap
 from fedconcord.report.metric import FLOOR
-from fedconcord.report.stats import FEW
+from fedconcord.report.ranks import Ranks
+from fedconcord.report.stats import ALPHA, FEW
 from fedconcord.report.summary import Summary, finals
 
 
@@ -28,12 +38,12 @@ def ranked(s: Summary) -> list[Drawing]:
         bar += f" (only from {FEW} seeds on)" if bar and min(counts) < FEW else ""
         dots = f"Dots: single seeds; large mark: mean{bar}." if many else ""
         out.append(
-            Drawing(
+            drawing(
                 "final",
                 f"Final {s.primary.title} of each method, best first: {order}.",
                 f"Final {s.primary.title}, {'' if many else 'one seed, '}best first. {dots}".strip(),
-                False,
-                lambda legend: _final(s),
+                partial(_final, s),
+                size=_rows(len(s.rows)),
             )
         )
     if s.verdict.comparisons:
@@ -42,18 +52,23 @@ def ranked(s: Summary) -> list[Drawing]:
             for c in s.verdict.comparisons
         )
         unit = "factor" if s.primary.log else "points" if s.primary.percent else "difference"
+        few = len(s.verdict.seeds) < FEW
         out.append(
-            Drawing(
+            drawing(
                 "lead",
                 f"Lead of {s.verdict.top} over each other method, {unit}: {order}.",
                 f"Lead of {s.verdict.top}, paired by seed: "
-                + ("dots: single seeds; large mark: mean" if len(s.verdict.seeds) < FEW else "mean and 95 % t interval")
-                + ". Filled: separated after Holm's correction; hollow: not.",
-                False,
-                lambda legend: _leads(s),
+                f"{'dots: single seeds; large mark: mean' if few else 'mean and 95 % t interval'}. Filled: separated "
+                "after Holm's correction; hollow: not.",
+                partial(_leads, s),
+                size=_rows(len(s.verdict.comparisons)),
             )
         )
     return out
+
+
+def _rows(count: int) -> tuple[float, float]:
+    return PANEL[0], 0.75 + 0.36 * count
 
 
 def _label_rows(ax: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
@@ -74,8 +89,7 @@ def _label_rows(ax: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _final(s: Summary) -> Figure:
-    fig, ax = panel(PANEL[0], 0.75 + 0.36 * len(s.rows))
+def _final(s: Summary, ax: Axes) -> None:
     dots: list[float] = []
     notes = []
     for i, row in enumerate(s.rows):
@@ -106,12 +120,10 @@ def _final(s: Summary) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(6))
         if s.primary.percent:
             percent_ticks(ax, "x", ".4g")
-    return fig
 
 
-def _leads(s: Summary) -> Figure:
+def _leads(s: Summary, ax: Axes) -> None:
     cs = s.verdict.comparisons
-    fig, ax = panel(PANEL[0], 0.75 + 0.36 * len(cs))
     f: Callable[[float], float] = (lambda v: 10.0**v) if s.primary.log else (lambda v: v)
     unit = 100 if s.primary.percent else 1
     notes = []
@@ -141,4 +153,55 @@ def _leads(s: Summary) -> Figure:
         ax.set_xlim(unit * (left - pad), unit * (right + pad))
         what = "points" if s.primary.percent else s.primary.title
         ax.set_xlabel(f"lead of {s.method(s.verdict.top or '').short} ({what})")
-    return fig
+
+
+def critical(r: Ranks) -> Drawing:
+    """Average ranks with the critical difference: the diagram of Demsar (2006), figure 1.
+
+    The ranks on one axis; thick lines join what the test does not tell apart, where there are data sets enough.
+    """
+    order = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(r.methods, r.average, strict=True))
+    joined = f"Thick lines join methods that differ by less than the critical difference (Nemenyi, {ALPHA:g})."
+    k, groups = len(r.methods), r.groups if r.enough else []
+    rows = (k + 1) // 2  # the better half is named at the left
+    top = 0.35 + 0.14 * len(groups)  # of the names
+
+    def plot(ax: Axes) -> None:
+        ax.set_axis_off()
+        ax.grid(visible=False)
+        ax.plot([1, k], [0, 0], color=INK, linewidth=1)
+        for rank in range(1, k + 1):
+            ax.plot([rank, rank], [0, -0.1], color=INK, linewidth=1)
+            ax.annotate(
+                str(rank), (rank, -0.1), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7.5
+            )
+        out = 0.06 * (k - 1)
+        for i, (name, average) in enumerate(zip(r.methods, r.average, strict=True)):
+            first = i < rows
+            y = top + 0.26 * (i if first else k - 1 - i)
+            end = 1 - out if first else k + out
+            ax.plot([average, average, end], [0, y, y], color=MUTED, linewidth=0.9)
+            text = f"{wrap(name, 40, 1)}  {average:.2f}"
+            ax.annotate(
+                text, (end, y), (-3 if first else 3, 0), textcoords="offset points", ha="right" if first else "left",
+                va="center", fontsize=8,
+            )  # fmt: skip
+        for row, (i, j) in enumerate(groups):
+            y = 0.16 + 0.14 * row
+            ax.plot([r.average[i] - 0.02, r.average[j] + 0.02], [y, y], color=INK, linewidth=3, solid_capstyle="butt")
+        if r.enough:
+            ax.plot([1, 1 + r.critical], [-0.55, -0.55], color=INK, linewidth=1, marker="|", markersize=6)
+            ax.annotate(
+                f"critical difference {r.critical:.2f}", (1 + r.critical / 2, -0.55), (0, 3), ha="center", va="bottom",
+                textcoords="offset points", fontsize=7.5,
+            )  # fmt: skip
+        ax.set_ylim(top + 0.26 * rows, -0.85 if r.enough else -0.4)
+        ax.set_xlim(1 - 0.45 * (k - 1), max(k + 0.45 * (k - 1), 1.1 + r.critical))
+
+    return drawing(
+        "ranks",
+        f"Average ranks of {len(r.methods)} methods over {len(r.data)} data sets: {order}.",
+        f"Average ranks over {len(r.data)} data sets; 1 is the best. {joined if r.enough else ''}".strip(),
+        plot,
+        size=(WIDE, 1.1 + 0.26 * rows + 0.14 * len(groups)),
+    )
