@@ -13,8 +13,8 @@ import pytest
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.plugins import available
 from fedconcord.basis.errors import UserError
+from fedconcord.cli import base as commands
 from fedconcord.cli import call
-from fedconcord.cli import plugins as commands
 from fedconcord.testing import CheckFailedError, check_algorithm
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-method.md"

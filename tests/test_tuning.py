@@ -31,13 +31,10 @@ from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import from_file, from_nested
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.tuning.draws import batches, drawn, write_journal
-from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import sentences
-from fedconcord.tuning.remarks import remarks
-from fedconcord.tuning.results import MethodSearch, Trial
-from fedconcord.tuning.rungs import Rung, cost, rungs_of
-from fedconcord.tuning.scores import Objective, Score, chosen, ranked, score_of
-from fedconcord.tuning.search import search
+from fedconcord.tuning.results import MethodSearch, Trial, edges
+from fedconcord.tuning.scores import Objective, Rung, Score, chosen, cost, ranked, rungs_of, score_of
+from fedconcord.tuning.search import remarks, search
 from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, space_of, text_of
 from watching import Rows
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.cli import plugins
+from fedconcord.cli import base
 from fedconcord.cli.base import app, console, say
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _listing() -> dict[str, Any]:
 
 def _fingerprint() -> str:
     """It changes with every file of the package, and of the packages that fill a topic."""
-    packages = {"fedconcord", *(entry.module.partition(".")[0] for entry in plugins.added(plugins.TOPICS))}
+    packages = {"fedconcord", *(entry.module.partition(".")[0] for entry in base.added(base.TOPICS))}
     specs = [spec for name in sorted(packages) if (spec := find_spec(name)) is not None]
     places = [Path(place) for spec in specs for place in spec.submodule_search_locations or ()]
     stats = [(str(path), path.stat()) for place in places for path in sorted(place.rglob("*.py"))]
@@ -116,7 +116,7 @@ def make_listing() -> dict[str, Any]:
         (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
         for name, m in METRICS.items()
     ]
-    entries |= {entry.name: plugins.load(entry)() for entry in plugins.added(plugins.TOPICS)}
+    entries |= {entry.name: base.load(entry)() for entry in base.added(base.TOPICS)}
     return {
         "groups": [(group.title, [catalogue.cells(costs) for costs in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,

@@ -15,15 +15,7 @@ import typer
 
 from fedconcord.basis import process
 from fedconcord.basis.errors import LostError, UserError, closest, nearest
-from fedconcord.cli import (  # noqa: F401  (commands of `app`)
-    advise,
-    data,
-    diagnose,
-    listing,
-    model,
-    train,
-    tune,
-)
+from fedconcord.cli import advise, data, listing, train  # noqa: F401  (commands of `app`)
 from fedconcord.cli.base import app, complain, fail
 from fedconcord.runs import interrupts
 

@@ -1,17 +1,66 @@
-"""run, compare, report."""
+"""run, compare, tune, report; export, predict: what a trained model is for."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
+from fedconcord.basis import process
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, DIVERGED, app, complain, importing, say
-from fedconcord.cli.options import Given, Grow, Jobs, Resume, Trust, option, sources_of, takes_settings
+from fedconcord.cli.options import Given, Grow, Jobs, Resume, Trust, check_choice, option, sources_of, takes_settings
 from fedconcord.cli.progress import Show, refuse_interrupted, resuming, say_summary
+
+Force = Annotated[bool, typer.Option("--force", help="Go on even if the run diverged or its weights are not finite.")]
+Client = Annotated[
+    str | None,
+    option("Client whose model is taken, by name or number, where a run ends with a model per client.", "NAME"),
+]
+Run = Annotated[str, typer.Argument(help="Folder of a run.", metavar="RUN")]
+
+
+@app.command()
+def export(
+    run: Run,
+    format: Annotated[str, option("Format of the program: torch (torch.export) or onnx. [torch]", "NAME")] = "torch",
+    out: Annotated[str | None, option("File of the program. [RUN/model.pt2 or RUN/model.onnx]", "FILE")] = None,
+    force: Force = False,
+    client: Client = None,
+    trust: Trust = False,
+) -> None:
+    """Write the model of a run as a program that takes raw inputs."""
+    check_choice("--format", format, ("torch", "onnx"))
+    from fedconcord.trained import program
+
+    path = program.export(Path(run), cast(program.Kind, format), out, force, client=client, trust=trust)
+    say(f"model: {path} (described in {path.name}.json)")
+
+
+@app.command()
+def predict(
+    run: Run,
+    input: Annotated[
+        str, typer.Argument(help="Raw inputs: .npy, .npz, .csv, .parquet or a folder of images.", metavar="INPUT")
+    ],
+    out: Annotated[str, option("File for the predictions. [predictions.csv]", "FILE")] = "predictions.csv",
+    threshold: Annotated[
+        float | None,
+        option(
+            "Probability from which the second of two classes, or a label, is predicted. [the more probable; 0.5]", "P"
+        ),
+    ] = None,
+    force: Force = False,
+    client: Client = None,
+    trust: Trust = False,
+) -> None:
+    """Write what the model of a run predicts for new samples."""
+    from fedconcord.trained.predict import predict as made
+
+    path = made(Path(run), Path(input), out, force, threshold=threshold, client=client, trust=trust)
+    say(f"predictions: {path}")
 
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
@@ -82,3 +131,54 @@ def report(
     page = write_report([Path(path) for path in paths], Path(out) if out else None)
     say_summary(*map(Path, paths))
     say(f"report: {page}")
+
+
+MOST = 8  # processes, where nothing is said
+
+
+@app.command(epilog=f"Exit codes: 0 done; 1 a run of the final comparison failed; {CODES}.")
+@takes_settings("run", hidden=("method", "seed"))
+def tune(
+    given: Given,
+    budget: Annotated[
+        str | None, option("Number of trials of each method; all methods get the same rounds. [16]", "N")
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        option("Set another range, as in --search mu=log(0.001,1) or linear(0,1); may be repeated.", "KEY=RANGE"),
+    ] = None,
+    grid: Annotated[
+        str | None,
+        option("Grid in place of ranges: a paper's, fedadmm or fednova, or points(local.lr=[0.1,0.3]).", "GRID"),
+    ] = None,
+    final_seeds: Annotated[
+        str | None, option("Seeds of the final comparison, which tuning does not use. [the next three]", "LIST")
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        option(f"Number of runs at the same time, each in its own process. [the cores, at most {MOST}]", "N"),
+    ] = None,
+    resume: Resume = None,
+    trust: Trust = False,
+) -> None:
+    """Tune methods with equal budgets, and compare the winners. Tuning uses the seeds 0 and 1 unless others are given;
+    the comparison uses new ones."""
+    at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
+    trials = None if budget is None else count("--budget", budget)
+    sources = sources_of(given)
+    with importing():
+        from fedconcord import api
+        from fedconcord.settings.sources import prepare
+        from fedconcord.tuning import SearchSpec
+
+    spec = SearchSpec(trials, search or (), grid, prepare("seeds", final_seeds))
+    with Show("tune", has_bar_per_run=False) as show:
+        done = api.tune_request(api.requested(sources, resume, trust, show), spec, at_once)
+    say_summary(done.folder / "final")
+    for method in done.methods:
+        for remark in method.remarks:
+            (complain if method.best is None else say)(f"{method.method}: {remark}")
+    say(f"settings: {done.folder / 'best.toml'}, and a file a method beside it")
+    say(f"report: {done.report}")
+    if any(result.status == "failed" for result in done.runs):
+        raise typer.Exit(1)

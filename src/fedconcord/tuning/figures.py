@@ -9,9 +9,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import INK, MUTED, look, panel, y_axis
-from fedconcord.tuning.edges import Edge, extend_words
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.results import MethodSearch, shown
+from fedconcord.tuning.results import Edge, MethodSearch, extend_words, shown
 
 SIZE = (4.4, 2.5)  # inches, one of two columns of the page
 

@@ -10,9 +10,8 @@ from fedconcord.basis import files
 from fedconcord.report.again import to_toml
 from fedconcord.runs.tables import rows_of
 from fedconcord.settings.settings import Config
-from fedconcord.tuning.edges import edges
 from fedconcord.tuning.plan import Tuning, save
-from fedconcord.tuning.results import MethodSearch, Trial, shown, winner, winners
+from fedconcord.tuning.results import MethodSearch, Trial, edges, shown, winner, winners
 from fedconcord.tuning.scores import Score
 from fedconcord.tuning.space import text_of
 

@@ -18,12 +18,11 @@ from fedconcord.report.words import words
 from fedconcord.report.worth import sentences as sentences_of_worth
 from fedconcord.report.worth import worth
 from fedconcord.settings.methods import single
-from fedconcord.tuning.edges import Edge, edges
 from fedconcord.tuning.figures import sensitivity
 from fedconcord.tuning.output import spent, write
 from fedconcord.tuning.plan import Tuning, sentences
-from fedconcord.tuning.remarks import remarks
-from fedconcord.tuning.results import MethodSearch, Trial, shown, winner, winners
+from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, shown, winner, winners
+from fedconcord.tuning.search import remarks
 
 esc = html.escape
 

@@ -24,8 +24,7 @@ from fedconcord.settings.problem import first_problem
 from fedconcord.settings.resolve import resolve_compare
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import Source, from_nested
-from fedconcord.tuning.rungs import Rung, cost, rungs_of
-from fedconcord.tuning.scores import Objective, objective_of
+from fedconcord.tuning.scores import Objective, Rung, cost, objective_of, rungs_of
 from fedconcord.tuning.space import Space, grid_space, read_grid, read_search, refuse_grid, space_of, text_of
 
 NAME = "tune.json"

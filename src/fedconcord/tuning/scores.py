@@ -1,4 +1,9 @@
-"""How good a trial is after so many rounds, read from the tables of its runs, and which trials are better.
+"""How far trials go, how good they are after so many rounds, and which trials are better.
+
+Synchronous successive halving (Jamieson and Talwalkar, AISTATS 2016) with a factor of 2 and the last rung at all
+rounds, in numbers that are known before the first round: trials are judged after a quarter of the rounds, those that
+remain after half of them, and the rest at the end. Trial 0, a method as it stands, always goes on, so that what tuning
+gained is known.
 
 Trials are judged by where they end, on all seeds, as the report ranks methods. Where a target is given, it decides
 among those that end alike: of the trials within a standard error of the best (Breiman et al., Classification and
@@ -25,6 +30,33 @@ from fedconcord.report.summary import WINDOW
 from fedconcord.runs.execution import modelled
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.tables import rows_of
+
+
+class Rung(NamedTuple):
+    """So many trials go to so many rounds."""
+
+    rounds: int  # from the start
+    trials: int
+
+
+def rungs_of(trials: int, rounds: int, every: int = 1) -> tuple[Rung, ...]:
+    """The rungs of so many trials, the last at `rounds`.
+
+    Rungs but the last stand at multiples of `every`, the rounds between evaluations: a run that went further has a row
+    there. Two trials or fewer all go the whole way.
+    """
+    if trials <= 2:
+        return (Rung(rounds, trials),)
+    early = [-(-rounds // (part * every)) * every for part in (4, 2)]
+    lengths = [*sorted({length for length in early if length < rounds}), rounds]
+    return tuple(Rung(length, max(2, trials >> k)) for k, length in enumerate(lengths))
+
+
+def cost(rungs: Sequence[Rung]) -> int:
+    """Rounds of all trials together, for one seed: a trial that goes on is continued, not repeated."""
+    lengths = [0, *(rung.rounds for rung in rungs)]
+    return sum(rung.trials * (rung.rounds - before) for rung, before in zip(rungs, lengths, strict=False))
+
 
 POINT = 0.01  # of a share: closer is no difference
 OWN = ("distance", "loss", "train_loss")  # what is minimised where clients can set no samples apart

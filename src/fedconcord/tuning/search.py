@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import flatten
+from fedconcord.report.format import value
+from fedconcord.runs import lock
 from fedconcord.runs.events import Entry, Finished, Stage
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import read_description, shrink
 from fedconcord.runs.plan import alone, comparison, plan_comparison, plan_resumed_comparison
 from fedconcord.runs.study import Stages
 from fedconcord.settings.sources import from_nested
-from fedconcord.tuning.draws import batches, drawn
+from fedconcord.tuning.draws import JOURNAL, batches, drawn, write_journal
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.results import MethodSearch, Trial, shown, winners
-from fedconcord.tuning.rungs import Rung
-from fedconcord.tuning.scores import Score, chosen, ranked, score_of
+from fedconcord.tuning.results import (
+    Edge,
+    MethodSearch,
+    Trial,
+    edges,
+    extend_words,
+    refuse_none,
+    shown,
+    winner,
+    winners,
+)
+from fedconcord.tuning.scores import Rung, Score, below, chosen, ranked, score_of
 from fedconcord.tuning.space import Space, Values
 
 Say = Callable[[str], None]
@@ -112,10 +125,10 @@ def _refuse_other_values(entry: Entry) -> None:
     if not (entry.folder / "run.json").exists():
         return
     stored, now = flatten(read_description(entry.folder)["config"]), flatten(entry.config.as_dict())
-    for key, value in now.items():
-        if key.startswith(("algorithm.", "local.")) and key in stored and stored[key] != value:
+    for key, setting in now.items():
+        if key.startswith(("algorithm.", "local.")) and key in stored and stored[key] != setting:
             raise UserError(
-                f"{entry.folder} has {key} {stored[key]}, and the search gives it {value}: it is damaged, or of "
+                f"{entry.folder} has {key} {stored[key]}, and the search gives it {setting}: it is damaged, or of "
                 "another version of fedconcord or Optuna; restore it or start the search again"
             )
 
@@ -146,7 +159,7 @@ def _standing(tuning: Tuning, ladder: _Ladder, step: int) -> str:
     return (
         f"{ladder.space.method}, round {rung.rounds}: best of {len(scores)} trials "
         f"{shown(tuning.objective, scores[first])} with "
-        f"{', '.join(f'{key} {value:g}' for key, value in ladder.values[first].items())}{lost}"
+        f"{', '.join(f'{key} {number:g}' for key, number in ladder.values[first].items())}{lost}"
     )
 
 
@@ -172,3 +185,82 @@ def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages
     if all(result.status == "failed" for result in results):
         raise UserError(f"every run of the final comparison failed, the first because: {results[0].error}")
     return results
+
+
+def remarks(tuning: Tuning, search: MethodSearch) -> list[str]:
+    """Ranges to extend, a winner that was better in an earlier rung, or that nothing ended well."""
+    if search.trials and search.best is None:
+        return ["no trial ended well, so it is not in the comparison; search smaller values."]
+    return [*map(extend_words, edges(tuning.config, search)), *_fall(tuning, search)]
+
+
+def _fall(tuning: Tuning, search: MethodSearch) -> list[str]:
+    if search.best is None:
+        return []
+    metric, scores, end = tuning.objective.metric, search.best.scores, search.best.last
+    sign = 1.0 if metric.higher else -1.0
+    peak = max(scores, key=lambda rounds: sign * scores[rounds].value)
+    if not below(end, scores[peak], metric):
+        return []
+    last, before = value(metric, end.value), value(metric, scores[peak].value)
+    return [
+        f"The best ends at {metric.title} {last}, worse than its own {before} at round {peak}: stop earlier, or search "
+        "smaller values."
+    ]
+
+
+class TunedMethod(NamedTuple):
+    """What came of one method."""
+
+    method: str  # as it was asked for
+    best: str | None  # with its best values, as `compare` takes it; None: no trial ended well
+    values: Mapping[str, float]  # the best, by key
+    score: float | None  # of the best trial after all rounds; None: nothing was looked for, or none ended well
+    untuned: float | None  # of the method as it was
+    edges: Sequence[Edge]  # where the best is at the end of its range
+    remarks: Sequence[str]  # what to do about it: ranges to extend, a best that fell, no trial that ended well
+
+
+class Tuned(NamedTuple):
+    """What came of a search."""
+
+    folder: Path  # of the search
+    metric: str  # that scores are of
+    methods: list[TunedMethod]  # in the order that was asked for
+    runs: list[Finished]  # of the final comparison
+    report: Path  # of the search and the final comparison
+
+
+def tuned(
+    tuning: Tuning, jobs: int, say: Say, write: Callable[[Tuning, Sequence[MethodSearch]], Path]
+) -> Stages[Tuned]:
+    """A search as a study: trials, final comparison, files.
+
+    Args:
+        say: gets a line a method and rung.
+        write: writes the report of the search and of the final comparison, and returns its path.
+
+    Raises:
+        UserError: no trial ended well, or no run of the final comparison.
+    """
+    with lock.held(tuning.folder):
+        searches = yield from search(tuning, say)
+        refuse_none(searches)
+        runs = yield from final(tuning, searches, jobs)
+        write_journal(tuning.folder / JOURNAL, searches, tuning.objective.metric.higher)
+        page = write(tuning, searches)
+    methods = [_method(tuning, one) for one in searches]
+    return Tuned(tuning.folder, tuning.objective.metric.column, methods, runs, page)
+
+
+def _method(tuning: Tuning, search: MethodSearch) -> TunedMethod:
+    untuned = search.trials[0].last if search.trials else None
+    return TunedMethod(
+        search.space.method,
+        winner(tuning.config, search),
+        {} if search.best is None else search.best.values,
+        None if search.best is None else search.best.last.value,
+        None if untuned is None or untuned.broken else untuned.value,
+        edges(tuning.config, search),
+        remarks(tuning, search),
+    )

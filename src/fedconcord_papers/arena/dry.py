@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedconcord.settings.problem import forget_problem
-from fedconcord.tuning.rungs import cost, rungs_of
+from fedconcord.tuning.scores import cost, rungs_of
 from fedconcord.tuning.space import space_of
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, able
 

@@ -13,7 +13,7 @@ from fedconcord.basis.grammar import count
 from fedconcord.cli.base import CODES, importing, say, say_columns
 from fedconcord.cli.options import option
 from fedconcord.cli.progress import Show
-from fedconcord.cli.tune import MOST
+from fedconcord.cli.train import MOST
 
 OUT = "runs/arena"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
