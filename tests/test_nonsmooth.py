@@ -18,7 +18,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.problems import PROBLEMS, Matrix, Regularised, quadratics
 from fedconcord.problems.regularisers import box, l1, nuclear
 from fedconcord.testing.bench import run
-from fedconcord.transforms.probe import COHORT
+from fedconcord.transforms.forms import COHORT
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,9 @@
-"""The form of a method's messages, found without running it: its functions on tensors that have no values, or two."""
+"""What a method's messages look like, found by its own functions: on tensors that have no values, or on two numbers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,8 @@ from fedconcord.core import (
     tree_bytes,
     tree_map,
 )
+
+COHORT = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=2, coin=0.0, lr=1.0)
 
 
 class Forms(NamedTuple):
@@ -46,43 +50,61 @@ class Forms(NamedTuple):
 
 def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
     """The forms of one client's messages, for a model like x [d]; `stacked`: what it sends as rows [1, ...]."""
+    return _first_round(
+        algorithm, x, (1,) * stacked, lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf
+    )
+
+
+def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
+    """The first message of a client whose model moved by `move` in both of its coordinates, from a model of ones."""
+    return _first_round(algorithm, torch.ones_like(x[:2]), (), lambda leaf: leaf, move).up
+
+
+def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, known: bool = True) -> Tree:
+    """What a message [2] contributes with this weight, in numbers like these; nobody knows the steps if not `known`."""
+    steps = 1.0 if known else math.nan
+    return algorithm.contribute(up, _sender(like.new_ones(()), w, steps), COHORT._replace(mean_steps=steps))
+
+
+def _first_round(
+    algorithm: Algorithm, x: Tensor, lead: tuple[int, ...], place: Callable[[Any], Any], move: float = 0.0
+) -> Forms:
+    """A client's first round, whose model moves by `move`, with `place` of all that a server has; `lead`: of rows."""
     server = algorithm.init(x, Population(1, x.new_ones(1)))
-    down, first_row = (tree_map(_bare, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
-    bare, d, lead = _bare(x), len(x), (1,) * stacked
+    broadcast, first_row = (tree_map(place, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
+    like, d, down = place(x), len(x), broadcast
     row = tree_map(lambda leaf: leaf.reshape(lead + (leaf.shape or lead)), first_row)
-    one, many = bare.new_empty(lead + lead), bare.new_empty(*lead, d)
+    one, zeros = like.new_ones(lead + lead), like.new_zeros(*lead, d)
     client = Client(
-        id=one.to(torch.int64),
+        id=torch.zeros_like(one, dtype=torch.int64),
         p=one,
         steps=one,
         lr=1.0,
-        noise=lambda n: bare.new_empty(*lead, n),
-        gradient=many,
-        hessian=bare.new_empty(*lead, d, d),
-        late=one,
-        normal=lambda n: bare.new_empty(*lead, n),
+        noise=lambda n: like.new_zeros(*lead, n),
+        gradient=zeros,
+        hessian=torch.eye(d, dtype=like.dtype, device=like.device).expand(*lead, d, d),
+        late=0 * one,
+        normal=lambda n: like.new_zeros(*lead, n),
     )
     asked, answer, settled, share = (), (), (), ()
-    if algorithm.phases.prelude is not None:
-        cohort = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=1.0, dim=d, coin=0.0, lr=1.0)
-        sender = Sender(client.id, one, one, one, one, 1.0)
-        asked, answer = many, algorithm.phases.prelude.contribute(many, sender, cohort)
-        answer = tree_map(lambda leaf: leaf.sum(0), answer) if stacked else answer
-        down = algorithm.phases.prelude.absorb(down, answer)
+    phases = algorithm.phases
+    if phases.prelude is not None:
+        asked, answer = zeros, phases.prelude.contribute(zeros, _sender(one), COHORT._replace(dim=d))
+        answer = tree_map(lambda leaf: leaf.sum(0), answer) if lead else answer
+        down = phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
-    pieces = map_moves(local.pieces, lambda leaf: leaf.expand(*lead, d) if leaf.ndim < 2 else leaf)
-    done = Done(local.x.expand(*lead, d), one, one, pieces)
+    pieces = map_moves(local.pieces, lambda leaf: (leaf.expand(*lead, d) if leaf.ndim < 2 else leaf) + move)
+    done = Done(local.x.expand(*lead, d) + move, one, one, pieces)
     if algorithm.step.size is not None:
         done = done._replace(step_size=one, power=one, curvature=one)
-    sent, _ = algorithm.finish(down, row, done, client)
-    if algorithm.phases.settle is not None:
-        settled = tree_map(_bare, algorithm.phases.settle.send(algorithm.broadcast(server), server))
-    if algorithm.phases.prologue is not None:
+    up, _ = algorithm.finish(down, row, done, client)
+    if phases.settle is not None:
+        settled = tree_map(place, phases.settle.send(algorithm.broadcast(server), server))
+    if phases.prologue is not None:
         assert algorithm.step.blocks is not None
-        share = algorithm.phases.prologue.send(bare.new_empty(algorithm.step.blocks, d), bare.new_empty(()))
-    broadcast = tree_map(_bare, algorithm.broadcast(server))
-    return Forms(bare, broadcast, sent, asked, answer, settled, share, local.piece(Snapshot) is not None)
+        share = phases.prologue.send(like.new_zeros(algorithm.step.blocks, d), like.new_ones(()))
+    return Forms(like, broadcast, up, asked, answer, settled, share, local.piece(Snapshot) is not None)
 
 
-def _bare(leaf: Any) -> Any:
-    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
+def _sender(one: Tensor, w: float = 1.0, steps: float = 1.0) -> Sender:
+    return Sender(torch.zeros_like(one, dtype=torch.int64), w * one, one, steps * one, one, 1.0, 0 * one)

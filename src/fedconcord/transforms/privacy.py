@@ -38,8 +38,7 @@ from fedconcord.core import (
     tree_map,
 )
 from fedconcord.core.identity import definition
-from fedconcord.transforms import probe
-from fedconcord.transforms.forms import forms
+from fedconcord.transforms.forms import contribution, forms, message
 from fedconcord.transforms.uploads import is_packed
 
 
@@ -54,7 +53,7 @@ def with_privacy(
     """The same method with its messages clipped and noise added; it refuses methods that this does not cover."""
 
     @cache
-    def message() -> Tree:
+    def form() -> Tree:
         return forms(algorithm, torch.ones(2)).up
 
     def public(of: Sender, n: int) -> Sender:
@@ -80,7 +79,7 @@ def with_privacy(
     def of_noise(now: Cohort) -> Tree:
         """What the noise adds to a round's total."""
         assert now.normal is not None
-        drawn = _noise(message(), now.dim, now.normal, noise * clip)
+        drawn = _noise(form(), now.dim, now.normal, noise * clip)
         one = next(iter(tree_leaves(drawn).values())).new_ones(())
         sender = Sender(torch.zeros_like(one, dtype=torch.int64), one, one, one, one, now.lr)
         return algorithm.contribute(drawn, public(sender, now.n), expected(now))
@@ -159,7 +158,7 @@ def _uncovered(algorithm: Algorithm) -> str | None:
             f"weights {algorithm.weights} go by how many samples a client has, which nothing protects (where the "
             "method has uniform weights, write weights=uniform)"
         )
-    first = probe.message(algorithm, torch.ones(2, dtype=torch.float64))
+    first = message(algorithm, torch.ones(2, dtype=torch.float64))
     if is_packed(first):
         return "it compresses messages before they are clipped, and only what is clipped may be compressed (upload)"
     vectors = list(tree_leaves(first).values())
@@ -176,13 +175,11 @@ def _uncovered(algorithm: Algorithm) -> str | None:
 
 def _linear(algorithm: Algorithm, like: Tree) -> bool:
     """Whether `contribute` is a linear map of the message for a sender of whom nothing else is known: by trial."""
-    one = torch.ones((), dtype=torch.float64)
-    sender = Sender(torch.zeros((), dtype=torch.int64), one, one, one * math.nan, one, 1.0)
-    now = Cohort(round=0, n=1, size=1, mass=1.0, mean_steps=math.nan, dim=2, coin=0.0, lr=1.0)
     u = _noise(like, 2, lambda n: torch.arange(1, n + 1, dtype=torch.float64), 0.1)
     v = tree_map(lambda leaf: leaf**3 - 2.0, u)
+    tried = u, v, tree_map(lambda a, b: 2 * a - 3 * b, u, v)
     of_u, of_v, of_both = (
-        algorithm.contribute(up, sender, now) for up in (u, v, tree_map(lambda a, b: 2 * a - 3 * b, u, v))
+        contribution(algorithm, up, torch.ones((), dtype=torch.float64), known=False) for up in tried
     )
     pairs = zip(tree_leaves(of_both).values(), tree_leaves(of_u).values(), tree_leaves(of_v).values(), strict=True)
     return all(torch.allclose(both, 2 * a - 3 * b, rtol=1e-9, atol=1e-12) for both, a, b in pairs)

@@ -24,8 +24,8 @@ from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import BelowOne, Count, Positive, about
 from fedconcord.core import Algorithm, Cohort, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
+from fedconcord.transforms.forms import contribution, message
 from fedconcord.transforms.lift import lift
-from fedconcord.transforms.probe import contribution
 
 Hostile = Annotated[int, Field(ge=0, description="hostile clients in a round that the rule withstands")]
 Radius = Annotated[Positive, about("largest l2 norm of a contribution")]
@@ -246,7 +246,7 @@ def with_aggregate(algorithm: Algorithm, rule: Rule) -> Algorithm:
         reason = separate.refuse(population, cohort) or rule.refuse(cohort)
         if reason is not None or not rule.length:
             return reason
-        if len(tree_leaves(contribution(algorithm, population, 1.0))) == 1:
+        if len(tree_leaves(_shares(algorithm, population)[0])) == 1:
             return None
         return (
             f"{rule.identity.name or 'the rule'} cuts what clients send to one length, and this method's send several "
@@ -265,8 +265,14 @@ def _why_summed(algorithm: Algorithm, population: Population) -> str | None:
         return f"the method keeps {algorithm.facts.invariant}, which only the sum of all contributions preserves; {how}"
     if algorithm.phases.prelude is not None:
         return f"the method's clients send gradients before their local steps too, which are summed as they are; {how}"
-    once, twice = (contribution(algorithm, population, w) for w in (1.0, 2.0))
+    once, twice = _shares(algorithm, population)
     pairs = zip(tree_leaves(once).values(), tree_leaves(twice).values(), strict=True)
     if all(torch.allclose(2 * a, b) for a, b in pairs):
         return None
     return f"the method's contributions are not a client's weight times what it sends, so that no mean is there; {how}"
+
+
+def _shares(algorithm: Algorithm, population: Population) -> tuple[Tree, Tree]:
+    """What a client that moved contributes with weight 1, and with weight 2."""
+    up = message(algorithm, population.p.new_ones(2), 0.5)
+    return contribution(algorithm, up, population.p, 1.0), contribution(algorithm, up, population.p, 2.0)

@@ -27,8 +27,8 @@ from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Fraction, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Population, Sender, Tree, tree_leaves, tree_map
 from fedconcord.core.identity import UNNAMED, Identity, definition
+from fedconcord.transforms.forms import message
 from fedconcord.transforms.lift import lift
-from fedconcord.transforms.probe import message
 
 
 class Compressor(NamedTuple):
