@@ -119,7 +119,9 @@ MUTATIONS: dict[str, Mutation] = {
         "Constant(penalty * row.h), Pull(penalty, down.x)", "Constant(penalty * row.h)"
     ),
     "feddyn: offset from participants only": feddyn("sender.p * move)", "sender.w * move)"),
-    "fednova: tau_eff cancelled": fednova(("sender.w * up.a,", "sender.w / up.a,"), ("total.a if", "1 / total.a if")),
+    "fednova: tau_eff cancelled": fednova(
+        ("a=sender.w * up.a,", "a=sender.w / up.a,"), ("total.a if", "1 / total.a if")
+    ),
     "fednova: models averaged, not moves": fednova(
         ("Message(done.x - x,", "Message(done.x,"),
         ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),

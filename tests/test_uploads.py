@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedconcord.algorithms import METHODS
-from fedconcord.algorithms.fedpaq import fedpaq
+from fedconcord.algorithms.fedavg import fedpaq
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Phases, tree_bytes, tree_leaves

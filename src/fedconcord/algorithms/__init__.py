@@ -6,23 +6,18 @@ from fedconcord.algorithms.afedpd import afedpd, afedpdsam
 from fedconcord.algorithms.auto import auto
 from fedconcord.algorithms.fedadmm import fedadmm
 from fedconcord.algorithms.fedadmm_inexact import fedadmm_inexact
-from fedconcord.algorithms.fedavg import fedavg, fedprox, fedsam, fedsgd
-from fedconcord.algorithms.fedcm import fedcm, mofedsam
+from fedconcord.algorithms.fedavg import fedavg, fedpaq, fedprox, fedsam, fedsgd
+from fedconcord.algorithms.fedcm import fedcm, mfl, mofedsam
 from fedconcord.algorithms.feddyn import feddyn, fedspeed
-from fedconcord.algorithms.fedexp import fedexp
-from fedconcord.algorithms.fedgamma import fedgamma
 from fedconcord.algorithms.fedhybrid import fedhybrid
-from fedconcord.algorithms.fednova import fednova
-from fedconcord.algorithms.fednova_vr import fednova_vr
-from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedconcord.algorithms.fedpaq import fedpaq
+from fedconcord.algorithms.fednova import fednova, fednova_vr
+from fedconcord.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 from fedconcord.algorithms.fedpd import fedpd
 from fedconcord.algorithms.fedsmoo import fedsmoo
 from fedconcord.algorithms.fedvra import fedvra
 from fedconcord.algorithms.losac import fedsaga, losac
-from fedconcord.algorithms.mfl import mfl
 from fedconcord.algorithms.mimesvrg import mimesvrg
-from fedconcord.algorithms.scaffold import scaffold
+from fedconcord.algorithms.scaffold import fedgamma, scaffold
 from fedconcord.algorithms.vrlsgd import vrlsgd
 from fedconcord.basis.factories import by_name
 from fedconcord.core import Algorithm

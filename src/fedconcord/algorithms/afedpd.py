@@ -22,20 +22,7 @@ from torch import Tensor
 from fedconcord.algorithms.fedavg import Radius, sharpness_aware
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Positive, about
-from fedconcord.core import (
-    Algorithm,
-    Client,
-    Cohort,
-    Constant,
-    Done,
-    Facts,
-    Local,
-    Memory,
-    Phases,
-    Pull,
-    Recommendation,
-    Settle,
-)
+from fedconcord.core import Algorithm, Cohort, Constant, Facts, Local, Memory, Phases, Pull, Recommendation, Settle
 from fedconcord.core.identity import definition
 
 Rho = Annotated[Positive, about("penalty of the augmented Lagrangian"), Search(0.01, 1.0)]
@@ -58,13 +45,6 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
     A-FedPD, NeurIPS 2024, Algorithm 1.
     """
 
-    def start(down: Server, row: Row, client: Client) -> Local:
-        return Local(down.x, Constant(rho * (down.x - down.mean + row.s)), Pull(rho, down.x))
-
-    def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
-        move = done.x - down.x
-        return move, Row(row.s + move)
-
     def update(server: Server, move: Tensor, cohort: Cohort) -> Server:
         mean = server.x + move
         return Server(2.0 * mean - server.mean, mean)
@@ -73,17 +53,14 @@ def afedpd(rho: Rho = 0.1, weights: Normalised = "uniform") -> Algorithm:
         init=lambda x, population: Server(x, x),
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
-        start=start,
-        finish=finish,
+        start=lambda down, row, client: Local(down.x, Constant(rho * (down.x - down.mean + row.s)), Pull(rho, down.x)),
+        finish=lambda down, row, done, client: (done.x - down.x, Row(row.s + (done.x - down.x))),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         models=lambda server: {"mean": server.mean, "server": server.x},
         weights=weights,
         phases=Phases(
-            settle=Settle(
-                send=lambda down, server: server.mean - down.x,
-                row=lambda shift, row: Row(row.s - shift),
-            )
+            settle=Settle(send=lambda down, server: server.mean - down.x, row=lambda shift, row: Row(row.s - shift))
         ),
         facts=Facts(
             group="primal-dual",

@@ -13,6 +13,12 @@ FedSAM: Qu et al., ICML 2022: FedAvg with the SAM gradient, as FL-Simulator has 
 FedProx: Li et al., MLSys 2020, Algorithm 2, inexact local solution by SGD:
     y_i <- y_i - eta (g(y_i) + mu (y_i - x)).
 Its rule that averages clients drawn by size is sampling with weights uniform, its released code's is weights by size.
+
+FedPAQ: Reisizadeh et al., AISTATS 2020, Algorithm 1: periodic averaging, partial participation and the low-precision
+quantiser (QSGD's). With s levels,
+    x <- x + eta_g sum_A w_i Q(Delta_i),   Q(v)_j = ||v|| sign(v_j) l_j / s,
+and l_j is one of the two integers beside s |v_j| / ||v||, at random so that Q is unbiased. A message is the norm and
+one integer an entry; entries take whole bytes and no further coding.
 """
 
 from __future__ import annotations
@@ -20,12 +26,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
+from pydantic import Field
 from torch import Tensor
 
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import NotNegative, Positive, about
-from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Pull, Recommendation, Step, Weights
+from fedconcord.core import Algorithm, Caution, Facts, Local, Oracle, Pull, Recommendation, Step, Weights, model_of
 from fedconcord.core.identity import definition
+from fedconcord.transforms.uploads import quantise, with_uploads
 
 ServerLR = Annotated[Positive, about("server step size")]
 Radius = Annotated[Positive, about("radius of the ascent step of SAM"), Search(0.005, 0.5)]
@@ -45,7 +53,7 @@ def fedavg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Alg
     return Algorithm(
         init=lambda x, population: Server(x),
         start=lambda x, row, client: Local(x),
-        finish=lambda x, row, done, client: (done.x - x, row),
+        finish=lambda down, row, done, client: (done.x - model_of(down), row),
         contribute=lambda move, sender, cohort: sender.w * move,
         update=lambda server, move, cohort: Server(server.x + server_lr * move),
         weights=weights,
@@ -71,11 +79,7 @@ def sharpness_aware(method: Algorithm, radius: float, *cautions: Caution) -> Alg
 
 
 @definition()
-def fedsam(
-    radius: Radius = 0.1,
-    server_lr: ServerLR = 1.0,
-    weights: WeightsOption = "uniform",
-) -> Algorithm:
+def fedsam(radius: Radius = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """FedSAM: FedAvg with sharpness-aware local gradients.
 
     Qu et al., ICML 2022; g at x + radius g / (||g|| + 1e-7) on the same mini-batch.
@@ -98,3 +102,18 @@ def fedprox(
         start=lambda x, row, client: Local(x, Pull(mu, x)),
         facts=Facts(group="proximal", cautions=(Caution("any", "tuned, it ends where FedAvg does"),)),
     )
+
+
+@definition()
+def fedpaq(
+    levels: Annotated[
+        int, Field(ge=1, le=32767, description="magnitudes above zero; one byte an entry up to 127, then two")
+    ] = 127,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """FedPAQ: FedAvg with quantised uploads.
+
+    Reisizadeh et al., AISTATS 2020, Algorithm 1.
+    """
+    return replace(with_uploads(fedavg(server_lr, weights), quantise(levels)), facts=Facts(group="compressed uploads"))

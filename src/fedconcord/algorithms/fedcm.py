@@ -1,6 +1,6 @@
-"""FedCM: client-level momentum.
+"""FedCM, MoFedSAM and MFL: momentum at the clients.
 
-Xu et al., 2021 (arXiv 2106.10874):
+FedCM: Xu et al., 2021 (arXiv 2106.10874):
     y_i <- y_i - eta (alpha g(y_i) + (1 - alpha) D),   x <- x + eta_g sum_A w_i Delta_i,
     D+ = -sum_A w_i Delta_i / (k_i eta).
 k_i is what a client's local steps make of a direction that is 1 in every step: the steps K_i that it took, and with
@@ -8,6 +8,9 @@ momentum or steps of other sizes their response to it, ||a_i||_1 of FedNova over
 released code, where all K_i are equal, uses their common value).
 
 MoFedSAM: Qu et al., ICML 2022: the same with the SAM gradient.
+
+MFL: Liu et al., IEEE TPDS 2020: local heavy ball whose d starts from the server's and is averaged with the models:
+    d_i <- momentum d_i + g(y_i),   y_i <- y_i - eta d_i;   x <- x + eta_g sum_A w_i (y_i - x),   d <- sum_A w_i d_i.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.basis.factories import Search
-from fedconcord.basis.parameters import Fraction, about
-from fedconcord.core import Algorithm, Cohort, Constant, Facts, Local, Needs, Recommendation, Scale, Sender
+from fedconcord.basis.parameters import BelowOne, Fraction, about
+from fedconcord.core import Algorithm, Constant, Facts, Local, Momentum, Needs, Recommendation, Scale, Step, tree_map
 from fedconcord.core.identity import definition
 
 
@@ -38,25 +41,19 @@ Alpha = Annotated[Fraction, about("weight of the client's own gradient"), Search
 
 
 @definition(version=3)
-def fedcm(
-    alpha: Alpha = 0.1,
-    server_lr: ServerLR = 1.0,
-    weights: WeightsOption = "uniform",
-) -> Algorithm:
+def fedcm(alpha: Alpha = 0.1, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
     """FedCM: clients follow the last round's global direction.
 
     Xu et al., 2021.
     """
-
-    def contribute(up: Message, sender: Sender, cohort: Cohort) -> Server:
-        return Server(sender.w * up.move, -sender.w * up.move / (up.response * sender.lr))
-
     return Algorithm(
         init=lambda x, population: Server(x, torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Scale(alpha), Constant((1 - alpha) * down.direction)),
         finish=lambda down, row, done, client: (Message(done.x - down.x, done.normaliser / alpha), row),
-        contribute=contribute,
+        contribute=lambda up, sender, cohort: Server(
+            sender.w * up.move, -sender.w * up.move / (up.response * sender.lr)
+        ),
         update=lambda server, total, cohort: Server(server.x + server_lr * total.x, total.direction),
         weights=weights,
         needs=Needs(normaliser=True),
@@ -82,3 +79,35 @@ def mofedsam(
     Qu et al., ICML 2022.
     """
     return sharpness_aware(fedcm(alpha, server_lr, weights), radius)
+
+
+class Averaged(NamedTuple):
+    x: Tensor  # [d]
+    buffer: Tensor  # [d] momentum
+
+
+@definition()
+def mfl(
+    momentum: Annotated[
+        BelowOne,
+        about("momentum that is kept across rounds and averaged"),
+        Search(0.0, 0.95, "linear"),
+    ] = 0.9,
+    server_lr: ServerLR = 1.0,
+    weights: WeightsOption = "uniform",
+) -> Algorithm:
+    """MFL: local momentum that is kept across rounds and averaged with the models.
+
+    Liu et al., IEEE TPDS 2020.
+    """
+    return Algorithm(
+        init=lambda x, population: Averaged(x, torch.zeros_like(x)),
+        broadcast=lambda server: server,
+        start=lambda down, row, client: Local(down.x, Momentum(momentum, down.buffer)),
+        finish=lambda down, row, done, client: (Averaged(done.x - down.x, done.piece(Momentum).buffer), row),
+        contribute=lambda up, sender, cohort: tree_map(lambda leaf: sender.w * leaf, up),
+        update=lambda server, total, cohort: Averaged(server.x + server_lr * total.x, total.buffer),
+        weights=weights,
+        step=Step(fixed=True),
+        facts=Facts(group="client momentum"),
+    )

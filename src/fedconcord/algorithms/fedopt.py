@@ -7,7 +7,10 @@ FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2, from m = 0 a
     v <- beta2 v + (1 - beta2) Delta^2                               FedAdam
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)                   FedYogi
     v <- v + Delta^2                                                 FedAdagrad
-What their options are for is in transforms.server.
+FedExP: Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1:
+    x <- x + max(1, sum_A w_i ||Delta_i||^2 / (2 (||Delta||^2 + eps))) Delta.
+What their options are for, how weights enter FedExP's rule and its deviations from the released code are in
+transforms.server: there any method can have them (`server = extrapolation` with SCAFFOLD is the paper's SCAFFOLD-ExP).
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from fedconcord.transforms.server import (
     Beta1,
     Beta2,
     Correction,
+    Eps,
     EpsRoot,
     Tau,
     adagrad,
     adam,
+    extrapolation,
     momentum,
     with_server,
     yogi,
@@ -122,3 +127,12 @@ def fedadagrad(
     Reddi et al., ICLR 2021, Algorithm 2.
     """
     return listed(with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau, v0, eps_root)))
+
+
+@definition()
+def fedexp(eps: Eps = 1e-3, weights: WeightsOption = "uniform") -> Algorithm:
+    """FedExP: longer server steps where the clients' moves disagree.
+
+    Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1; the answer is the mean of the last two models.
+    """
+    return listed(with_server(fedavg(weights=weights), extrapolation(eps)))

@@ -14,12 +14,13 @@ N as printed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Server
+from fedconcord.algorithms.fedavg import Server, fedavg
 from fedconcord.basis.parameters import Count, Positive, about
 from fedconcord.core import Algorithm, Client, Cohort, Done, Facts, Local, Memory, Needs, Phases, Prologue, Step, Table
 from fedconcord.core.identity import definition
@@ -63,12 +64,11 @@ def fedsaga(
     def update(server: Server, move: Tensor, cohort: Cohort) -> Server:
         return Server(server.x + (move if xscale == "S" else cohort.size / cohort.n * move))
 
-    return Algorithm(
-        init=lambda x, population: Server(x),
+    return replace(
+        fedavg(),
         init_client=lambda x: _empty(x, blocks),
         start=lambda x, row, client: Local(x, Table(row.table, row.table.mean(-2), 1 / blocks)),
         finish=lambda x, row, done, client: (done.x - x, Row(done.piece(Table).table)),
-        contribute=lambda move, sender, cohort: sender.w * move,
         update=update,
         step=Step(blocks=blocks),
         facts=Facts(group="gradient tables", memory=Memory(TABLE, _mean)),

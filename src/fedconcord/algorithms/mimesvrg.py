@@ -8,11 +8,12 @@ the same mini-batch:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
+from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
 from fedconcord.core import Algorithm, Constant, Facts, Local, Phases, Prelude, Snapshot
 from fedconcord.core.identity import definition
 
@@ -28,19 +29,9 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
 
     Karimireddy et al., 2020, with SVRG and plain SGD.
     """
-
-    return Algorithm(
-        init=lambda x, population: Server(x),
+    return replace(
+        fedavg(server_lr, weights),
         start=lambda down, row, client: Local(down.x, Snapshot(down.x), Constant(down.c)),
-        finish=lambda down, row, done, client: (done.x - down.x, row),
-        contribute=lambda move, sender, cohort: sender.w * move,
-        update=lambda server, move, cohort: Server(server.x + server_lr * move),
-        weights=weights,
-        phases=Phases(
-            prelude=Prelude(
-                contribute=lambda gradient, sender, cohort: sender.w * gradient,
-                absorb=lambda x, c: Down(x, c),
-            )
-        ),
+        phases=Phases(prelude=Prelude(lambda gradient, sender, cohort: sender.w * gradient, absorb=Down)),
         facts=Facts(group="control variates"),
     )

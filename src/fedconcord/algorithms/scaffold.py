@@ -6,6 +6,9 @@ Karimireddy et al., ICML 2020, Algorithm 1, options I and II:
 c = sum_i p_i c_i holds at all times: the server adds p_i times the *change* of c_i (1/N for uniform weights). Option II
 divides by the solver's own ||a_i||_1 = K_i for plain SGD, which is the right constant under local momentum too;
 deviation: none for the paper's setting.
+
+FedGamma: Dai et al., IEEE TNNLS 2023; as in A-FedPD's simulator: option II, every gradient at the ascent point,
+    y_i <- y_i - eta (g(y_i + e) + c - c_i),   e = radius g(y_i) / (||g(y_i)|| + 1e-7).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import ServerLR, WeightsOption
+from fedconcord.algorithms.fedavg import Radius, ServerLR, WeightsOption, sharpness_aware
 from fedconcord.basis.parameters import about
 from fedconcord.core import Algorithm, Caution, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs
 from fedconcord.core.identity import definition
@@ -33,6 +36,13 @@ class Row(NamedTuple):
 class Message(NamedTuple):
     x: Tensor  # [d] the client's move
     c: Tensor  # [d] change of its control variate
+
+
+CONTROL = Facts(
+    group="control variates",
+    memory=Memory("control variate c_i", lambda server, rows, p, mean: rows.c, lambda server: server.c),
+    invariant="c = sum p_i c_i over all clients",
+)
 
 
 @definition()
@@ -70,10 +80,7 @@ def scaffold(
         update=update,
         weights=weights,
         needs=Needs(full_gradient=option == 1, normaliser=option == 2),
-        facts=Facts(
-            group="control variates",
-            memory=Memory("control variate c_i", lambda server, rows, p, mean: rows.c, lambda server: server.c),
-            invariant="c = sum p_i c_i over all clients",
+        facts=CONTROL._replace(
             remedies=("drift", "dissimilar gradients"),
             cautions=(
                 Caution("seldom", "what corrects a client is of its first round or of none"),
@@ -84,3 +91,12 @@ def scaffold(
             ),
         ),
     )
+
+
+@definition()
+def fedgamma(radius: Radius = 0.01, server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> Algorithm:
+    """FedGamma: SCAFFOLD with sharpness-aware local gradients.
+
+    Dai et al., IEEE TNNLS 2023.
+    """
+    return sharpness_aware(scaffold(2, server_lr, weights), radius)

@@ -9,12 +9,13 @@ from the released code: no epochs of plain SGD come first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Server
+from fedconcord.algorithms.fedavg import fedavg
 from fedconcord.core import Algorithm, Client, Constant, Done, Facts, Local, Memory, Needs, Phases, Settle
 from fedconcord.core.identity import definition
 
@@ -35,13 +36,11 @@ def vrlsgd() -> Algorithm:
         rate = 1.0 / (done.normaliser * client.lr)
         return done.x - x, Row(row.delta - rate * (done.x - x), rate)
 
-    return Algorithm(
-        init=lambda x, population: Server(x),
+    return replace(
+        fedavg(),
         init_client=lambda x: Row(torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)),
         start=lambda x, row, client: Local(x, Constant(-row.delta)),
         finish=finish,
-        contribute=lambda move, sender, cohort: sender.w * move,
-        update=lambda server, move, cohort: Server(server.x + move),
         phases=Phases(
             settle=Settle(
                 send=lambda x, server: server.x - x,
