@@ -58,15 +58,15 @@ def later_of(text: str, sites: Sequence[str]) -> dict[str, int]:
     Raises:
         UserError: it is of another form, or names no site.
     """
-    found = {}
+    values = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, rows = (word.strip() for word in part.partition("="))
         if not rows.isdecimal() or not int(rows):
             raise UserError(f"a site that comes later is given as NAME=ROWS, as in chur=120, given {part!r}")
         if name not in sites:
             raise UserError(f"{name!r} is to come later and is none of the sites {', '.join(sites)}; name it there too")
-        found[name] = int(rows)
-    return found
+        values[name] = int(rows)
+    return values
 
 
 def _project(order: Order) -> str:

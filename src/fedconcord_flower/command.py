@@ -107,19 +107,23 @@ def check_(given: Given, sites: Sites = None) -> None:
 
     settings = _settings(given)
     members = _members(sites, settings, given["clients"] is not None)
-    seen = trial.side_by_side(settings, members)
-    if seen.names:
+    overview = trial.side_by_side(settings, members)
+    if overview.names:
         table = Table(box=None, pad_edge=False)
-        for title in ("", *seen.names):
+        for title in ("", *overview.names):
             table.add_column(escape(title), overflow="fold")
-        for row in seen.rows:
+        for row in overview.rows:
             table.add_row(*map(escape, row))
         console.print(table)
-    for sentence in seen.doubts:
+    for sentence in overview.doubts:
         say(sentence)
     with TemporaryDirectory() as place:
         _refuse(trial.differences(settings, members, Path(place)))
-    doubtful = f"; {len(seen.doubts)} thing{'s' * (len(seen.doubts) != 1)} above may be wrong" if seen.doubts else ""
+    doubtful = (
+        f"; {len(overview.doubts)} thing{'s' * (len(overview.doubts) != 1)} above may be wrong"
+        if overview.doubts
+        else ""
+    )
     say(f"{len(members)} sites can begin this job{doubtful}")
 
 

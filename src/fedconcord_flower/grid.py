@@ -121,13 +121,13 @@ def client(settings: str) -> ClientApp:
         from fedconcord_sites.site import Site
 
         config = {key: str(value) for key, value in context.node_config.items()}
-        asked = _unpacked(message)
+        message_bytes = _unpacked(message)
         try:
-            said = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"]).answer(asked)
+            answer = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"]).answer(message_bytes)
         except UserError as error:  # the site's own fault; the server says it to people
             print(f"error: {error}", flush=True)
-            said = _refusal(asked, str(error))
-        return Message(_packed(said), reply_to=message)
+            answer = _refusal(message_bytes, str(error))
+        return Message(_packed(answer), reply_to=message)
 
     return app
 
@@ -152,12 +152,12 @@ def _teller(path: str) -> Callable[[Mapping[str, Any]], None]:
     return tell
 
 
-def _refusal(asked: bytes, why: str) -> bytes:
+def _refusal(message: bytes, why: str) -> bytes:
     """What a site says that cannot answer."""
     from fedconcord.remote import codec
     from fedconcord.remote.codec import Frame
 
-    frame = codec.read(asked)
+    frame = codec.read(message)
     return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
 
 
@@ -197,9 +197,11 @@ class Exchanged:
             time.sleep(POLL)
         names = {node: site for site, (node, _) in there.items()}
         # a message that nobody fetched is dropped in the end: a site that comes back must not answer an old one
-        sent = [Message(_packed(messages[site]), node, KIND, ttl=wait) for node, site in names.items()]
+        messages_out = [Message(_packed(messages[site]), node, KIND, ttl=wait) for node, site in names.items()]
         waiting = {
-            identity: site for identity, site in zip(self.grid.push_messages(sent), there, strict=True) if identity
+            identity: site
+            for identity, site in zip(self.grid.push_messages(messages_out), there, strict=True)
+            if identity
         }
         answers: dict[str, bytes] = {}
         failed: dict[str, str] = {}
@@ -273,8 +275,8 @@ class Control:
 
     def status(self, run: int) -> tuple[str, str]:
         """('finished', 'completed'), ('finished', 'failed: why'), ('running', '') and so on."""
-        found = self._ask(self.http.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
-        return found.status, ": ".join(filter(None, (found.sub_status, found.details)))
+        status = self._ask(self.http.ListRuns, ListRunsRequest(run_id=run)).run_dict[run].status
+        return status.status, ": ".join(filter(None, (status.sub_status, status.details)))
 
     def _nodes(self) -> Sequence[Any]:
         return list(self._ask(self.http.ListNodes, ListNodesRequest()).nodes_info)
@@ -286,8 +288,8 @@ class Control:
             except httpx.TimeoutException:  # after 30 s: a busy machine
                 continue
             except httpx.HTTPStatusError as error:
-                said = " ".join(error.response.text.split()) or str(error.response.status_code)
-                raise LostError(f"the server at {self.address} refuses: {said}") from None
+                text = " ".join(error.response.text.split()) or str(error.response.status_code)
+                raise LostError(f"the server at {self.address} refuses: {text}") from None
             except httpx.HTTPError as error:
                 raise LostError(f"the server at {self.address} is not there any more ({error})") from None
         raise LostError(f"the server at {self.address} does not answer in time")
@@ -361,11 +363,11 @@ def forgetting(finish: Callable[..., bool]) -> Callable[..., bool]:
     """A SuperNode's way to finish a task that forgets old ones, which it would keep with their logs for ever."""
 
     def finish_task(state: Any, task_id: int, sub_status: str, details: str) -> bool:
-        done = finish(state, task_id, sub_status, details)
+        is_finished = finish(state, task_id, sub_status, details)
         for old in list(state.task_store)[:-TASKS]:  # one at a time is worked on
             state.task_store.pop(old, None)
             state.task_logs.pop(old, None)
-        return done
+        return is_finished
 
     return finish_task
 

@@ -75,7 +75,7 @@ def write_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Server
         raise UserError(f"{folder} has a server's keys already; sites trust them: name another folder or delete them")
     private_folder(folder)
     now = datetime.datetime.now(datetime.UTC)
-    authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority, certificate = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
 
     def begun(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         name, issuer = (
@@ -101,13 +101,13 @@ def write_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Server
         .sign(authority, hashes.SHA256())
     )
     leaf = (
-        begun("fedconcord server", own)
+        begun("fedconcord server", certificate)
         .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
         .sign(authority, hashes.SHA256())
     )
     write_bytes(files.authority, root.public_bytes(PEM))
     write_bytes(files.certificate, leaf.public_bytes(PEM))
-    _write_secret(files.key, own, serialization.PrivateFormat.PKCS8)
+    _write_secret(files.key, certificate, serialization.PrivateFormat.PKCS8)
     return files
 
 
@@ -176,9 +176,9 @@ def check_server(files: Server) -> None:
     """Raises:
     UserError: a file is missing, expired, not of the authority, or not of the key.
     """
-    authority, own = _certificate(files.authority), _certificate(files.certificate)
+    authority, certificate = _certificate(files.authority), _certificate(files.certificate)
     try:
-        own.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise UserError(f"{files.certificate} was not issued by {files.authority}; make both anew") from None
     data = _read(files.key)
@@ -187,24 +187,26 @@ def check_server(files: Server) -> None:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise UserError(f"{files.key} is no private key in PEM form without a password") from None
     form = (PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
+    if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise UserError(f"{files.key} is not the key of {files.certificate}; give the two that were made together")
 
 
 def _certificate(path: Path) -> x509.Certificate:
     data = _read(path)
     try:
-        found = x509.load_pem_x509_certificate(data)
+        certificate = x509.load_pem_x509_certificate(data)
     except ValueError:
         raise UserError(f"{path} is no certificate in PEM form") from None
     now = datetime.datetime.now(datetime.UTC)
-    if now > found.not_valid_after_utc:
+    if now > certificate.not_valid_after_utc:
         raise UserError(
-            f"{path} expired on {found.not_valid_after_utc:%Y-%m-%d}; `fedconcord flower keys` makes another"
+            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; `fedconcord flower keys` makes another"
         )
-    if now < found.not_valid_before_utc:
-        raise UserError(f"{path} is valid from {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; look at the clock")
-    return found
+    if now < certificate.not_valid_before_utc:
+        raise UserError(
+            f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; look at the clock"
+        )
+    return certificate
 
 
 def _read(path: Path) -> bytes:

@@ -113,8 +113,8 @@ class Nodes:
             if self.starts[lost.name] > 1:
                 raise LostError(lost_sentence(lost))
             self.gone[lost.name] = time.monotonic()
-            said = f"{exit_words(lost.code)}, last line {quoted(lost.lines[-1:])}"
-            self.tell({"say": f"the SuperNode of {site} {said}; it is started again once the server takes it for gone"})
+            text = f"{exit_words(lost.code)}, last line {quoted(lost.lines[-1:])}"
+            self.tell({"say": f"the SuperNode of {site} {text}; it is started again once the server takes it for gone"})
         if state is None or (state == ANSWERS and time.monotonic() - self.gone[lost.name] < HELD):
             return
         del self.gone[lost.name]

@@ -119,12 +119,12 @@ class Processes:
 
     def states(self) -> str:
         """Each process, whether it runs and what it said last, for a sentence."""
-        said = []
+        lines = []
         for name, one in self.started.items():
             code = one.process.poll()
             state = "runs" if code is None else exit_words(code)
-            said.append(f"{name} {state}, last line {quoted(last_lines(one.log, 1))}")
-        return "; ".join(said)
+            lines.append(f"{name} {state}, last line {quoted(last_lines(one.log, 1))}")
+        return "; ".join(lines)
 
     def stop(self) -> None:
         """End all of them, and wait until they are gone."""
@@ -166,13 +166,13 @@ def environment(home: Path) -> dict[str, str]:
     Args:
         home: where Flower unpacks its apps and keeps its settings.
     """
-    kept = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.lower().endswith("_proxy") and not name.startswith("FLWR_") and name not in ASTRAY
     }
     bins = os.path.dirname(sys.executable)
-    return kept | {
+    return environment | {
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -79,10 +79,10 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
         def states() -> dict[str, str]:
             """The site's own state; none while the server is away, which SuperNodes wait for."""
             try:
-                found = control.state_of(public)
+                state = control.state_of(public)
             except LostError:
                 return {}
-            return {} if found is None else {name: found}
+            return {} if state is None else {name: state}
 
         with Processes(place / "logs", environment(place / "home")) as processes:
             nodes = Nodes(processes, link, states, place, apps=False, tell=tell)

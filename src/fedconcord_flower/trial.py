@@ -61,10 +61,10 @@ def job_of(place: Path) -> Path:
     Raises:
         UserError: there was none.
     """
-    found = sorted(place.glob(f"*/app/{PACKAGE}/job.toml"))
-    if not found:
+    paths = sorted(place.glob(f"*/app/{PACKAGE}/job.toml"))
+    if not paths:
         raise UserError(f"{place} has no trial to continue; --resume takes the folder of results of an earlier one")
-    return found[-1]
+    return paths[-1]
 
 
 def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
@@ -73,8 +73,8 @@ def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
     Raises:
         UserError: the job's settings are wrong; a site's file cannot be read.
     """
-    given = input_settings(source_of(settings))
-    return overview({one.name: federated.open_file(one.data, given) for one in members if one.data is not None})
+    reading = input_settings(source_of(settings))
+    return overview({one.name: federated.open_file(one.data, reading) for one in members if one.data is not None})
 
 
 def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
@@ -83,14 +83,14 @@ def differences(settings: str, members: Sequence[Member], place: Path) -> list[s
     Raises:
         UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
     """
-    found = {
+    sites_found = {
         one.name: Site(settings, one.data or NAMED, place / one.name, one.name) for one in members if not one.later
     }
 
     def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
-        return {name: found[name].answer(data) for name, data in messages.items()}
+        return {name: sites_found[name].answer(data) for name, data in messages.items()}
 
-    return check(settings, list(found), exchange, 0.0)
+    return check(settings, list(sites_found), exchange, 0.0)
 
 
 def run(trial: Trial, tell: Tell) -> Finished:
@@ -158,7 +158,7 @@ def _rows(settings: str, member: Member) -> int:
 
 def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[Link, grid.Control]:
     """A SuperLink that answers; at another port where somebody took the first meanwhile."""
-    for left in reversed(range(STARTS)):
+    for tries_left in reversed(range(STARTS)):
         port = free_port()
         link = Link(f"{HOST}:{port}", files.authority)
         processes.start(SUPERLINK, commands.superlink_command(HOST, port, *files))
@@ -171,7 +171,7 @@ def _superlink(processes: Processes, files: keys.Server, limit: float) -> tuple[
                 raise LostError(f"the SuperLink did not answer within {limit:.0f} s; {processes.states()}")
             time.sleep(PAUSE)
         control.close()
-        if not left or not any(TAKEN in line for line in lost[0].lines):
+        if not tries_left or not any(TAKEN in line for line in lost[0].lines):
             raise LostError(lost_sentence(lost[0]))
     raise AssertionError("the last start returns or raises")
 
@@ -200,7 +200,7 @@ def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, late
         LostError: it failed.
         UserError: the server's half refused the job.
     """
-    heard, status, details, rounds = 0, "", "", 0
+    lines_read, status, details, rounds = 0, "", "", 0
     while status != FINISHED:
         try:
             nodes.watch()
@@ -210,7 +210,7 @@ def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, late
             cut = rounds and any(one.name == SUPERLINK for one in nodes.processes.ended())
             raise CutError(str(lost)) if cut else lost from None
         lines = events.read_bytes().split(b"\n")[:-1] if events.exists() else []
-        for line in lines[heard:]:
+        for line in lines[lines_read:]:
             event = json.loads(line)
             if "error" in event:
                 raise UserError(event["error"])
@@ -220,7 +220,7 @@ def _follow(control: grid.Control, number: int, nodes: Nodes, events: Path, late
                 for node in later:
                     nodes.start(node)
                 later = ()
-        heard = len(lines)
+        lines_read = len(lines)
         time.sleep(0 if status == FINISHED else PAUSE)
     if not details.startswith("completed"):
         raise LostError(f"the run at the server {details or 'failed'}; {nodes.processes.states()}")

@@ -112,8 +112,8 @@ def audited(
         f"{len(jobs)} method{'s' * (len(jobs) > 1)} trained to round {round}, whose messages are attacked for "
         f"{attack.iterations} iterations each; into {folder}"
     )
-    found = audit_jobs(jobs, folder, client=client, round=round, attack=attack, plain=plain, say=say)
-    return Audited(folder / "audit.md", found)
+    audits = audit_jobs(jobs, folder, client=client, round=round, attack=attack, plain=plain, say=say)
+    return Audited(folder / "audit.md", audits)
 
 
 def arena(
@@ -199,7 +199,7 @@ def reproduce(
     """
     from fedconcord_papers.recipes.whole import reproduced, request
 
-    chosen = None if seeds is None else seed_list("seeds", seeds)
+    seed_numbers = None if seeds is None else seed_list("seeds", seeds)
     some = prepare("methods", cells)
-    asked = request(recipe, size, Path(out), count("jobs", jobs), chosen, some, device)
-    return reproduced(asked, Lines(progress))
+    spec = request(recipe, size, Path(out), count("jobs", jobs), seed_numbers, some, device)
+    return reproduced(spec, Lines(progress))

@@ -79,10 +79,10 @@ def infer_labels(problem: Supervised, x: Tensor, gradient: Tensor, inputs: Tenso
         )
     with torch.no_grad():
         share = problem.logits(x, inputs).double().softmax(1).mean(0) - last.double()
-    wanted = share.clamp(min=0) / share.clamp(min=0).sum() * len(inputs)
-    counts = wanted.floor().long()
-    left = len(inputs) - int(counts.sum())
-    counts[(wanted - counts).argsort(descending=True)[:left]] += 1
+    shares = share.clamp(min=0) / share.clamp(min=0).sum() * len(inputs)
+    counts = shares.floor().long()
+    remaining = len(inputs) - int(counts.sum())
+    counts[(shares - counts).argsort(descending=True)[:remaining]] += 1
     return torch.arange(problem.classes, device=x.device).repeat_interleave(counts)
 
 
@@ -150,33 +150,33 @@ def permutation(guess: Tensor, truth: Tensor) -> Tensor:
     return torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=guess.device)
 
 
-def dummies(job: Job, seen: Seen, shape: Sequence[int], draw: int = 0) -> Tensor:
+def dummies(job: Job, captured: Seen, shape: Sequence[int], draw: int = 0) -> Tensor:
     """N(0, 1) samples, keyed by seed, round and client; a stream of its own, as no client has the ids from N on."""
-    id = job.problem.roster.n * (1 + draw) + int(seen.client.id)
-    made = rng.generator(seen.plan.seed, rng.Purpose.NOISE, seen.plan.round, id).standard_normal(tuple(shape))
-    return torch.as_tensor(made, dtype=job.problem.objective.dtype, device=job.problem.objective.device)
+    id = job.problem.roster.n * (1 + draw) + int(captured.client.id)
+    noise = rng.generator(captured.plan.seed, rng.Purpose.NOISE, captured.plan.round, id).standard_normal(tuple(shape))
+    return torch.as_tensor(noise, dtype=job.problem.objective.dtype, device=job.problem.objective.device)
 
 
-def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Attack, name: str = "") -> Audit:
+def attacked(job: Job, captured: Seen, estimates: Mapping[str, Tensor], attack: Attack, name: str = "") -> Audit:
     """The attack on each of these estimates [d] of the mean gradient of one client's message."""
     problem = _supervised(job)
-    samples = touched(job, seen)
+    samples = touched(job, captured)
     if len(samples) > MOST_SAMPLES:
         raise UserError(
-            f"client {int(seen.client.id)}'s message mixes {len(samples)} samples, and an audit rebuilds at most "
+            f"client {int(captured.client.id)}'s message mixes {len(samples)} samples, and an audit rebuilds at most "
             f"{MOST_SAMPLES}; audit a smaller client, or fewer local steps"
         )
     truth, labels = problem.x[samples], problem.y[samples]
-    true_gradient = problem.gradient(seen.x, samples).double()
-    begin = dummies(job, seen, truth.shape)
+    true_gradient = problem.gradient(captured.x, samples).double()
+    begin = dummies(job, captured, truth.shape)
     curves = []
     for reading, estimate in estimates.items():
         error = float((estimate - true_gradient).norm() / true_gradient.norm())
         curve = Curve(reading, error, [], [], [])
         if attack.labels == "inferred":
-            labels = infer_labels(problem, seen.x, estimate, begin)
+            labels = infer_labels(problem, captured.x, estimate, begin)
         every = 1 if len(samples) <= MATCHED_ALWAYS else MATCHED_EVERY
-        for k, (value, guess) in enumerate(reconstruct(problem, seen.x, estimate, labels, begin, attack)):
+        for k, (value, guess) in enumerate(reconstruct(problem, captured.x, estimate, labels, begin, attack)):
             if not (math.isfinite(value) and bool(guess.isfinite().all())):
                 break
             if k % every == 0 or k == attack.iterations:
@@ -185,14 +185,14 @@ def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Atta
             curve.distance.append(float((guess - truth).norm()))
             curve.matched.append(float((guess[order] - truth).norm()))
         curves.append(curve)
-    guesses = [dummies(job, seen, truth.shape, k) for k in range(1, 1 + RANDOM_GUESSES)]
+    guesses = [dummies(job, captured, truth.shape, k) for k in range(1, 1 + RANDOM_GUESSES)]
     return Audit(
         name=name,
-        client=int(seen.client.id),
-        round=seen.plan.round + 1,
+        client=int(captured.client.id),
+        round=captured.plan.round + 1,
         samples=len(samples),
-        steps=int(seen.done.steps),
-        bytes=seen.bytes,
+        steps=int(captured.done.steps),
+        bytes=captured.bytes,
         random=sum(float((guess[permutation(guess, truth)] - truth).norm()) for guess in guesses) / len(guesses),
         blank=float((problem.test_x[:].mean(0) - truth).norm()),
         curves=curves,
@@ -202,18 +202,18 @@ def attacked(job: Job, seen: Seen, estimates: Mapping[str, Tensor], attack: Atta
 
 def _supervised(job: Job) -> Supervised:
     """The model and the samples behind a job, a regulariser left aside."""
-    found = supervised(job.problem)
-    if found is None:
+    problem = supervised(job.problem)
+    if problem is None:
         raise UserError(
             "an audit rebuilds the samples of a supervised model, and this job's problem is "
             f"{type(job.problem).__name__}; audit a job of classes, numbers or labels"
         )
-    if not found.x.dtype.is_floating_point:
+    if not problem.x.dtype.is_floating_point:
         raise UserError(
             "an audit moves the numbers of dummy samples, and this job's samples are symbols; audit a job whose "
             "samples are numbers"
         )
-    return found
+    return problem
 
 
 def audit(
@@ -244,8 +244,8 @@ def audit(
             "the audit reads messages as if they were plain, and those of adaptive clipping are in units of its C; "
             "give privacy.clip a number, such as a C of the run's metrics.csv"
         )
-    seen = capture(job, round, client)
-    return attacked(job, seen, readings(job if plain is None else plain, seen), attack, name)
+    numbers = capture(job, round, client)
+    return attacked(job, numbers, readings(job if plain is None else plain, numbers), attack, name)
 
 
 def _check(attack: Attack) -> None:

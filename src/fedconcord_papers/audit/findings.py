@@ -58,10 +58,10 @@ def summary(audits: Sequence[Audit], attack: Attack) -> str:
     lines.append("")
     for one in audits:
         work = " on ".join(_count(n, what) for n, what in ((one.steps, "local step"), (one.samples, "sample")))
-        said = "; ".join(f"{c.reading}: {verdict(one, c)}" for c in one.curves)
+        text = "; ".join(f"{c.reading}: {verdict(one, c)}" for c in one.curves)
         lines.append(
             f"* {one.name}, client {one.client}, round {one.round}: {one.bytes:,} bytes after {work}. "
-            f"{said[0].upper()}{said[1:]}."
+            f"{text[0].upper()}{text[1:]}."
         )
         if one.protection is not None:
             lines.append(f"  Its message was {_protected(one.protection)}, and is read as if it were plain.")
@@ -93,8 +93,8 @@ def _count(n: int, what: str) -> str:
 
 def figure(audits: Sequence[Audit], *, column: Literal["distance", "matched"] = "matched") -> Figure:
     """Distance by iteration relative to its start, a line for each method and reading."""
-    made = Figure(figsize=(7.2, 3.9), layout="constrained")
-    axes = made.add_subplot()
+    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+    axes = figure.add_subplot()
     for k, one in enumerate(audits):
         for c in one.curves:
             values = np.array(getattr(c, column))
@@ -110,16 +110,16 @@ def figure(audits: Sequence[Audit], *, column: Literal["distance", "matched"] = 
     axes.set_ylabel(f"||D^ - D||_F, {'matched, ' if column == 'matched' else ''}relative to the start")
     axes.grid(color="#d9dee3", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    made.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return made
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
 
 
-def save_figure(made: Figure, stem: Path) -> None:
+def save_figure(figure: Figure, stem: Path) -> None:
     """The figure as PNG and SVG."""
-    FigureCanvasAgg(made)
+    FigureCanvasAgg(figure)
     for suffix, options in ((".png", {"dpi": 150}), (".svg", {"metadata": {"Date": None}})):
         out = io.BytesIO()
-        made.savefig(out, format=suffix[1:], **options)
+        figure.savefig(out, format=suffix[1:], **options)
         files.write_bytes(stem.with_suffix(suffix), out.getvalue())
 
 
@@ -160,9 +160,9 @@ def audit_jobs(
     audits = []
     for name, job in jobs.items():
         read_by = None if plain is None else plain.get(name)
-        found = audit(job, client=client, round=round, attack=attack, name=name, plain=read_by)
-        audits.append(found)
-        for c in found.curves:
-            say(f"{name}, {c.reading}: gradient error {100 * c.error:.2g} %, {verdict(found, c)}")
+        one_audit = audit(job, client=client, round=round, attack=attack, name=name, plain=read_by)
+        audits.append(one_audit)
+        for c in one_audit.curves:
+            say(f"{name}, {c.reading}: gradient error {100 * c.error:.2g} %, {verdict(one_audit, c)}")
     write(audits, attack, out)
     return audits

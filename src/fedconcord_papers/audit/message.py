@@ -88,12 +88,12 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
     cohort = cohort_of(space_of(problem), plan)
     if algorithm.phases.communicates is not None and not algorithm.phases.communicates(cohort):
         raise UserError(f"the method sends no message in round {round}; audit another round")
-    kept: list[tuple[Tree, Tree, Done, Client, Tree]] = []
+    calls: list[tuple[Tree, Tree, Done, Client, Tree]] = []
 
     def finish(down: Tree, row: Tree, done: Done, of: Client) -> tuple[Tree, Tree]:
         up, new = algorithm.finish(down, row, done, of)
         if int(of.id) == client:
-            kept.append((down, row, done, of, up))
+            calls.append((down, row, done, of, up))
         return up, new
 
     senders: list[Sender] = []
@@ -103,12 +103,12 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
             senders.append(sender)
         return algorithm.contribute(up, sender, cohort)
 
-    asked: list[Tensor] = []
+    gradients: list[Tensor] = []
 
     def ask(gradient: Tensor, sender: Sender, cohort: Cohort) -> Tree:
         assert prelude is not None
         if int(sender.id) == client:
-            asked.append(gradient)
+            gradients.append(gradient)
         return prelude.contribute(gradient, sender, cohort)
 
     prelude = algorithm.phases.prelude
@@ -116,7 +116,7 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
     watched = replace(algorithm, finish=finish, contribute=contribute, phases=algorithm.phases._replace(prelude=heard))
     assignment = job.assignment._replace(algorithm=watched)
     after = run_round(Serial(), problem, assignment, state.server, state.store, plan)
-    ((down, row, done, of, up),), (sender,) = kept, senders
+    ((down, row, done, of, up),), (sender,) = calls, senders
     orders = orders_of(plan, int(np.flatnonzero(plan.ids == client)[0]), algorithm)
     return Seen(
         x=state.server.x,
@@ -129,22 +129,22 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         drawn=job.assignment.draws.draw(algorithm, orders, int(problem.roster.samples[client])),
         done=done,
         message=up,
-        gradient=asked[0] if asked else None,
+        gradient=gradients[0] if gradients else None,
         server=after.server,
         cohort_bytes=after.bytes_up,
     )
 
 
-def touched(job: Job, seen: Seen) -> Tensor:
+def touched(job: Job, captured: Seen) -> Tensor:
     """The samples [n] that the message was computed from: the round's mini-batches, or all of the client."""
-    objective, batches = job.problem.objective, seen.drawn.batches
-    held = objective.samples(int(seen.client.id))
-    if seen.gradient is not None or seen.client.gradient is not None or job.algorithm.step.blocks is not None:
-        return held
+    objective, batches = job.problem.objective, captured.drawn.batches
+    samples = objective.samples(int(captured.client.id))
+    if captured.gradient is not None or captured.client.gradient is not None or job.algorithm.step.blocks is not None:
+        return samples
     if batches is None or job.assignment.oracle.kind == "full":
-        return held
+        return samples
     used = np.unique(batches)
-    return held[torch.as_tensor(used[used >= 0], device=objective.device)]
+    return samples[torch.as_tensor(used[used >= 0], device=objective.device)]
 
 
 # -- what the server reads from it ---------------------------------------------------------------------------------
@@ -154,29 +154,29 @@ def _double(tree: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
 
 
-def _vectors(job: Job, seen: Seen, gradient: Tensor | None, message: Tree) -> list[Tensor]:
+def _vectors(job: Job, captured: Seen, gradient: Tensor | None, message: Tree) -> list[Tensor]:
     """The vectors [d] of a message as the server decodes them, the prelude's first."""
-    decoded = tree_leaves(job.algorithm.contribute(message, seen.sender, seen.cohort)).values()
-    vectors = [leaf.double() for leaf in decoded if isinstance(leaf, Tensor) and leaf.shape == seen.x.shape]
+    decoded = tree_leaves(job.algorithm.contribute(message, captured.sender, captured.cohort)).values()
+    vectors = [leaf.double() for leaf in decoded if isinstance(leaf, Tensor) and leaf.shape == captured.x.shape]
     return vectors if gradient is None else [gradient.double(), *vectors]
 
 
-def _play(job: Job, seen: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
+def _play(job: Job, captured: Seen, g: Tensor) -> tuple[list[Tensor], Tensor]:
     """What the client would have sent, and its last model [d], were g [d] its gradient everywhere."""
-    client = seen.client
+    client = captured.client
     if client.gradient is not None:
         client = client._replace(gradient=g)
-    local = with_oracle(job.algorithm.start(seen.down, seen.row, client), job.assignment.oracle, seen.x, g)
+    local = with_oracle(job.algorithm.start(captured.down, captured.row, client), job.assignment.oracle, captured.x, g)
     assignment = job.assignment._replace(solver=job.solver._replace(clip=None, tolerance=None))
     none = torch.empty(0, dtype=torch.int64, device=g.device)
-    steps = [none] * int(seen.done.steps)
+    steps = [none] * int(captured.done.steps)
     constant = replace(job.problem.objective, dtype=g.dtype, gradient=lambda x, samples: g)
-    done, _ = solve(constant, assignment, local, steps, seen.drawn.blocks, none, seen.plan.lr)
-    message, _ = job.algorithm.finish(seen.down, seen.row, done, client)
-    return _vectors(job, seen, None if seen.gradient is None else g, message), done.x
+    done, _ = solve(constant, assignment, local, steps, captured.drawn.blocks, none, captured.plan.lr)
+    message, _ = job.algorithm.finish(captured.down, captured.row, done, client)
+    return _vectors(job, captured, None if captured.gradient is None else g, message), done.x
 
 
-def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
+def readings(job: Job, captured: Seen) -> dict[str, Tensor]:
     """The estimates of the client's mean gradient [d], float64; one alone where both are the same.
 
     The job says how a message is read. That of a protected job is read by the same job without privacy.
@@ -190,7 +190,7 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
             "the audit reads messages that are affine in the gradients, and differential privacy clips these; give "
             "the same job without privacy as well (plain), by which they are read as if they were plain"
         )
-    if any(isinstance(piece, Ascent) for piece in seen.done.pieces):
+    if any(isinstance(piece, Ascent) for piece in captured.done.pieces):
         raise UserError(
             "the audit reads messages that are affine in the gradients, and this method's hold the dual of SAM's "
             "ascent; audit fedspeed in place of fedsmoo"
@@ -211,13 +211,13 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
             f"the audit reads messages of gradient steps, and this job's clients take proximal steps of {psi.name} as "
             "well; audit it without the regulariser, or a method whose server takes them, such as fedadmm_inexact"
         )
-    sent = _vectors(job, seen, seen.gradient, seen.message)
-    known = seen._replace(
-        x=seen.x.double(),
-        down=_double(seen.down),
-        row=_double(seen.row),
-        client=_double(seen.client),
-        sender=_double(seen.sender),
+    vectors = _vectors(job, captured, captured.gradient, captured.message)
+    known = captured._replace(
+        x=captured.x.double(),
+        down=_double(captured.down),
+        row=_double(captured.row),
+        client=_double(captured.client),
+        sender=_double(captured.sender),
     )
     zero = torch.zeros_like(known.x)
     base, _ = _play(job, known, zero)
@@ -228,15 +228,15 @@ def readings(job: Job, seen: Seen) -> dict[str, Tensor]:
     size = sum(float(b) ** 2 for b in slopes)
     if not size > 0:
         raise UserError("the audited message does not depend on the client's gradients, so there is nothing to attack")
-    terms = [b * (v - a) for b, v, a in zip(slopes, sent, base, strict=True)]
+    terms = [b * (v - a) for b, v, a in zip(slopes, vectors, base, strict=True)]
     protocol = torch.stack(terms).sum(0) / size
-    if seen.gradient is not None:
-        move = sent[0]
+    if captured.gradient is not None:
+        move = vectors[0]
     elif slopes[0] == 0:
         return {"protocol": protocol}
     else:
-        _, x = _play(job, known, (sent[0] - base[0]) / slopes[0])  # whose message is this one: the client's last model
-        move = -(x - known.x) / (seen.plan.lr * float(seen.done.steps))
+        _, x = _play(job, known, (vectors[0] - base[0]) / slopes[0])  # the client's last model, of this message
+        move = -(x - known.x) / (captured.plan.lr * float(captured.done.steps))
     if float((move - protocol).norm()) <= 1e-5 * float(move.norm()):
         return {"move": move}
     return {"move": move, "protocol": protocol}

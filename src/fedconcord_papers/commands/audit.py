@@ -43,6 +43,6 @@ def audit(
     if client is not None and not client.isdecimal():
         raise UserError(f"--client must be an integer >= 0, given {client!r}")
     attack = Attack(count("--iterations", iterations), cast(Any, optimiser), step, cast(Any, labels))
-    chosen = None if client is None else int(client)
-    done = functions.audited(sources, attack, chosen, count("--round", round), out, say)
-    say(f"audit: {done.page}")
+    client_id = None if client is None else int(client)
+    audited = functions.audited(sources, attack, client_id, count("--round", round), out, say)
+    say(f"audit: {audited.page}")

@@ -66,13 +66,13 @@ def reproduce(
     from fedconcord.settings.sources import seed_list
     from fedconcord_papers.recipes.whole import request
 
-    chosen = None if seeds is None else seed_list("--seeds", seeds)
+    seed_numbers = None if seeds is None else seed_list("--seeds", seeds)
     some = None if cells is None else [cell.strip() for cell in cells.split(",")]
     missed = []
     for name in RECIPES if recipe == "all" else [recipe]:
         try:
-            asked = request(name, size, folder, at_once, chosen, some, device)
-            _one(asked, folder, dry_run, recipe == "all")
+            spec = request(name, size, folder, at_once, seed_numbers, some, device)
+            _one(spec, folder, dry_run, recipe == "all")
         except UserError as error:
             if recipe != "all":
                 raise
@@ -90,41 +90,41 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
     return "quick" if quick else "paper" if paper else "desk"
 
 
-def _one(asked: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
+def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
     from fedconcord_papers.recipes.whole import reproduced
 
-    recipe = asked.recipe
+    recipe = spec.recipe
     say(f"{recipe.name}, {recipe.source}: {recipe.claim}")
     if dry_run:
-        _show_jobs(asked)
+        _show_jobs(spec)
         return
-    for sentence in _before(asked):
+    for sentence in _before(spec):
         say(sentence)
     there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
-    again = f"{PROGRAM} reproduce all --{asked.size_name}" if of_all else asked.command
+    again = f"{PROGRAM} reproduce all --{spec.size_name}" if of_all else spec.command
     with Show(f"{again}{there}", has_bar_per_run=True) as show:
-        judged = reproduced(asked, show)
+        judged = reproduced(spec, show)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
     say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")
 
 
-def _before(asked: RecipeSpec) -> list[str]:
+def _before(spec: RecipeSpec) -> list[str]:
     """What a person should know before it starts."""
-    stated = asked.size
-    said = [f"size {asked.size_name}: {stated.note or 'as in the paper'}"]
+    stated = spec.size
+    lines = [f"size {spec.size_name}: {stated.note or 'as in the paper'}"]
     if stated.stand_in:
-        said.append(f"stand-in data: {stated.stand_in}; they test the code, not the claim")
+        lines.append(f"stand-in data: {stated.stand_in}; they test the code, not the claim")
     if stated.minutes is not None:
-        said.append(f"it took {stated.minutes:g} minutes on two cores")
-    said.append(f"results: {asked.out}")
-    return said
+        lines.append(f"it took {stated.minutes:g} minutes on two cores")
+    lines.append(f"results: {spec.out}")
+    return lines
 
 
-def _show_jobs(asked: RecipeSpec) -> None:
+def _show_jobs(spec: RecipeSpec) -> None:
     from fedconcord_papers.recipes import dry
 
-    say_columns([{k: "" if v is None else str(v) for k, v in row.items()} for row in dry.rows(asked)])
+    say_columns([{k: "" if v is None else str(v) for k, v in row.items()} for row in dry.rows(spec)])
 
 
 def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> None:
@@ -133,16 +133,16 @@ def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> 
     if to is not None:
         say(f"pages: {pages.write_pages(folder, recipes, Path(to))}")
         return
-    found = pages.done_below(folder, recipes)
-    if not found:
+    judged = pages.done_below(folder, recipes)
+    if not judged:
         raise UserError(f"{folder} holds no recipe that was done; run one first, or give its --out")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("", "recipe", "size", "verdict", "claims"):
         table.add_column(column, overflow="fold")
-    for one in found:
+    for one in judged:
         hold = sum(finding.verdict == "holds" for finding in one.findings)
         table.add_row(
             one.recipe.id, one.recipe.name, one.done.size, one.verdict.verdict, f"{hold} of {len(one.findings)}"
         )
     console.print(table)
-    say(f"{len(found)} of {len(recipes)} recipes were run")
+    say(f"{len(judged)} of {len(recipes)} recipes were run")

@@ -129,12 +129,12 @@ def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: S
     return _pairwise(says, measure, who, cells, False, as_compared=slowed)
 
 
-def within(says: str, measure: str, wanted: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
+def within(says: str, measure: str, expected: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
     """Means lie within this relative tolerance of (cell, entry, printed value)."""
 
     def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
-        for cell, entry, printed in wanted:
+        for cell, entry, printed in expected:
             seeds = values.seeds(measure, cell, entry)
             if not seeds:
                 signs.append(("", None))
@@ -167,8 +167,8 @@ def told(
 ) -> tuple[str, bool | None]:
     """What a test of the means of these runs, (cell, entry), says; None where one was not run. A mean with a seed that
     diverged is NaN, with one that missed its target inf: nothing is true of them."""
-    seen = [list(values.seeds(measure, *run).values()) for run in runs]
-    return test(*(sum(each) / len(each) for each in seen)) if all(seen) else ("", None)
+    numbers = [list(values.seeds(measure, *run).values()) for run in runs]
+    return test(*(sum(each) / len(each) for each in numbers)) if all(numbers) else ("", None)
 
 
 def number(mean: float, form: str = ".4g") -> str:
@@ -206,10 +206,10 @@ def _pairwise(
     """
 
     def judge(values: Values) -> Finding:
-        shown = view(values)
-        compared_values = as_compared(shown)
+        text = view(values)
+        compared_values = as_compared(text)
         signs = [
-            (_pair(shown, measure, cell, a, b, len(cells) > 1), compared(compared_values, measure, cell, a, b, higher))
+            (_pair(text, measure, cell, a, b, len(cells) > 1), compared(compared_values, measure, cell, a, b, higher))
             for cell in cells
             for a, b in who
         ]

@@ -60,13 +60,13 @@ def rows(asked: RecipeSpec) -> Iterator[dict[str, object]]:
         nested = {**settings, "methods": methods}
         config = resolve_compare(from_nested(nested, recipe.name))
         for one in runs(config):
-            tried = grid[one.label or ""] if size.search is not None and cells[cell].tuned_in is None else 1
+            trials = grid[one.label or ""] if size.search is not None and cells[cell].tuned_in is None else 1
             parameters, samples = counts(one)
             local = one.local
             work = f"{local.steps} steps" if local.steps is not None else f"{local.epochs} epochs"
             cells_of_row = (
                 *(cell, one.label, one.data, one.clients, one.cohort, parameters, samples),
-                *(f"{work} of {local.batch_size}", one.rounds, seeds + (tried if tried > 1 else 0)),
+                *(f"{work} of {local.batch_size}", one.rounds, seeds + (trials if trials > 1 else 0)),
             )
             yield dict(zip(COLUMNS, cells_of_row, strict=True))
 

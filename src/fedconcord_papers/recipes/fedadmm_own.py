@@ -51,7 +51,7 @@ def alike(cell: str, entries: Sequence[str], points: float) -> Callable[[Values]
         apart = max(means) - min(means) if all(map(math.isfinite, means)) else math.nan
         return "one diverged" if math.isnan(apart) else f"{apart:.2f} points apart", apart <= points
 
-    return lambda found: [told(found, ACCURACY.name, [(cell, entry) for entry in entries], near)]
+    return lambda table: [told(table, ACCURACY.name, [(cell, entry) for entry in entries], near)]
 
 
 fig6 = Recipe(

@@ -109,17 +109,17 @@ def models_of(table: Mapping[tuple[str, str], float | str]) -> dict[tuple[str, s
 def printed(says: str, table: Mapping[tuple[str, str], float | str], tolerance: float) -> Claim:
     """Rounds are within a tolerance of the printed ones where the model is the paper's; "100+": not in 100 rounds."""
 
-    def wanted(found: Values) -> Iterator[tuple[str, str, float | str]]:
+    def wanted(values: Values) -> Iterator[tuple[str, str, float | str]]:
         for (cell, entry), value in table.items():
-            if set(found.seeds(MODEL.name, cell, entry).values()) & set(SIZES.values()):
+            if set(values.seeds(MODEL.name, cell, entry).values()) & set(SIZES.values()):
                 yield cell, entry, value
 
-    def test(found: Values) -> Sequence[tuple[str, bool | None]]:
-        rows = list(wanted(found))
+    def test(values: Values) -> Sequence[tuple[str, bool | None]]:
+        rows = list(wanted(values))
         numbers = [(cell, entry, float(value)) for cell, entry, value in rows if not isinstance(value, str)]
-        near = [within("", ROUNDS.name, [row], tolerance).judge(found) for row in numbers]
+        near = [within("", ROUNDS.name, [row], tolerance).judge(values) for row in numbers]
         never = [
-            (f"{entry} ({cell}) for {value}", all(map(math.isinf, found.seeds(ROUNDS.name, cell, entry).values())))
+            (f"{entry} ({cell}) for {value}", all(map(math.isinf, values.seeds(ROUNDS.name, cell, entry).values())))
             for cell, entry, value in rows
             if isinstance(value, str)
         ]
@@ -132,16 +132,16 @@ def printed(says: str, table: Mapping[tuple[str, str], float | str], tolerance: 
 def lead_grows(says: str, small: str, large: str) -> Claim:
     """The rounds that FedADMM saves on the best rival are a larger part in one cell than in another, by seed."""
 
-    def saved(found: Values, cell: str) -> Iterator[tuple[str, str, str, int, float]]:
-        own = found.seeds(ROUNDS.name, cell, "FedADMM")
-        others = [found.seeds(ROUNDS.name, cell, rival) for rival in RIVALS]
+    def saved(table: Values, cell: str) -> Iterator[tuple[str, str, str, int, float]]:
+        own = table.seeds(ROUNDS.name, cell, "FedADMM")
+        others = [table.seeds(ROUNDS.name, cell, rival) for rival in RIVALS]
         for seed, mine in own.items():
             best = min((other[seed] for other in others if seed in other), default=math.nan)
             if math.isfinite(mine) or math.isfinite(best):
                 yield "saved", "", cell, seed, 1 - mine / best
 
-    def judge(found: Values) -> Finding:
-        both = values([*saved(found, small), *saved(found, large)])
+    def judge(table: Values) -> Finding:
+        both = values([*saved(table, small), *saved(table, large)])
         sign: Sign | None = compared(both, "saved", "", large, small, higher=True)
         shown = ", ".join(f"{100 * both.interval('saved', '', cell).mean:.0f} % ({cell})" for cell in (small, large))
         return judged([(f"saved {shown}", sign)])

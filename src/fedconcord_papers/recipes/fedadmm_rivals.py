@@ -93,8 +93,8 @@ PRINTED_3: Mapping[tuple[str, str], float | str] = {
 def with_sgd(claim: Claim) -> Claim:
     """The claim where FedSGD, which runs for longer and so in a cell of its own, stands beside the others."""
 
-    def judge(found: Values) -> Finding:
-        return claim.judge(Values(tuple(row._replace(cell=row.cell.removesuffix("_sgd")) for row in found.rows)))
+    def judge(table: Values) -> Finding:
+        return claim.judge(Values(tuple(row._replace(cell=row.cell.removesuffix("_sgd")) for row in table.rows)))
 
     return claim._replace(judge=judge)
 

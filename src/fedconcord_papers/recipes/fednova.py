@@ -18,24 +18,24 @@ PLAIN: Mapping[str, Any] = {"validation": "none", "eval.clients": False}
 DISTANCE = magnitude("distance", 100, "log10 of the distance to the optimum")
 
 
-def arrived(found: Values) -> list[tuple[str, bool | None]]:
+def arrived(table: Values) -> list[tuple[str, bool | None]]:
     """Whether each method reaches the optimum to rounding with equal steps."""
     return [
-        (f"{entry}: 10^{max(seen):.1f}" if seen else entry, max(seen) < -12 if seen else None)
-        for entry in found.entries()
-        for seen in [list(found.seeds(DISTANCE.name, "equal", entry).values())]
+        (f"{entry}: 10^{max(distances):.1f}" if distances else entry, max(distances) < -12 if distances else None)
+        for entry in table.entries()
+        for distances in [list(table.seeds(DISTANCE.name, "equal", entry).values())]
     ]
 
 
-def much_closer(found: Values) -> list[tuple[str, bool | None]]:
+def much_closer(table: Values) -> list[tuple[str, bool | None]]:
     """Whether FedNova ends more than ten times closer with random steps, for every seed."""
-    nova = found.seeds(DISTANCE.name, "random", "FedNova")
-    said: list[tuple[str, bool | None]] = []
+    nova = table.seeds(DISTANCE.name, "random", "FedNova")
+    rows: list[tuple[str, bool | None]] = []
     for entry in ("FedAvg", "FedProx"):
-        seen = found.seeds(DISTANCE.name, "random", entry)
-        gains = [seen[seed] - nova[seed] for seed in nova.keys() & seen.keys()]
-        said.append((f"{entry}: {min(gains):.2f} decades" if gains else entry, min(gains) > 1 if gains else None))
-    return said
+        distances = table.seeds(DISTANCE.name, "random", entry)
+        gains = [distances[seed] - nova[seed] for seed in nova.keys() & distances.keys()]
+        rows.append((f"{entry}: {min(gains):.2f} decades" if gains else entry, min(gains) > 1 if gains else None))
+    return rows
 
 
 FIG2 = Recipe(
@@ -242,11 +242,11 @@ TABLE = {
 }
 
 
-def same_vr(found: Values) -> list[tuple[str, bool | None]]:
+def same_vr(table: Values) -> list[tuple[str, bool | None]]:
     """Whether VR ends within a point under both rules."""
     runs = [("E2to5", f"{rule}, VR") for rule in ("FedAvg", "FedNova")]
     return [
-        told(found, SCORE.name, runs, lambda a, b: (f"{number(a, '.2f')} and {number(b, '.2f')} %", abs(a - b) <= 1))
+        told(table, SCORE.name, runs, lambda a, b: (f"{number(a, '.2f')} and {number(b, '.2f')} %", abs(a - b) <= 1))
     ]
 
 

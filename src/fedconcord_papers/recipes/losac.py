@@ -60,31 +60,31 @@ def rank_of(run: Run) -> int:
 RANK_OFF = Measure("rank beyond the truth's", lambda run: run.metrics["rank"][-1] - rank_of(run), False, digits=0)
 
 
-def off(found: Values, cell: str, entry: str) -> list[float]:
-    return list(found.seeds(RANK_OFF.name, cell, entry).values())
+def off(values: Values, cell: str, entry: str) -> list[float]:
+    return list(values.seeds(RANK_OFF.name, cell, entry).values())
 
 
 def exact(entries: Sequence[str], wanted: bool, cells: Sequence[str]) -> Any:
     """Whether these end with the exact rank for every seed."""
 
-    def test(found: Values) -> list[tuple[str, bool | None]]:
-        said: list[tuple[str, bool | None]] = []
+    def test(values: Values) -> list[tuple[str, bool | None]]:
+        rows: list[tuple[str, bool | None]] = []
         for cell in cells:
             for entry in entries:
-                seen = off(found, cell, entry)
-                each = ", ".join(f"{v:+.0f}" for v in seen)
-                said.append((f"{entry} {each} ({cell})", all(v == 0 for v in seen) == wanted if seen else None))
-        return said
+                numbers = off(values, cell, entry)
+                each = ", ".join(f"{v:+.0f}" for v in numbers)
+                rows.append((f"{entry} {each} ({cell})", all(v == 0 for v in numbers) == wanted if numbers else None))
+        return rows
 
     return test
 
 
-def same_point(found: Values) -> list[tuple[str, bool | None]]:
+def same_point(values: Values) -> list[tuple[str, bool | None]]:
     """Errors of LoSAC-Prox as printed with lambda and of the form with tables that count once with lambda / M."""
     runs = [("rank8", "LoSAC-Prox"), ("rank8_lambda_M", "LoSAC-Prox, tables / M")]
     return [
         told(
-            *(found, ERROR.name, runs),
+            *(values, ERROR.name, runs),
             lambda a, b: (f"error {number(a, '.3f')} against {number(b, '.3f')}", abs(a - b) <= 0.02 * b),
         )
     ]

@@ -54,10 +54,10 @@ def same_claims(says: str, suffix: str) -> tuple[Claim, ...]:
     """The claims of Fig. 2 for entries with this suffix."""
     avg, cm, saga, scaffold, mime, losac = (f"{name}{suffix}" for name in SIX)
 
-    def little(found: Values) -> list[tuple[str, bool | None]]:
+    def little(values: Values) -> list[tuple[str, bool | None]]:
         return [
             told(
-                *(found, ACCURACY.name, [("c0", entry), ("c100", entry)]),
+                *(values, ACCURACY.name, [("c0", entry), ("c100", entry)]),
                 lambda easy, hard, entry=entry: (f"{entry} loses {number(easy - hard, '.1f')} points", easy - hard < 3),
             )
             for entry in (scaffold, mime, losac)

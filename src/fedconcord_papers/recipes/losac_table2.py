@@ -78,12 +78,12 @@ def printed(place: int) -> dict[tuple[str, str], float | str]:
     }
 
 
-def comparable(found: Values) -> list[tuple[str, bool | None]]:
+def comparable(values: Values) -> list[tuple[str, bool | None]]:
     """Rounds of LoSAC with M = 3 and T = 2 over those of SCAFFOLD with T = 6."""
     runs = [("mnist_T2", "LoSAC (M = 3)"), ("mnist_T6", "SCAFFOLD (M = 3)")]
     return [
         told(
-            *(found, TO_85.name, runs),
+            *(values, TO_85.name, runs),
             lambda losac, scaffold: (f"{number(losac)} rounds against {number(scaffold)}", losac <= 1.35 * scaffold),
         )
     ]

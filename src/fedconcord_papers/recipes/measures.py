@@ -22,8 +22,8 @@ def rounds_to(target: float, metric: str = ACCURACY, higher: bool = True, name: 
         at = first_at(run.metrics[metric], target, higher)
         return math.inf if at is None else float(run.round[at])
 
-    shown = f"{100 * target:g} %" if metric.endswith("accuracy") else f"{target:g}"
-    return Measure(name or f"rounds to {shown}", of, False, digits=0, goal=target)
+    text = f"{100 * target:g} %" if metric.endswith("accuracy") else f"{target:g}"
+    return Measure(name or f"rounds to {text}", of, False, digits=0, goal=target)
 
 
 def rounds_to_target(metric: str = ACCURACY, name: str = "rounds to target") -> Measure:
@@ -76,8 +76,8 @@ def best(metric: str = ACCURACY, higher: bool = True, name: str | None = None) -
     factor = 100.0 if metric.endswith("accuracy") else 1.0
 
     def of(run: Run) -> float:
-        seen = run.metrics[metric][np.isfinite(run.metrics[metric])]
-        return factor * float(seen.max() if higher else seen.min()) if seen.size else math.nan
+        numbers = run.metrics[metric][np.isfinite(run.metrics[metric])]
+        return factor * float(numbers.max() if higher else numbers.min()) if numbers.size else math.nan
 
     return Measure(name or f"best {metric.replace('_', ' ')}", of, higher, "", 2)
 
@@ -87,8 +87,8 @@ def swing(metric: str = ACCURACY, share: float = 0.5, name: str | None = None) -
     factor = 100.0 if metric.endswith("accuracy") else 1.0
 
     def of(run: Run) -> float:
-        seen = run.metrics[metric][int(len(run.round) * (1 - share)) :]
-        return factor * float(np.std(np.diff(seen))) if len(seen) > 2 and np.isfinite(seen).all() else math.nan
+        numbers = run.metrics[metric][int(len(run.round) * (1 - share)) :]
+        return factor * float(np.std(np.diff(numbers))) if len(numbers) > 2 and np.isfinite(numbers).all() else math.nan
 
     return Measure(name or f"swing of {metric.replace('_', ' ')}", of, False, "", 2)
 

@@ -30,11 +30,11 @@ SOLVERS = {  # and the planned steps, which cap the tolerance's
 EXACT = ("FedADMM", "FedDyn", "FedVRA")  # have the right fixed point
 
 
-def any_solver(found: Values) -> list[tuple[str, bool | None]]:
+def any_solver(values: Values) -> list[tuple[str, bool | None]]:
     """Whether rounds differ by at most a quarter between two solvers that go to eps."""
     return [
         told(
-            *(found, ROUNDS.name, [("cancer", f"{method}, {how} to eps") for how in ("GD", "L-BFGS")]),
+            *(values, ROUNDS.name, [("cancer", f"{method}, {how} to eps") for how in ("GD", "L-BFGS")]),
             lambda a, b, method=method: (f"{method} {number(a)} and {number(b)} rounds", abs(a - b) <= 0.25 * a),
         )
         for method in EXACT
@@ -114,7 +114,7 @@ PENALTIES = (0.1, 0.01, 1.0)
 VRA = {"local.lr": (1.0, 3.0), "gamma": (0.1, 0.01), "a": (5, 1), "d": (4, 1)}  # those of the first task first
 
 
-def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
+def near_the_best(values: Values) -> list[tuple[str, bool | None]]:
     """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
     entries = ("FedVRA-U", *OTHERS)
 
@@ -125,7 +125,7 @@ def near_the_best(found: Values) -> list[tuple[str, bool | None]]:
         )
         return f"FedVRA-U {number(own)}; the lowest is {whose}'s, {number(lowest)}", own <= 1.05 * lowest
 
-    return [told(found, COST.name, [("digits", entry) for entry in entries], near)]
+    return [told(values, COST.name, [("digits", entry) for entry in entries], near)]
 
 
 CLUSTERING = Recipe(

@@ -53,14 +53,15 @@ class Judged(NamedTuple):
         return self.path.with_name(INDEX)
 
 
-def judge(recipe: Recipe, done: Done, path: Path) -> Judged:
+def judge(recipe: Recipe, results: Done, path: Path) -> Judged:
     """Judge every claim of a recipe on its values, if this size tests it; stand-in data test none."""
-    stand_in = recipe.sizes[done.size].stand_in  # type: ignore[index]
+    stand_in = recipe.sizes[results.size].stand_in  # type: ignore[index]
     untested = Finding("not tested at this size", "stand-in data" if stand_in else "")
     findings = [
-        untested if stand_in or done.size not in claim.sizes else claim.judge(done.values) for claim in recipe.claims
+        untested if stand_in or results.size not in claim.sizes else claim.judge(results.values)
+        for claim in recipe.claims
     ]
-    return Judged(recipe, done, path, findings)
+    return Judged(recipe, results, path, findings)
 
 
 def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
@@ -157,14 +158,14 @@ def _sentence(text: str) -> str:
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def how(done: Done) -> str:
+def how(results: Done) -> str:
     """What it took, on what machine."""
-    seeds = sorted({row.seed for row in done.values.rows})
-    search = f" and {done.searched} of the search" if done.searched else ""
-    runs = len({(row.cell, row.entry, row.seed) for row in done.values.rows})
+    seeds = sorted({row.seed for row in results.values.rows})
+    search = f" and {results.searched} of the search" if results.searched else ""
+    runs = len({(row.cell, row.entry, row.seed) for row in results.values.rows})
     return (
-        f"{runs} runs{search}, seeds {', '.join(map(str, seeds))}; {minutes(done.seconds)} minutes, added over "
-        f"processes, on {done.machine}; fedconcord {done.version}."
+        f"{runs} runs{search}, seeds {', '.join(map(str, seeds))}; {minutes(results.seconds)} minutes, added over "
+        f"processes, on {results.machine}; fedconcord {results.version}."
     )
 
 
@@ -236,9 +237,9 @@ def _cell(
     return f"{mean}{some}{theirs}"
 
 
-def chosen(recipe: Recipe, done: Done) -> str:
+def chosen(recipe: Recipe, results: Done) -> str:
     """The best of the grid by cell and entry."""
-    keys = {(cell, entry): values for cell, entries in done.chosen.items() for entry, values in entries.items()}
+    keys = {(cell, entry): values for cell, entries in results.chosen.items() for entry, values in entries.items()}
     entries = list(dict.fromkeys(entry for _, entry in keys))
 
     def words(cell: str, entry: str) -> str:
@@ -248,8 +249,8 @@ def chosen(recipe: Recipe, done: Done) -> str:
         )
 
     titles = _titles(recipe)
-    sought = [entry for entry in entries if any(words(cell, entry) for cell in done.chosen)]
-    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in sought)] for cell in done.chosen]
+    sought = [entry for entry in entries if any(words(cell, entry) for cell in results.chosen)]
+    rows = [[titles.get(cell, cell), *(words(cell, entry) for entry in sought)] for cell in results.chosen]
     return markdown(("", *sought), [row for row in rows if any(row[1:])])
 
 

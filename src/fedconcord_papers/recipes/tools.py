@@ -35,17 +35,17 @@ class Track(NamedTuple):
 
 def track(job: Job, rounds: int, metric: str, *, every: int = 1, goal: float = -math.inf, cap: float = 1e12) -> Track:
     """Run to `rounds` rounds, or until the metric is at most the goal, above the cap or not finite."""
-    found = []
+    rows = []
     for row in train(job, rounds, eval_every=every):
         if row.metrics is None:
             continue
         value = row.metrics[metric]
         if not value < cap:
             break
-        found.append((row.round, value, row.gradient_steps))
+        rows.append((row.round, value, row.gradient_steps))
         if value <= goal:
             break
-    return Track(*np.array(found, np.float64).T)
+    return Track(*np.array(rows, np.float64).T)
 
 
 @contextmanager
@@ -91,10 +91,10 @@ def line(ax: Axes, index: int, x: Array, y: Array, label: str, **style: Any) -> 
     colour, dash, marker = look(index)
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int))
     x, y = x[keep], y[keep]
-    given: dict[str, Any] = {"linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
+    options: dict[str, Any] = {"linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
     step = max(1, len(x) // 7)
-    given |= {"markevery": (index * step // 4, step), "markeredgecolor": "white", "markeredgewidth": 0.5}
-    ax.plot(x, y, color=colour, label=label, **given | style)
+    options |= {"markevery": (index * step // 4, step), "markeredgecolor": "white", "markeredgewidth": 0.5}
+    ax.plot(x, y, color=colour, label=label, **options | style)
 
 
 def table(out: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -110,8 +110,8 @@ def _text(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def pairs(found: Values, measure: str, cell: str, a: str, b: str) -> Iterator[tuple[float, float]]:
+def pairs(values: Values, measure: str, cell: str, a: str, b: str) -> Iterator[tuple[float, float]]:
     """The values of two entries by seed, where both were run."""
-    first, second = found.seeds(measure, cell, a), found.seeds(measure, cell, b)
+    first, second = values.seeds(measure, cell, a), values.seeds(measure, cell, b)
     for seed in sorted(first.keys() & second.keys()):
         yield first[seed], second[seed]

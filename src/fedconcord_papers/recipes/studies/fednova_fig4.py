@@ -117,31 +117,31 @@ def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 def monotone(measure: str, rising: bool) -> Callable[[Values], list[tuple[str, bool | None]]]:
     """Whether a measure rises, or falls, with alpha throughout."""
 
-    def test(found: Values) -> list[tuple[str, bool | None]]:
-        said: list[tuple[str, bool | None]] = []
+    def test(values: Values) -> list[tuple[str, bool | None]]:
+        outcomes: list[tuple[str, bool | None]] = []
         for cell in SPREAD:
-            seen = np.array([r.value for r in found.rows if (r.measure, r.cell) == (measure, cell)])
-            steps = np.diff(seen) if rising else -np.diff(seen)
-            so = bool((steps > -1e-12).all() and seen[0] != seen[-1]) if len(seen) > 1 else None
-            said.append((f"{seen[0]:.3g} to {seen[-1]:.3g} ({cell})" if len(seen) > 1 else cell, so))
-        return said
+            numbers = np.array([r.value for r in values.rows if (r.measure, r.cell) == (measure, cell)])
+            steps = np.diff(numbers) if rising else -np.diff(numbers)
+            so = bool((steps > -1e-12).all() and numbers[0] != numbers[-1]) if len(numbers) > 1 else None
+            outcomes.append((f"{numbers[0]:.3g} to {numbers[-1]:.3g} ({cell})" if len(numbers) > 1 else cell, so))
+        return outcomes
 
     return test
 
 
-def at_one(found: Values) -> list[tuple[str, bool | None]]:
+def at_one(values: Values) -> list[tuple[str, bool | None]]:
     """Whether the bias is 0 and the slowdown tau_bar at alpha = 1."""
-    said: list[tuple[str, bool | None]] = []
+    outcomes: list[tuple[str, bool | None]] = []
     for cell, std in SPREAD.items():
-        bias, slow = (found.interval(measure, cell, "alpha 1").mean for measure in MEASURES[:2])
+        bias, slow = (values.interval(measure, cell, "alpha 1").mean for measure in MEASURES[:2])
         so = abs(bias) < 1e-12 and math.isclose(slow, steps(std).mean()) if math.isfinite(slow) else None
-        said.append((f"bias {bias:.1g}, slowdown {slow:.4g} ({cell})", so))
-    return said
+        outcomes.append((f"bias {bias:.1g}, slowdown {slow:.4g} ({cell})", so))
+    return outcomes
 
 
-def agree(found: Values) -> list[tuple[str, bool | None]]:
+def agree(values: Values) -> list[tuple[str, bool | None]]:
     """Whether closed forms and simulated steps agree to rounding."""
-    gaps = {cell: list(found.seeds(DIFFERENCE, cell, "closed forms").values()) for cell in SPREAD}
+    gaps = {cell: list(values.seeds(DIFFERENCE, cell, "closed forms").values()) for cell in SPREAD}
     return [(f"{gap[0]:.1g} ({cell})" if gap else cell, gap[0] < 1e-9 if gap else None) for cell, gap in gaps.items()]
 
 

@@ -148,23 +148,25 @@ def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 def below(measure: str, most: float) -> Callable[[Values], list[tuple[str, bool | None]]]:
     """Whether a measure is below a bound in every case."""
 
-    def test(found: Values) -> list[tuple[str, bool | None]]:
-        return [(f"{r.value:.1g} ({r.cell}, {r.entry})", r.value < most) for r in found.rows if r.measure == measure]
+    def test(values: Values) -> list[tuple[str, bool | None]]:
+        return [(f"{r.value:.1g} ({r.cell}, {r.entry})", r.value < most) for r in values.rows if r.measure == measure]
 
     return test
 
 
-def misses(found: Values) -> list[tuple[str, bool | None]]:
+def misses(values: Values) -> list[tuple[str, bool | None]]:
     """Whether each case stops away from the optimum."""
-    return [(f"{r.value:.3g} ({r.cell}, {r.entry})", r.value > 1e-3) for r in found.rows if r.measure == BIAS]
+    return [(f"{r.value:.3g} ({r.cell}, {r.entry})", r.value > 1e-3) for r in values.rows if r.measure == BIAS]
 
 
-def tends(found: Values) -> list[tuple[str, bool | None]]:
+def tends(values: Values) -> list[tuple[str, bool | None]]:
     """Whether the limit comes nearer to Lemma 1's as eta falls."""
-    seen = [r.value for r in found.rows if (r.measure, r.cell) == (SMALL, LEMMA)]  # eta falls
-    if len(seen) < 2:
+    numbers = [r.value for r in values.rows if (r.measure, r.cell) == (SMALL, LEMMA)]  # eta falls
+    if len(numbers) < 2:
         return [("", None)]
-    return [(f"{100 * seen[0]:.3g} % of the bias to {100 * seen[-1]:.3g} %", all(a > b for a, b in pairwise(seen)))]
+    return [
+        (f"{100 * numbers[0]:.3g} % of the bias to {100 * numbers[-1]:.3g} %", all(a > b for a, b in pairwise(numbers)))
+    ]
 
 
 CLAIMS = (

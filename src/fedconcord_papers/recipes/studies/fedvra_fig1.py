@@ -132,8 +132,8 @@ def run(out: Path, size: SizeName, options: Mapping[str, Any], say: Callable[[st
                 continue
             ax = axes[one.pair.name in LIMITS]
             line(ax, k, np.arange(len(one.method), dtype=np.float64), one.method, one.pair.name)
-            seen = np.arange(0, len(one.member), max(1, len(one.member) // 12))
-            ax.plot(seen, one.member[seen], "x", color="black", markersize=5, zorder=4)
+            rounds = np.arange(0, len(one.member), max(1, len(one.member) // 12))
+            ax.plot(rounds, one.member[rounds], "x", color="black", markersize=5, zorder=4)
         for ax in axes:
             ax.set(yscale="log", xlabel="round", ylabel="distance to the optimum")
         axes[1].set_ylim(top=1e3)
@@ -165,28 +165,28 @@ def resolve(size: SizeName, options: Mapping[str, Any]) -> Sequence[Mapping[str,
 # -- of its claims ---------------------------------------------------------------------------------------------------
 
 
-def below(found: Values, measure: str, entries: Sequence[str], bound: float) -> list[tuple[str, bool | None]]:
+def below(table: Values, measure: str, entries: Sequence[str], bound: float) -> list[tuple[str, bool | None]]:
     """Whether each value is at most the bound; what diverged is not."""
-    return [_said(found, measure, entry, lambda v: v <= bound) for entry in entries]
+    return [_said(table, measure, entry, lambda v: v <= bound) for entry in entries]
 
 
-def above(found: Values, measure: str, entries: Sequence[str], bound: float) -> list[tuple[str, bool | None]]:
+def above(table: Values, measure: str, entries: Sequence[str], bound: float) -> list[tuple[str, bool | None]]:
     """Whether each value is greater than the bound."""
-    return [_said(found, measure, entry, lambda v: v > bound) for entry in entries]
+    return [_said(table, measure, entry, lambda v: v > bound) for entry in entries]
 
 
-def falling(found: Values) -> list[tuple[str, bool | None]]:
+def falling(table: Values) -> list[tuple[str, bool | None]]:
     """Whether the control variates' distance falls at least fivefold with each tenth of gamma."""
-    values = [next(iter(found.seeds(VARIATE, CELL, f"SCAFFOLD, gamma {g:g}").values()), None) for g in GAMMAS]
+    values = [next(iter(table.seeds(VARIATE, CELL, f"SCAFFOLD, gamma {g:g}").values()), None) for g in GAMMAS]
     return [
         (f"{b:.1e} at gamma {g:g} after {a:.1e}", b <= a / 5) if a is not None and b is not None else ("", None)
         for a, b, g in zip(values, values[1:], GAMMAS[1:], strict=False)
     ]
 
 
-def _said(found: Values, measure: str, entry: str, test: Callable[[float], bool]) -> tuple[str, bool | None]:
-    values = list(found.seeds(measure, CELL, entry).values())
+def _said(table: Values, measure: str, entry: str, test: Callable[[float], bool]) -> tuple[str, bool | None]:
+    values = list(table.seeds(measure, CELL, entry).values())
     if not values:
         return entry, None
-    shown = ", ".join("diverges" if math.isnan(v) else f"{v:.1e}" for v in values)
-    return f"{entry} {shown}", all(map(test, values))
+    text = ", ".join("diverges" if math.isnan(v) else f"{v:.1e}" for v in values)
+    return f"{entry} {text}", all(map(test, values))

@@ -88,12 +88,12 @@ def federation(data: Dataset, clients: int, seed: int) -> Supervised:
 
 def estimates(job: Job) -> tuple[Any, dict[str, Tensor]]:
     """Client 1's message of round 5, and its estimates by name; those that equal the first are left out."""
-    seen = capture(job, ROUND, client=0)
-    found = readings(job, seen)
+    captured = capture(job, ROUND, client=0)
+    found = readings(job, captured)
     named = {"mean": found["move"]}
-    if seen.gradient is None and job.algorithm.step.steps != 1:  # the others send a gradient
-        named["printed"] = -float(seen.done.steps) * found["move"]
-    return seen, named | {name: g for name, g in found.items() if name != "move"}
+    if captured.gradient is None and job.algorithm.step.steps != 1:  # the others send a gradient
+        named["printed"] = -float(captured.done.steps) * found["move"]
+    return captured, named | {name: g for name, g in found.items() if name != "move"}
 
 
 def curve_of(audit: Audit, reading: str) -> Curve:
@@ -143,8 +143,8 @@ def attacks(data: Dataset, clients: int, seed: int) -> list[Audit]:
     audits = []
     for name, (method, options, _) in COHORT.items():
         job = Job(problem, METHODS[method](**options), schedule)
-        seen, guesses = estimates(job)
-        audits.append(attacked(job, seen, guesses, attack, name))
+        captured, guesses = estimates(job)
+        audits.append(attacked(job, captured, guesses, attack, name))
     return audits
 
 
@@ -161,14 +161,14 @@ def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 def as_printed(reading: str, rising: bool) -> Callable[[Values], list[tuple[str, bool | None]]]:
     """Whether the distance rises (falls) for those of which the paper says so, for every seed."""
 
-    def test(found: Values) -> list[tuple[str, bool | None]]:
-        said: list[tuple[str, bool | None]] = []
+    def test(values: Values) -> list[tuple[str, bool | None]]:
+        outcomes: list[tuple[str, bool | None]] = []
         for name, (_, _, rises) in COHORT.items():
-            moved = list(found.seeds(RISE, reading, name).values())
+            moved = list(values.seeds(RISE, reading, name).values())
             so = all((d > 0) == rising for d in moved) if moved else None
             if rises == rising:
-                said.append((f"{name} {found.interval(RISE, reading, name).mean:+.3g}", so))
-        return said
+                outcomes.append((f"{name} {values.interval(RISE, reading, name).mean:+.3g}", so))
+        return outcomes
 
     return test
 
