@@ -30,9 +30,9 @@ from fedconcord.federation.work import batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples
 from fedconcord.local.assignment import Assignment
-from fedconcord.local.lbfgs import minimise
 from fedconcord.local.sizes import Fixed
 from fedconcord.local.solver import Solver, refuse
+from fedconcord.local.step import minimise
 from fedconcord.local.walk import Chain
 from fedconcord.problems import Supervised, quadratics
 from fedconcord.transforms.tables import with_table

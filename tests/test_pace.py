@@ -29,7 +29,7 @@ from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, advance, start
-from fedconcord.local import stacked, step
+from fedconcord.local import step
 from fedconcord.local.assignment import Assignment
 from fedconcord.local.sizes import delta, dog, normed
 from fedconcord.local.solver import Solver, refuse
@@ -321,7 +321,7 @@ def test_a_shared_tensor_stays_on_the_short_way(monkeypatch: pytest.MonkeyPatch)
     job = Job(small("dense"), make("fedprox"), SCHEDULE, engine=Stacked(None))
     mu = torch.tensor(0.3, dtype=torch.float64)
     shared = replace(job.algorithm, start=lambda x, row, client: Local(x, Pull(mu, x)))
-    monkeypatch.setattr(stacked, "walk", None)
+    monkeypatch.setattr(step, "walk", None)
     assert_same(run(replace(job, algorithm=shared)), run(job))
 
 

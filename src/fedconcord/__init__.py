@@ -51,9 +51,8 @@ if TYPE_CHECKING:
     from fedconcord.federation.work import WORK
     from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
     from fedconcord.jobs.checkpoint import load, save
-    from fedconcord.local.gradients import ORACLES
     from fedconcord.local.sizes import RULES
-    from fedconcord.local.solver import Solver
+    from fedconcord.local.solver import ORACLES, Solver
     from fedconcord.models import MODELS
     from fedconcord.problems import PROBLEMS, Quadratic, Supervised
     from fedconcord.runs.events import Callback, Compared, Finished, Run
@@ -153,13 +152,12 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.federation.work": "WORK",
     "fedconcord.trained.predict": "predict",
     "fedconcord.models": "MODELS",
-    "fedconcord.local.gradients": "ORACLES",
+    "fedconcord.local.solver": "ORACLES Solver",
     "fedconcord.local.sizes": "RULES",
     "fedconcord.problems": "PROBLEMS Quadratic Supervised",
     "fedconcord.runs.events": "Callback Compared Finished Run",
     "fedconcord.tracking": "MLflow TensorBoard WandB",
     "fedconcord.transforms.server": "OPTIMIZERS with_server",
-    "fedconcord.local.solver": "Solver",
     "fedconcord.tuning": "Tuned",
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.jobs.checkpoint": "load save",

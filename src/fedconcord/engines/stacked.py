@@ -39,7 +39,7 @@ from fedconcord.local import compiled
 from fedconcord.local.assignment import Assignment, clients_of, close_rows, curvature, open_rows, with_oracle
 from fedconcord.local.graphs import Graphs
 from fedconcord.local.samples import full_gradient
-from fedconcord.local.stacked import solve
+from fedconcord.local.step import solve_together
 from fedconcord.state import First, MemoryStore, Storage, Store
 
 
@@ -267,7 +267,7 @@ class StackedCohort:
             client = client._replace(hessian=torch.stack(squares))
         local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, x, client.gradient)
         is_compiled = self.engine.kernel == "compiled"
-        local_result, cost = solve(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
+        local_result, cost = solve_together(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
         up, rows = algorithm.finish(down, rows, local_result, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:

@@ -1,4 +1,4 @@
-"""The client's step of one client by itself, with the objective's reference gradients.
+"""The client's step, by itself with the objective's reference gradients, and the local steps of a cohort.
 
     (assignment, objective, place, down, row, orders) -> (up, new row)
 
@@ -7,6 +7,7 @@ Every engine computes this: a simulation for all clients side by side, a client 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Done, Local, Objective, Orders, Tree, model_of, tree_map
-from fedconcord.local import lbfgs
+from fedconcord.core.pieces import HasPotential
 from fedconcord.local.assignment import (
     Assignment,
     client_of,
@@ -24,8 +25,11 @@ from fedconcord.local.assignment import (
     open_rows,
     with_oracle,
 )
-from fedconcord.local.samples import Alone
-from fedconcord.local.walk import walk
+from fedconcord.local.compiled import in_one_call
+from fedconcord.local.fused import fused
+from fedconcord.local.graphs import Graphs, replay_or_take
+from fedconcord.local.samples import Alone, Batches, batches, blocks_of, everything
+from fedconcord.local.walk import Chain, Source, Walked, rows_of, walk
 
 
 class Step(NamedTuple):
@@ -113,7 +117,7 @@ def solve(
     local, number = local.map(_with_axis), np.array([len(steps)])
     chain = assignment.chain(local, lr, number, local_regulariser(objective, assignment.algorithm))
     if assignment.solver.kind == "lbfgs":
-        walked, passes = lbfgs.minimisers(objective, chain, [whole], number)
+        walked, passes = minimisers(objective, chain, [whole], number)
         evaluations = full_cost * int(passes[0])
     else:
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
@@ -140,3 +144,116 @@ def _stack(row: Tree) -> Tree:
 
 def _first(rows: Tree) -> Tree:
     return tree_map(lambda leaf: leaf[0], rows)
+
+
+# -- a cohort, side by side ----------------------------------------------------------------------------------------
+
+
+def solve_together(
+    objective: Objective,
+    assignment: Assignment,
+    local: Local,
+    places: np.ndarray,
+    orders: Sequence[Orders],
+    is_compiled: bool = False,
+    graphs: Graphs | None = None,
+) -> tuple[Done, int]:
+    """The local steps of clients, sorted by steps, most first; and the mini-batch gradients that they took.
+
+    Args:
+        is_compiled: all steps of a client in one compiled call, where `local.compiled` knows them.
+        graphs: where to record and replay steps whose kernels are the same every round.
+    """
+    counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
+    full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
+    regulariser = local_regulariser(objective, assignment.algorithm)
+    chain = assignment.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
+    if assignment.solver.kind == "lbfgs":
+        walked, passes = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
+        return assignment.done(local, chain, walked), int((passes * full).sum())
+    drawn = [
+        assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
+    ]
+    is_full = drawn[0].batches is None or assignment.oracle.kind == "full"
+    samples = everything(objective, places) if is_full else batches(objective, places, drawn)
+    blocks = None if drawn[0].blocks is None else blocks_of(objective, drawn)
+    source = Batches(objective, places, samples, blocks)
+    ways = (in_one_call, fused) if is_compiled else (fused,)
+
+    def take(chain: Chain, source: Source) -> Walked:
+        for way in ways:
+            walked = way(chain, source, steps)
+            if walked is not None:
+                return walked
+        return walk(chain, source, steps)
+
+    walked = take(chain, source) if graphs is None else replay_or_take(graphs, take, chain, source, steps)
+    return assignment.done(local, chain, walked), int(assignment.costs(chain, full, walked).sum())
+
+
+# -- L-BFGS on clients' local problems, by torch's own implementation, one at a time: line searches do not batch ---
+
+
+def minimisers(
+    objective: Objective, chain: Chain, samples: Sequence[Tensor], steps: np.ndarray
+) -> tuple[Walked, np.ndarray]:
+    """The minimisers of clients' problems, and the full gradients [S] that each of them took.
+
+    Args:
+        samples: all samples of each client.
+        steps: [S] iterations at most.
+    """
+    starts = chain.x.expand(len(steps), -1)
+    found = [
+        minimise(objective, one(chain, k)._replace(x=start), all_of_it, int(most))
+        for k, (start, all_of_it, most) in enumerate(zip(starts, samples, steps, strict=True))
+    ]
+    x, taken, passes = zip(*found, strict=True)
+    return Walked(torch.stack(x), (), chain.size, np.array(taken)), np.array(passes)
+
+
+def one(chain: Chain, k: int) -> Chain:
+    """The chain of client k of a cohort, vectors [d]."""
+    rows = torch.tensor(k)
+    return chain._replace(pieces=tuple(rows_of(piece, rows) for piece in chain.pieces))
+
+
+def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:
+    """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) and the potentials of the chain's pieces.
+
+    Stops early when ||grad L_i||^2 <= the chain's tolerance.
+
+    Args:
+        chain: of one client, vectors [d].
+        samples: all of the client's samples.
+
+    Returns: the minimiser found [d], the iterations and the gradient evaluations it took.
+    """
+    x = chain.x.detach().clone().requires_grad_()
+    # the caller's tolerance is the rule, not torch's; the line search keeps its own, as rounding ends it anyway
+    optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0)
+    evaluations = taken = 0
+
+    def value_at() -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        optimiser.zero_grad()
+        with torch.enable_grad():
+            value = objective.loss(x, samples)
+            for piece in chain.pieces:
+                value = piece.potential(value, x) if isinstance(piece, HasPotential) else value
+            value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    for _ in range(steps):
+        before = x.detach().clone()
+        taken += 1
+        optimiser.step(value_at)  # type: ignore[no-untyped-call]
+        if torch.equal(before, x):  # rounding leaves nothing to gain
+            break
+        if chain.tolerance is not None:
+            value_at()
+            assert x.grad is not None
+            if float(x.grad.square().sum()) <= chain.tolerance:
+                break
+    return x.detach(), taken, evaluations

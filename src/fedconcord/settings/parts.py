@@ -28,8 +28,8 @@ from fedconcord.federation.partitions import partitions
 from fedconcord.federation.rates import WHAT, rates
 from fedconcord.federation.sampling import samplers
 from fedconcord.federation.work import WORK, Work
-from fedconcord.local.gradients import ORACLES
 from fedconcord.local.sizes import RULES
+from fedconcord.local.solver import ORACLES
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.clustering import clustering

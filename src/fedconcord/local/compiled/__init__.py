@@ -14,7 +14,7 @@ from fedconcord.core import Network, Objective
 from fedconcord.core.pieces import Ascent, Clip, Constant, Decay, Dual, Momentum, Piece, Pull, Scale, Snapshot, Table
 from fedconcord.local.assignment import Assignment, local_regulariser
 from fedconcord.local.compiled.loading import installed, load
-from fedconcord.local.samples import Batches
+from fedconcord.local.samples import Batches, Samples
 from fedconcord.local.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
 from fedconcord.local.walk import Chain, Source, Walked, with_own_state
 
@@ -73,11 +73,17 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
         return None
     if not _knows(chain):
         return None
+    return take(load(chain.x.dtype), chain, source.objective.network, source.samples, source.blocks, steps)
+
+
+def take(
+    code: ModuleType, chain: Chain, network: Network, drawn: Samples, blocks: Tensor | None, steps: np.ndarray
+) -> Walked:
+    """The steps of a chain that the compiled ones know."""
     x = chain.x.expand(len(steps), -1).clone()
     size = with_own_state(chain.size, len(x))
     moving = tuple(with_own_state(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
-    network, kind, drawn = source.objective.network, x.numpy().dtype.type, source.samples
-    code = load(x.dtype)
+    kind = x.numpy().dtype.type
     numbers = network.loss != "cross_entropy"
     columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
     state = torch.cat(columns, 1).numpy() if columns else np.empty((0, 0), kind)
@@ -93,7 +99,7 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
             steps.astype(np.int64),
             _array(drawn.samples, 3, np.int64),
             _array(drawn.weight, 3, kind),
-            _array(source.blocks, 2, np.int64),
+            _array(blocks, 2, np.int64),
         ),
         code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
         x.numpy(),

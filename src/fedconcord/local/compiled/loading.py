@@ -20,6 +20,10 @@ import torch
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
+from fedconcord.core import Network
+from fedconcord.local.samples import Samples
+from fedconcord.local.sizes import Fixed
+from fedconcord.local.walk import Chain
 
 CHILD = "import sys; from fedconcord.local.compiled.loading import compile_into; compile_into(*sys.argv[1:])"
 
@@ -58,13 +62,13 @@ def load(dtype: torch.dtype) -> ModuleType:
                 raise UserError(f"the local steps cannot be compiled ({why}); use engine.kernel torch")
             done.touch()
     code = _imported(folder)
-    _try(code, np.dtype(kind).type)
+    _try(code, dtype)
     return code
 
 
 def compile_into(kind: str, folder: str) -> None:
     """Compile the functions for numbers of a kind, float32 or float64, into a folder."""
-    _try(_imported(Path(folder)), np.dtype(kind).type)
+    _try(_imported(Path(folder)), getattr(torch, kind))
 
 
 def _folder() -> Path:
@@ -114,22 +118,11 @@ def _imported(folder: Path) -> ModuleType:
     return network
 
 
-def _try(code: ModuleType, kind: type[np.generic]) -> None:
+def _try(code: ModuleType, dtype: torch.dtype) -> None:
     """A call with nobody in it, which compiles or reads what a call of this kind needs."""
-    two, three = np.empty((0, 0), kind), np.empty((0, 0, 0), kind)
-    none, number = np.empty(0, np.int64), kind(0)
-    code.cohort(
-        code.Net(
-            np.array([1, 1]),
-            *(np.empty((0, 0), np.uint8), np.empty((0, 0), np.float32), two, none, two),
-            *(none, two, code.CROSS_ENTROPY),
-        ),
-        code.Draw(none, np.empty((0, 0, 0), np.int64), three, np.empty((0, 0), np.int64)),
-        code.Terms(
-            *(np.empty(0, kind), np.empty(0, kind), np.empty(0, kind)),
-            *(two, two, two, two, three, two),
-            *(np.empty(0, kind), two, two, number, number, False, number, number, number),
-            *(code.NONE, number, number, two, two, two),
-        ),
-        np.empty((0, 2), kind),
-    )
+    from fedconcord.local.compiled import take
+
+    none = torch.empty(0, dtype=torch.int64)
+    network = Network((1, 1), "cross_entropy", torch.empty(0, 0, dtype=torch.uint8), None, None, none)
+    chain = Chain(torch.empty(0, 2, dtype=dtype), (), Fixed(0.0))
+    take(code, chain, network, Samples(none.reshape(0, 0, 0), None), None, np.empty(0, np.int64))
