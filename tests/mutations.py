@@ -64,7 +64,7 @@ def private(old: str, new: str) -> Mutation:
 
 
 def adaptive(old: str, new: str) -> Mutation:
-    return Mutation((Edit("transforms/adaptive.py", old, new),), ("tests/test_adaptive_clip.py",))
+    return Mutation((Edit("transforms/privacy.py", old, new),), ("tests/test_adaptive_clip.py",))
 
 
 def fednova(*edits: tuple[str, str]) -> Mutation:
@@ -220,7 +220,7 @@ MUTATIONS: dict[str, Mutation] = {
     "keys: batches by cohort position": Mutation(
         (
             Edit(
-                "local/stacked.py",
+                "local/step.py",
                 "draw(assignment.algorithm, order, int(n))",
                 "draw(assignment.algorithm, order._replace(id=orders.index(order)), int(n))",
             ),
@@ -362,7 +362,7 @@ MUTATIONS: dict[str, Mutation] = {
     "adaptive clip: bits for nothing": adaptive("(noise**-2 - (2 * bits) ** -2) ** -0.5", "noise"),
     "adaptive clip: a bit that the server believes": adaptive("up.within.clamp(-0.5, 0.5)", "up.within"),
     "adaptive clip: a broken message has a bit": adaptive(
-        "torch.where(norm.isfinite(), ", "torch.where(norm == norm, "
+        "torch.where(norm.isfinite(), (norm", "torch.where(norm == norm, (norm"
     ),
     "adaptive clip: away from the quantile": adaptive("torch.exp(-clip.rate", "torch.exp(clip.rate"),
     "adaptive clip: bits share the messages' noise": adaptive("every[size]", "every[0]"),

@@ -30,9 +30,8 @@ from fedconcord.runs.folder import read_description
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested
 from fedconcord.testing.bench import run
-from fedconcord.transforms.adaptive import Counted, adaptive, clip_of, with_adaptive_privacy
 from fedconcord.transforms.late import with_late_replies
-from fedconcord.transforms.privacy import with_privacy
+from fedconcord.transforms.privacy import Counted, adaptive, clip_of, with_adaptive_privacy, with_privacy
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.transforms.uploads import quantise, with_uploads
 from table import TABLE, make

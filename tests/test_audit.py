@@ -23,8 +23,7 @@ from fedconcord.jobs import Job, State, advance, start
 from fedconcord.local.solver import Solver
 from fedconcord.models import logreg, two_nn
 from fedconcord.problems import Supervised, quadratics
-from fedconcord.transforms.adaptive import adaptive, with_adaptive_privacy
-from fedconcord.transforms.privacy import with_privacy
+from fedconcord.transforms.privacy import adaptive, with_adaptive_privacy, with_privacy
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
 from fedconcord_papers.audit import (
     Attack,

@@ -11,7 +11,7 @@ import torch
 
 from fedconcord.analysis.accountant import KEYED
 from fedconcord.basis.errors import UserError
-from fedconcord.core.unkeyed import SYSTEM, Chance, normal, uniform
+from fedconcord.core.rng import SYSTEM, Chance, normal, uniform
 from fedconcord.remote import codec
 from fedconcord.settings.privacy import budget_of, privacy_note
 from fedconcord.settings.resolve import resolve_run

@@ -36,8 +36,7 @@ from fedconcord.remote.store import RemoteStore
 from fedconcord.remote.sums import PLAIN
 from fedconcord.remote.terms import Scale, Terms
 from fedconcord.remote.way import Hooks
-from fedconcord.transforms.forms import forms
-from fedconcord.transforms.sums import unsummable
+from fedconcord.transforms.forms import forms, unsummable
 from fedconcord.transforms.uploads import quantise, with_uploads
 from table import TABLE, make
 from test_deploy_core import (

@@ -12,11 +12,11 @@ from fedconcord.federation.clock import lognormal
 from fedconcord.federation.schedule import Schedule
 from fedconcord.local import solver
 from fedconcord.local.solver import Solver
+from fedconcord.transforms.forms import unsummable
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.privacy import uncovered
 from fedconcord.transforms.robust import median, with_aggregate
 from fedconcord.transforms.server import momentum, with_server
-from fedconcord.transforms.sums import unsummable
 from fedconcord.transforms.uploads import quantise, topk, with_uploads
 
 CLIENTS, COHORT = 10, 4

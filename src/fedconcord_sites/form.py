@@ -31,7 +31,7 @@ from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sections import InputSettings
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import Source, from_nested, prepare, validated
-from fedconcord.transforms.sums import unsummable
+from fedconcord.transforms.forms import unsummable
 from fedconcord_sites.judging import check_summed
 
 ENDS = (  # settings of where samples lie and how a simulation computes, which a deployment has its own way of

@@ -21,7 +21,7 @@ from fedconcord.analysis.accountant import Budget
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.core import Algorithm, Client, Cohort, Done, Tree
-from fedconcord.core.unkeyed import Chance
+from fedconcord.core.rng import Chance
 from fedconcord.federation.sampling import poisson_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job

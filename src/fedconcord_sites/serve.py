@@ -11,7 +11,7 @@ from typing import Any
 
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
-from fedconcord.core.unkeyed import SYSTEM, Chance
+from fedconcord.core.rng import SYSTEM, Chance
 from fedconcord.core.weights import minimised
 from fedconcord.jobs import Job, Row, State
 from fedconcord.problems import Regularised

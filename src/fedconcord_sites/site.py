@@ -31,7 +31,7 @@ import fedconcord
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, sentence
 from fedconcord.core import Objective, space_of
-from fedconcord.core.unkeyed import SYSTEM, Chance
+from fedconcord.core.rng import SYSTEM, Chance
 from fedconcord.data import Dataset, federated
 from fedconcord.data.federated import Agreement, Means, Samples, SiteFile
 from fedconcord.data.preprocess import read_columns

@@ -73,7 +73,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("local/sizes", (PACE, "tests/test_pace.py -k not compiled")),
     ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
-    ("local/stacked", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
+    ("local/step", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
     ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
     ("local/samples", (*LOOP, "tests/test_streamed.py")),
     (
@@ -83,7 +83,7 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("local/", LOOP),
     ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
     ("state/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
-    ("core/unkeyed", ("tests/test_deploy_private.py -k system_generator",)),
+    ("core/rng", ("tests/test_deploy_private.py -k system_generator", PUBLISHED, QUICK, UNEQUAL)),
     (
         "core/flat",
         (

@@ -43,8 +43,8 @@ class Server(NamedTuple):
 
 
 class Row(NamedTuple):
-    x: Tensor  # [d] X_i
-    dual: Tensor  # [d] pi_i
+    x: Tensor  # [d] X_i, the client's model
+    dual: Tensor  # [d] pi_i, its dual variable
 
 
 @definition()

@@ -99,8 +99,9 @@ def feddyn(
         return Server(mean + h, mean, h, server.n)
 
     def gradients(server: Server, rows: Row, p: Tensor, mean: Tensor) -> Tensor:
-        share = alpha / (server.n * p).to(rows.h)[:, None] if isinstance(server.n, Tensor) else alpha
-        return -share * rows.h
+        if by_size and isinstance(server.n, Tensor):
+            return -alpha / (server.n * p).to(rows.h)[:, None] * rows.h
+        return -alpha * rows.h
 
     return Algorithm(
         init=init,

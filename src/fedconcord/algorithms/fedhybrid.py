@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from fedconcord.algorithms.fedadmm_inexact import Row
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import Chance, Fraction, Positive, about
 from fedconcord.core import Algorithm, Client, Constant, Done, Facts, Local, Memory, Needs, Newton, Oracle, Pull, Step
@@ -24,11 +25,6 @@ from fedconcord.core.identity import definition
 class Server(NamedTuple):
     x: Tensor  # [d] x_0
     newton: Tensor  # [] clients with a smaller id take Newton steps
-
-
-class Row(NamedTuple):
-    x: Tensor  # [d] x_i
-    dual: Tensor  # [d] lambda_i
 
 
 @definition(version=2)

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.algorithms.fedavg import Server, ServerLR, WeightsOption
-from fedconcord.algorithms.scaffold import CONTROL, Row
-from fedconcord.algorithms.scaffold import Server as Corrected
+from fedconcord.algorithms.scaffold import CONTROL, Corrected, Row
 from fedconcord.basis.parameters import NotNegative, about
 from fedconcord.core import Algorithm, Caution, Client, Cohort, Constant, Done, Facts, Local, Needs, Pull, Sender
 from fedconcord.core.identity import definition

@@ -11,14 +11,15 @@ code from the paper, kept: the mean is of mu_i alone, where the paper subtracts 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms.fedavg import Radius
-from fedconcord.algorithms.feddyn import Alpha
-from fedconcord.core import Algorithm, Ascent, Client, Cohort, Constant, Done, Facts, Local, Memory, Oracle, Pull, Step
+from fedconcord.algorithms.fedavg import Radius, sharpness_aware
+from fedconcord.algorithms.feddyn import Alpha, feddyn
+from fedconcord.core import Algorithm, Ascent, Client, Cohort, Constant, Done, Local, Pull
 from fedconcord.core.identity import definition
 
 
@@ -70,7 +71,8 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         length = torch.linalg.vector_norm(total.mu, dim=-1, keepdim=True)
         return Server(mean + h, mean, h, total.mu * (radius / (length + 1e-7)))
 
-    return Algorithm(
+    smoothed = replace(
+        feddyn(alpha),
         init=lambda x, population: Server(x, x, torch.zeros_like(x), torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x), torch.zeros_like(x)),
         broadcast=lambda server: Down(server.x, server.s),
@@ -78,16 +80,5 @@ def fedsmoo(alpha: Alpha = 0.1, radius: Radius = 0.1) -> Algorithm:
         finish=finish,
         contribute=lambda up, sender, cohort: Sums(sender.w * up.move, sender.p * up.move, sender.w * up.mu),
         update=update,
-        models=lambda server: {"server": server.x, "mean": server.mean},
-        step=Step(oracle=Oracle("sam", radius)),
-        facts=Facts(
-            group="sharpness-aware",
-            memory=Memory(
-                "dual variable -alpha h_i",
-                lambda server, rows, p, mean: -alpha * rows.h,
-                lambda server: -alpha * server.h,
-                is_dual=True,
-            ),
-            invariant="h, the mean of all clients' h_i",
-        ),
     )
+    return sharpness_aware(smoothed, radius)

@@ -9,18 +9,11 @@ the same mini-batch:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
-
-from torch import Tensor
 
 from fedconcord.algorithms.fedavg import ServerLR, WeightsOption, fedavg
+from fedconcord.algorithms.scaffold import Corrected
 from fedconcord.core import Algorithm, Constant, Facts, Local, Phases, Prelude, Snapshot
 from fedconcord.core.identity import definition
-
-
-class Down(NamedTuple):
-    x: Tensor  # [d]
-    c: Tensor  # [d] the cohort's full gradient, after the prelude
 
 
 @definition()
@@ -32,6 +25,6 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
     return replace(
         fedavg(server_lr, weights),
         start=lambda down, row, client: Local(down.x, Snapshot(down.x), Constant(down.c)),
-        phases=Phases(prelude=Prelude(lambda gradient, sender, cohort: sender.w * gradient, absorb=Down)),
+        phases=Phases(prelude=Prelude(lambda gradient, sender, cohort: sender.w * gradient, absorb=Corrected)),
         facts=Facts(group="control variates"),
     )

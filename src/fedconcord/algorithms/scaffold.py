@@ -24,18 +24,13 @@ from fedconcord.core import Algorithm, Caution, Client, Cohort, Constant, Done, 
 from fedconcord.core.identity import definition
 
 
-class Server(NamedTuple):
-    x: Tensor  # [d]
-    c: Tensor  # [d] control variate
+class Corrected(NamedTuple):
+    x: Tensor  # [d] the model (a server state); a client's move (a message)
+    c: Tensor  # [d] the control variate; change of a client's
 
 
 class Row(NamedTuple):
     c: Tensor  # [d] the client's control variate
-
-
-class Message(NamedTuple):
-    x: Tensor  # [d] the client's move
-    c: Tensor  # [d] change of its control variate
 
 
 CONTROL = Facts(
@@ -59,24 +54,24 @@ def scaffold(
     Karimireddy et al., ICML 2020, Algorithm 1.
     """
 
-    def finish(down: Server, row: Row, done: Done, client: Client) -> tuple[Message, Row]:
+    def finish(down: Corrected, row: Row, done: Done, client: Client) -> tuple[Corrected, Row]:
         if option == 1:
             assert client.gradient is not None
             c = client.gradient
         else:
             c = row.c - down.c + (down.x - done.x) / (done.normaliser * client.lr)
-        return Message(done.x - down.x, c - row.c), Row(c)
+        return Corrected(done.x - down.x, c - row.c), Row(c)
 
-    def update(server: Server, total: Message, cohort: Cohort) -> Server:
-        return Server(server.x + server_lr * total.x, server.c + total.c)
+    def update(server: Corrected, total: Corrected, cohort: Cohort) -> Corrected:
+        return Corrected(server.x + server_lr * total.x, server.c + total.c)
 
     return Algorithm(
-        init=lambda x, population: Server(x, torch.zeros_like(x)),
+        init=lambda x, population: Corrected(x, torch.zeros_like(x)),
         init_client=lambda x: Row(torch.zeros_like(x)),
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Constant(down.c - row.c)),
         finish=finish,
-        contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
+        contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
         needs=Needs(full_gradient=option == 1, normaliser=option == 2),

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fedconcord.core.facts import Facts
-from fedconcord.core.former import accepts_former_fields, former_field, former_pieces
+from fedconcord.core.former import accepts_former_fields, former_pieces
 from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.core.objective import Regulariser
 from fedconcord.core.pieces import Piece
@@ -261,12 +261,6 @@ class Algorithm:
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None
     """(population, cohort size S) -> why it cannot run, or None."""
     identity: Identity = UNNAMED  # which method with which parameters; see `core.identity`
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A field by the name that it had before there were groups."""
-            return former_field(self, name)
 
 
 def model_of(down: Tree) -> Tensor:

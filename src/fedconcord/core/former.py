@@ -15,16 +15,14 @@ T = TypeVar("T")
 
 FORMER = {
     **{name: f"phases.{name}" for name in ("prologue", "prelude", "combine", "settle", "communicates", "unheard")},
-    "keeps_late": "phases.late",
-    **{
-        f"needs_{name}": f"needs.{name}"
-        for name in ("everyone", "inclusion", "x0", "full_gradient", "normaliser", "lr")
-    },
-    "needs_p": "needs.weight",
+    **{f"needs_{name}": f"needs.{name}" for name in ("everyone", "inclusion", "x0", "full_gradient", "normaliser")},
     **{name: f"step.{name}" for name in ("oracle", "steps", "blocks", "hessian_at", "regularise")},
+    **{name: f"facts.{name}" for name in ("invariant", "protection")},
+    "keeps_late": "phases.late",
+    "needs_p": "needs.weight",
+    "needs_lr": "needs.lr",
     "pace": "step.size",
     "stepwise": "step.fixed",
-    **{name: f"facts.{name}" for name in ("invariant", "protection")},
     "served": "facts.server_optimiser",
     "own": "client_model",
 }
@@ -32,7 +30,7 @@ FORMER = {
 
 
 def accepts_former_fields(cls: type[T]) -> type[T]:
-    """Let a dataclass with groups be made, and changed by `dataclasses.replace`, with the former names."""
+    """Let a dataclass with groups be made, changed by `dataclasses.replace`, and read, with the former names."""
     initialise: Any = cls.__init__
 
     @functools.wraps(initialise)
@@ -44,20 +42,14 @@ def accepts_former_fields(cls: type[T]) -> type[T]:
             fields[group] = fields.get(group, getattr(cls, group))._replace(**{field: value}) if field else value
         initialise(self, *arguments, **fields)
 
-    cls.__init__ = init  # type: ignore[method-assign]
+    def read(self: Any, name: str) -> Any:
+        if name not in FORMER:
+            raise AttributeError(f"{cls.__name__!r} has no attribute {name!r}")
+        _warn(name)
+        return functools.reduce(getattr, FORMER[name].split("."), self)
+
+    cls.__init__, cls.__getattr__ = init, read  # type: ignore[method-assign, attr-defined]
     return cls
-
-
-def former_field(algorithm: Any, name: str) -> Any:
-    """The field that had this name.
-
-    Raises:
-        AttributeError: there is none.
-    """
-    if name not in FORMER:
-        raise AttributeError(f"{type(algorithm).__name__!r} has no attribute {name!r}")
-    _warn(name)
-    return functools.reduce(getattr, FORMER[name].split("."), algorithm)
 
 
 def _warn(name: str, how: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -106,76 +106,70 @@ ORACLES: dict[str, Callable[..., Oracle]] = by_name(minibatch, full, sam, svrg, 
 
 def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> str | None:
     """Why this method cannot use this local solver, or None; `regularised`: the objective has a non-smooth term."""
-    oracle = algorithm.step.oracle or solver.oracle
-    if algorithm.step.oracle is not None and solver.oracle.kind not in ("minibatch", algorithm.step.oracle.kind):
-        return f"the method brings its own gradient, {algorithm.step.oracle.kind}; leave local.oracle at minibatch"
-    if algorithm.step.blocks is not None or algorithm.phases.prelude is not None:
-        if oracle.kind != "minibatch":
-            return f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle.kind}"
-        if solver.kind == "lbfgs" or solver.tolerance is not None:
-            return "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
-    if algorithm.step.hessian_at is not None and (solver.kind == "lbfgs" or solver.momentum):
-        return "the method takes one Newton or gradient step a round; use plain local SGD"
+    return next(_reasons(solver, algorithm, regularised), None)
+
+
+def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterator[str]:
+    step, needs, is_lbfgs = algorithm.step, algorithm.needs, solver.kind == "lbfgs"
+    oracle, is_newton = (step.oracle or solver.oracle).kind, step.hessian_at is not None
+    corrects = step.blocks is not None or algorithm.phases.prelude is not None
+    is_proximal = regularised and step.regularise == "local"
+    if step.oracle is not None and solver.oracle.kind not in ("minibatch", oracle):
+        yield f"the method brings its own gradient, {oracle}; leave local.oracle at minibatch"
+    if corrects and oracle != "minibatch":
+        yield f"the method corrects its own mini-batch gradients, so local.oracle cannot be {oracle}"
+    if corrects and (is_lbfgs or solver.tolerance is not None):
+        yield "the method corrects mini-batch gradients, which neither L-BFGS nor a tolerance can use"
+    if is_newton and (is_lbfgs or solver.momentum):
+        yield "the method takes one Newton or gradient step a round; use plain local SGD"
     if solver.nesterov and not solver.momentum:
-        return "local.nesterov is a form of momentum; set local.momentum > 0, or leave it out"
-    if solver.clip_direction is not None and (reason := _refuse_clip(solver, algorithm)) is not None:
-        return reason
-    if algorithm.step.fixed and (solver.kind == "lbfgs" or solver.momentum):
-        return "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
-    if solver.kind == "lbfgs" and algorithm.needs.normaliser:
-        return "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
-    if solver.kind == "lbfgs" and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
-        return "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
-    if solver.kind == "lbfgs" and regularised and algorithm.step.regularise == "local":
-        return "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
-    if solver.tolerance is not None and regularised and algorithm.step.regularise == "local":
-        return "a tolerance on ||grad L_i|| has no meaning under a non-smooth regulariser; leave it out"
-    if solver.kind == "lbfgs" and oracle.kind not in ("minibatch", "full"):
-        return f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle.kind}"
-    if algorithm.step.size is not None or solver.pace is not None:
-        return _refuse_rule(solver, algorithm, regularised)
-    return None
-
-
-def _refuse_rule(solver: Solver, algorithm: Algorithm, regularised: bool) -> str | None:
-    """Why step sizes cannot come from a rule here, or None."""
-    if algorithm.step.size is not None and solver.pace is not None:
-        return f"the method brings its own rule of step sizes, {algorithm.step.size.kind}; leave local.lr out"
-    advice = "use another method" if algorithm.step.size is not None else "give local.lr a number"
-    if algorithm.step.hessian_at is not None or algorithm.step.fixed:
-        return f"the method prescribes its own local step, which no rule of step sizes knows; {advice}"
-    if algorithm.needs.lr:
-        return f"the method counts in units of one local step size, which a rule of step sizes does not have; {advice}"
-    if solver.kind == "lbfgs":
-        return f"L-BFGS chooses its own steps, and so does a rule of step sizes; {advice}, or local.solver sgd"
+        yield "local.nesterov is a form of momentum; set local.momentum > 0, or leave it out"
+    if solver.clip_direction is not None:  # why a direction cannot be clipped
+        if is_lbfgs:
+            yield "L-BFGS chooses its own steps; leave local.clip_direction out"
+        if is_newton:
+            yield "the method takes one Newton or gradient step a round; leave local.clip_direction out"
+        if solver.clip_form == "released" and solver.momentum:
+            yield "local.clip_form released is that of codes without local momentum; set local.momentum 0, or use whole"
+        if solver.clip_form == "whole" and needs.normaliser:
+            yield (
+                "the method divides by ||a_i||_1, which a clipped direction does not have; use local.clip, or "
+                "local.clip_form released, which counts what it clips as the gradient"
+            )
+    if step.fixed and (is_lbfgs or solver.momentum):
+        yield "the method prescribes its own local step; leave local.solver at sgd and local.momentum at 0"
+    if is_lbfgs and needs.normaliser:
+        yield "the method divides by ||a_i||_1, which L-BFGS does not have; use local SGD"
+    if is_lbfgs and (solver.momentum or solver.clip is not None or solver.step_decay != 1.0):
+        yield "L-BFGS chooses its own steps; leave local momentum, clip and step_decay at their defaults"
+    if is_lbfgs and is_proximal:
+        yield "L-BFGS minimises smooth objectives, and this one has a regulariser; use local SGD"
+    if solver.tolerance is not None and is_proximal:
+        yield "a tolerance on ||grad L_i|| has no meaning under a non-smooth regulariser; leave it out"
+    if is_lbfgs and oracle not in ("minibatch", "full"):
+        yield f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle}"
+    if step.size is None and solver.pace is None:
+        return
+    if step.size is not None and solver.pace is not None:  # why step sizes cannot come from a rule
+        yield f"the method brings its own rule of step sizes, {step.size.kind}; leave local.lr out"
+    advice = "use another method" if step.size is not None else "give local.lr a number"
+    if is_newton or step.fixed:
+        yield f"the method prescribes its own local step, which no rule of step sizes knows; {advice}"
+    if needs.lr:
+        yield f"the method counts in units of one local step size, which a rule of step sizes does not have; {advice}"
+    if is_lbfgs:
+        yield f"L-BFGS chooses its own steps, and so does a rule of step sizes; {advice}, or local.solver sgd"
     if solver.momentum:
-        return f"a rule of step sizes looks at directions, which momentum mixes; set local.momentum 0, or {advice}"
+        yield f"a rule of step sizes looks at directions, which momentum mixes; set local.momentum 0, or {advice}"
     if solver.step_decay != 1.0:
-        return f"a rule of step sizes chooses every step's; leave local.step_decay at 1, or {advice}"
+        yield f"a rule of step sizes chooses every step's; leave local.step_decay at 1, or {advice}"
     if solver.clip_direction is not None and solver.clip_form == "released":
-        return f"local.clip_form released clips a part of what a rule of step sizes looks at; use whole, or {advice}"
-    if regularised and algorithm.step.regularise == "local":
-        return (
+        yield f"local.clip_form released clips a part of what a rule of step sizes looks at; use whole, or {advice}"
+    if is_proximal:
+        yield (
             "clients take proximal steps of the regulariser, all of one size, and a rule gives each its own; "
             f"{advice}, or a method whose server takes them"
         )
-    return None
-
-
-def _refuse_clip(solver: Solver, algorithm: Algorithm) -> str | None:
-    """Why a direction cannot be clipped here, or None."""
-    if solver.kind == "lbfgs":
-        return "L-BFGS chooses its own steps; leave local.clip_direction out"
-    if algorithm.step.hessian_at is not None:
-        return "the method takes one Newton or gradient step a round; leave local.clip_direction out"
-    if solver.clip_form == "released" and solver.momentum:
-        return "local.clip_form released is that of codes without local momentum; set local.momentum 0, or use whole"
-    if solver.clip_form == "whole" and algorithm.needs.normaliser:
-        return (
-            "the method divides by ||a_i||_1, which a clipped direction does not have; use local.clip, or "
-            "local.clip_form released, which counts what it clips as the gradient"
-        )
-    return None
 
 
 # -- the steps of a round ------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from fedconcord.local.assignment import Assignment, block_gradients, settled
 from fedconcord.local.step import ask, client_step, passes
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.transforms.forms import Forms
-from fedconcord.transforms.sums import Contribute
+from fedconcord.transforms.forms import Contribute, Forms
 
 if TYPE_CHECKING:
     from fedconcord.remote.member import Member

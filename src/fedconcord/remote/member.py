@@ -30,7 +30,7 @@ from fedconcord.remote import codec, masks
 from fedconcord.remote.codec import Frame, FrameError
 from fedconcord.remote.masks import KEY, SEALED, SHARE
 from fedconcord.remote.terms import FEWEST, Terms
-from fedconcord.transforms.sums import Contribute
+from fedconcord.transforms.forms import Contribute
 
 MODELS = ("down/", "answer/")  # tensors that all clients of a sum must have got alike
 

@@ -22,7 +22,7 @@ from fedconcord.remote.member import bound, context
 from fedconcord.remote.server import RemoteServer, Reply, Request
 from fedconcord.remote.sums import Requests, Summed
 from fedconcord.remote.terms import FEWEST, Terms
-from fedconcord.transforms.sums import factors, messages
+from fedconcord.transforms.forms import factors, messages
 
 
 class Dealt(NamedTuple):

@@ -9,7 +9,7 @@ from fedconcord.analysis import accountant, fairness
 from fedconcord.analysis.accountant import Budget
 from fedconcord.jobs import Job, State, Step, model_of
 from fedconcord.runs import tables
-from fedconcord.transforms.adaptive import clip_of
+from fedconcord.transforms.privacy import clip_of
 
 
 class Observer:

@@ -15,7 +15,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.readers import AGAIN, read_csv
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, Step
-from fedconcord.transforms.adaptive import clip_of
+from fedconcord.transforms.privacy import clip_of
 
 COUNTERS = ("bytes_up", "bytes_down", "gradient_steps")
 PRIVATE = ("epsilon", "clip")  # in private runs: spent until then, and the bound on messages where it adapts

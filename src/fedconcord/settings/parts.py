@@ -36,8 +36,8 @@ from fedconcord.problems.clustering import clustering
 from fedconcord.problems.losses import METRICS, losses
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.problems.semi import semi
-from fedconcord.transforms.adaptive import CLIPS, Adaptive
 from fedconcord.transforms.hostile import ATTACKS
+from fedconcord.transforms.privacy import CLIPS, Adaptive
 from fedconcord.transforms.robust import AGGREGATES
 from fedconcord.transforms.server import OPTIMIZERS
 from fedconcord.transforms.uploads import COMPRESSORS

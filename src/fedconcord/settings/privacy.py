@@ -13,8 +13,7 @@ from fedconcord.settings.own import kind_of
 from fedconcord.settings.parts import clipping_of, part
 from fedconcord.settings.sections import PrivacySettings
 from fedconcord.settings.settings import Config
-from fedconcord.transforms.adaptive import Adaptive, with_adaptive_privacy
-from fedconcord.transforms.privacy import with_privacy
+from fedconcord.transforms.privacy import Adaptive, with_adaptive_privacy, with_privacy
 
 
 def calibrated(config: Config) -> Config:
