@@ -34,9 +34,6 @@ from fedconcord.core import (
     tree_map,
 )
 from fedconcord.core.identity import Identity
-from fedconcord.diagnosis import course, diagnosis_page, findings, gradients, history, look, memory, skew, subject
-from fedconcord.diagnosis.drift import control, drift, rank_correlation, remedies
-from fedconcord.diagnosis.measures import MEASURES, numbers
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation import clock
 from fedconcord.federation.schedule import Schedule
@@ -51,6 +48,9 @@ from fedconcord.state import tensors
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.transforms.uploads import quantise, with_uploads
+from fedconcord_diagnosis import course, diagnosis_page, findings, gradients, history, look, memory, skew, subject
+from fedconcord_diagnosis.drift import control, drift, rank_correlation, remedies
+from fedconcord_diagnosis.measures import MEASURES, numbers
 
 CPU = torch.device("cpu")
 STEPS = [1, 2, 3, 4, 5, 9]

@@ -27,6 +27,7 @@ class Wing(NamedTuple):
 
 SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
     "fedconcord_papers": Wing(7450, 6200),
+    "fedconcord_diagnosis": Wing(2280, 2000),
     "fedconcord_sites": Wing(2450, 2250),
     "fedconcord_flower": Wing(1800, 1500),
 }
@@ -62,7 +63,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         5900,
         (
             *(("report",), ("tuning/page", "tuning/figures", "tuning/output")),
-            *(("analysis",), ("advice",), ("diagnosis",)),
+            *(("analysis",), ("advice",)),
         ),
     ),
     "interface": Wing(2600, 2200, (("trained",), ("tracking",), ("api",), ("cli",))),
@@ -216,8 +217,9 @@ def strangers(packages: Path) -> list[str]:
 
 
 def test_the_library_knows_no_sibling() -> None:
-    """But the list of public names, which says for type checkers where three functions of the papers stand."""
-    assert strangers(PACKAGES) == [f"{SOURCE / '__init__.py'} imports fedconcord_papers"]
+    """But the list of public names, which says for type checkers where four functions of theirs stand."""
+    place = SOURCE / "__init__.py"
+    assert strangers(PACKAGES) == [f"{place} imports fedconcord_diagnosis", f"{place} imports fedconcord_papers"]
     text = (SOURCE / "__init__.py").read_text()
     (checked,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .*\n)+)", text, re.MULTILINE)
     assert "    from fedconcord_papers.functions import arena, audit, reproduce\n" in checked
@@ -318,7 +320,7 @@ def test_no_file_is_long() -> None:
 def test_insight_knows_no_method_by_name() -> None:
     """Lists, advice, diagnosis and reports read what methods say of themselves; citations are in capitals."""
     methods = "|".join(sorted(METHODS))
-    for room in ("advice", "analysis", "diagnosis", "report"):
+    for room in ("advice", "analysis", "report", "../fedconcord_diagnosis"):
         for path in (SOURCE / room).rglob("*.py"):
             named = set(re.findall(rf"\b(?:{methods})\b", path.read_text())) - {"auto"}  # an ordinary word too
             assert not named, f"{path} names {named}"

@@ -15,7 +15,8 @@ PARTICIPLES = {
     *("taken", "told", "tried", "wanted", "written"),
 }
 MOST = {
-    "fedconcord": 347,
+    "fedconcord": 325,
+    "fedconcord_diagnosis": 18,
     "fedconcord_papers": 57,
     "fedconcord_sites": 6,
     "fedconcord_flower": 4,

@@ -19,7 +19,8 @@ INTERFACES = ("Objective", "Roster", "Evaluator", "Problem")  # of `fedconcord.c
 def undocumented() -> Iterator[str]:
     """Names of `fedconcord.__all__` and their public members that have neither a docstring nor a comment."""
     loader = griffe.GriffeLoader(search_paths=[SOURCE], extensions=griffe.Extensions(Comments()))
-    loader.load("fedconcord_papers")  # some public functions are defined there
+    for sibling in ("fedconcord_diagnosis", "fedconcord_papers"):  # some public functions are defined there
+        loader.load(sibling)
     package: Any = loader.load("fedconcord")
     stated = {name for one in INTERFACES for name, member in package["core"][one].members.items() if member.docstring}
     for name in fedconcord.__all__:

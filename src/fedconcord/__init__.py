@@ -26,7 +26,7 @@ from fedconcord.basis.demand import on_demand
 
 if TYPE_CHECKING:
     from fedconcord.algorithms import METHODS
-    from fedconcord.api import advise, compare, diagnose, run, tune, write_report
+    from fedconcord.api import advise, compare, run, tune, write_report
     from fedconcord.basis.errors import UserError
     from fedconcord.basis.factories import Search
     from fedconcord.core import (
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from fedconcord.transforms.server import OPTIMIZERS, with_server
     from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
     from fedconcord.tuning import Tuned
+    from fedconcord_diagnosis.functions import diagnose
     from fedconcord_papers.functions import arena, audit, reproduce
 
     __version__: str
@@ -139,7 +140,7 @@ __all__ = [
 
 _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "advise compare diagnose run tune write_report",
+    "fedconcord.api": "advise compare run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender Settle",
     "fedconcord.data": "DATASETS Dataset",
     "fedconcord.trained.program": "export",
@@ -162,7 +163,8 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
     "fedconcord.jobs.checkpoint": "load save",
     "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
-    "fedconcord_papers.functions": "arena audit reproduce",  # of the package beside: known by name here alone
+    "fedconcord_diagnosis.functions": "diagnose",  # of the packages beside: known by name here alone
+    "fedconcord_papers.functions": "arena audit reproduce",
 }
 
 

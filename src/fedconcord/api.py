@@ -35,7 +35,6 @@ from fedconcord.tracking import check, trackers
 
 if TYPE_CHECKING:
     from fedconcord.advice import Advice
-    from fedconcord.diagnosis.diagnosis_page import Diagnosed
     from fedconcord.tuning import SearchSpec, Tuned
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
@@ -303,40 +302,6 @@ def _key(call: Callable[..., object], name: str) -> str:
     longer = [key for key in every if key.rpartition(".")[2] == name and name not in KEYS]
     way = f"; write settings={{{longer[0]!r}: ...}}" if longer else closest(name, parameters)
     raise UserError(f"{call.__name__} has no argument {name!r}{way}")
-
-
-@listed(RunOptions)
-def diagnose(
-    method: str | None = None,
-    *,
-    folder: str | Path | None = None,
-    trust: bool = False,
-    at: Sequence[int] | None = None,
-    config: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **options: Unpack[RunOptions],
-) -> Diagnosed:
-    """Look at chosen rounds of a run, or of settings that are trained for it, and write what makes them hard.
-
-    Args:
-        folder: of a run, which is trained again to the same bits; `out` alone may then be given besides.
-        trust: import the modules that the folder names, which runs code of who made it.
-        at: rounds to look at; the start, a quarter, half and the end if none.
-        config: a TOML file of settings.
-        settings: any other key, dotted.
-        options: settings with a short name, described in `RunOptions`.
-
-    Raises:
-        UserError: the folder holds no run, a setting is wrong, or a round lies beyond the last.
-    """
-    from fedconcord.diagnosis import diagnosis_page, subject  # matplotlib: a run by itself draws nothing
-
-    if trust:
-        folders.trust(folder)
-    sources = sources_of(diagnose, config, {"method": method, **options}, settings)
-    examined_job = subject.of_settings(sources, at) if folder is None else subject.of_run(Path(folder), at, *sources)
-    out = options.get("out")
-    return diagnosis_page.diagnosed(examined_job, subject.folder_of(examined_job, None if out is None else str(out)))
 
 
 # -- reports -------------------------------------------------------------------------------------------------------

@@ -195,41 +195,39 @@ class Settle(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """What a method exchanges beside one message of each client in each round."""
+    """What a method exchanges beside one message of each client in each round; `Algorithm` explains the fields."""
 
-    prologue: Prologue | None = None  # all clients are asked once before round 0
-    prelude: Prelude | None = None  # a message of each client before its local steps
+    prologue: Prologue | None = None
+    prelude: Prelude | None = None
     combine: Callable[[Tree, Tree, Sender, Cohort], Tree] | None = None
-    """(server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are [S, 1]."""
-    settle: Settle | None = None  # a message to each client after the server's step
-    communicates: Callable[[Cohort], bool] | None = None  # whether messages go either way this round; None: always
+    settle: Settle | None = None
+    communicates: Callable[[Cohort], bool] | None = None
     unheard: Callable[[Tree, Cohort], Tree] | None = None
-    """(server, cohort) -> the server after a round without replies; None: as it was."""
-    late: bool = False  # late replies are kept for the round they come in
+    late: bool = False
 
 
 class Needs(NamedTuple):
-    """What a method reads that costs a message or rules out a setting."""
+    """What a method reads that costs a message or rules out a setting; `Algorithm` explains the fields."""
 
-    everyone: bool = False  # it takes all clients in every round
-    inclusion: bool = False  # it reads sender.inclusion, so only samplings with known probabilities will do
-    weight: bool = False  # it reads client.p: its weight in the objective is told to the client
-    x0: bool = False  # `init_client` uses the values of x^0, which a client that joins late is sent
-    full_gradient: bool = False  # start and finish get grad f_i(x^t) in client.gradient
-    normaliser: bool = False  # it reads done.normaliser (NaN otherwise), so only local solvers that have one will do
-    lr: bool = False  # it uses lr beside done.normaliser, so steps must have its size and not a rule's
+    everyone: bool = False
+    inclusion: bool = False
+    weight: bool = False
+    x0: bool = False
+    full_gradient: bool = False
+    normaliser: bool = False
+    lr: bool = False
 
 
 class Step(NamedTuple):
-    """What a method prescribes of its clients' local steps."""
+    """What a method prescribes of its clients' local steps; `Algorithm` explains the fields."""
 
-    oracle: Oracle | None = None  # which gradient a local step uses, in place of the local solver's
-    size: Rule | None = None  # in place of the local solver's rule; the round's lr is then a factor on its sizes, 1
-    steps: int | None = None  # the number of local steps, in place of the local work (FedSGD: 1)
-    blocks: int | None = None  # M, the number of blocks that a client's samples are cut in; a local step draws one
-    hessian_at: Callable[[Tree, Tree], Tensor] | None = None  # (down, row) -> [d]: client.hessian is taken there
-    regularise: Literal["local", "server"] = "local"  # who takes proximal steps; the server's are in `update`
-    fixed: bool = False  # the local step is the method's own: momentum and L-BFGS would change the method
+    oracle: Oracle | None = None
+    size: Rule | None = None
+    steps: int | None = None
+    blocks: int | None = None
+    hessian_at: Callable[[Tree, Tree], Tensor] | None = None
+    regularise: Literal["local", "server"] = "local"
+    fixed: bool = False
 
 
 @accepts_former_fields
@@ -239,28 +237,73 @@ class Algorithm:
 
     What every method writes stands flat. The rest is in four groups whose fields have defaults: `Phases`, `Needs`,
     `Step` and `Facts`.
+
+    Attributes:
+        init: (x^0 [d], population) -> the server's state.
+        start: (down, row, client) -> its local problem.
+        finish: (down, row, done, client) -> (message, new row).
+        contribute: (message, sender, cohort) -> what is summed; tensors only.
+        update: (server, total, cohort) -> server.
+        broadcast: server -> what the cohort is sent: the model x [d], or what has it as a field `x`.
+        init_client: x^0 [d] -> a client's state before its first round.
+        models: server -> the models that it offers, by name; the first one is the method's result.
+        client_model: row -> the client's own model [d], for methods whose result is one model per client.
+        weights: how the server weighs the cohort; see `core.weights`.
+        phases: what is exchanged beside one message of each client in each round.
+            prologue: all clients are asked once before round 0.
+            prelude: a message of each client before its local steps.
+            combine: (server, contributions [S, ...], senders, cohort) -> total, in place of their sum; scalars are
+                [S, 1].
+            settle: a message to each client after the server's step.
+            communicates: cohort -> whether messages go either way this round; None: always.
+            unheard: (server, cohort) -> the server after a round without replies; None: as it was.
+            late: whether late replies are kept for the round they come in.
+        needs: what the method reads that costs a message or rules out a setting.
+            everyone: it takes all clients in every round.
+            inclusion: it reads sender.inclusion, so only samplings with known probabilities will do.
+            weight: it reads client.p: its weight in the objective is told to the client.
+            x0: `init_client` uses the values of x^0, which a client that joins late is sent.
+            full_gradient: start and finish get grad f_i(x^t) in client.gradient.
+            normaliser: it reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
+            lr: it uses lr beside done.normaliser, so steps must have its size and not a rule's.
+        step: what the method prescribes of the local steps.
+            oracle: which gradient a local step uses, in place of the local solver's.
+            size: the rule of step sizes, in place of the local solver's; the round's lr is then a factor on them, 1.
+            steps: the number of local steps, in place of the local work (FedSGD: 1).
+            blocks: M, the number of blocks that a client's samples are cut in; a local step draws one.
+            hessian_at: (down, row) -> [d]: client.hessian is taken there.
+            regularise: who takes proximal steps; the server's are in `update`.
+            fixed: the local step is the method's own: momentum and L-BFGS would change the method.
+        facts: what the method says of itself; it changes no round.
+            group: the mechanism that it is listed under, such as "control variates".
+            memory: what its clients remember that stands for their gradients; see `Memory`.
+            invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
+            protection: what differential privacy does to messages; None: nothing.
+            server_optimiser: whether its aggregate passes through a server optimiser.
+            remedies: which differences between clients it is made for; see `Remedy`.
+            recommendations: federations in which it is worth tuning first.
+            cautions: federations in which it is not worth its costs.
+            theory: (ids, inclusion, steps, lr, smoothness) of n clients -> what its theory says of its step sizes.
+        refuse: (population, cohort size S) -> why it cannot run, or None.
+        identity: which method with which parameters; see `core.identity`.
     """
 
-    init: Callable[[Tensor, Population], Tree]  # (x^0 [d], population) -> the server's state
-    start: Callable[[Tree, Tree, Client], Local]  # (down, row, client) -> its local problem
-    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]  # (down, row, done, client) -> (message, new row)
-    contribute: Callable[[Tree, Sender, Cohort], Tree]  # (message, sender, cohort) -> what is summed; tensors only
-    update: Callable[[Tree, Tree, Cohort], Tree]  # (server, total, cohort) -> server
+    init: Callable[[Tensor, Population], Tree]
+    start: Callable[[Tree, Tree, Client], Local]
+    finish: Callable[[Tree, Tree, Done, Client], tuple[Tree, Tree]]
+    contribute: Callable[[Tree, Sender, Cohort], Tree]
+    update: Callable[[Tree, Tree, Cohort], Tree]
     broadcast: Callable[[Tree], Tree] = lambda server: server.x
-    """server -> what the cohort is sent: the model x [d], or what has it as a field `x`."""
-    init_client: Callable[[Tensor], Tree] = lambda x: ()  # x^0 [d] -> a client's state before its first round
+    init_client: Callable[[Tensor], Tree] = lambda x: ()
     models: Callable[[Tree], Mapping[str, Tensor]] = lambda server: {"server": server.x}
-    """server -> the models that it offers, by name; the first one is the method's result."""
     client_model: Callable[[Tree], Tensor] | None = None
-    """row -> the client's own model [d], for methods whose result is one model per client."""
-    weights: Weights = "uniform"  # how the server weighs the cohort; see `core.weights`
-    phases: Phases = Phases()  # what is exchanged beside one message of each client in each round
-    needs: Needs = Needs()  # what the method reads that costs a message or rules out a setting
-    step: Step = Step()  # what the method prescribes of the local steps
-    facts: Facts = Facts()  # what the method says of itself; it changes no round
+    weights: Weights = "uniform"
+    phases: Phases = Phases()
+    needs: Needs = Needs()
+    step: Step = Step()
+    facts: Facts = Facts()
     refuse: Callable[[Population, int], str | None] = lambda population, cohort: None
-    """(population, cohort size S) -> why it cannot run, or None."""
-    identity: Identity = UNNAMED  # which method with which parameters; see `core.identity`
+    identity: Identity = UNNAMED
 
 
 def model_of(down: Tree) -> Tensor:

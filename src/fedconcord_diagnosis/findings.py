@@ -8,13 +8,13 @@ import numpy as np
 
 from fedconcord.analysis.surrogate import Surrogate, schedule_of
 from fedconcord.core import Memory
-from fedconcord.diagnosis.course import Diagnosis
-from fedconcord.diagnosis.drift import rank_correlation
-from fedconcord.diagnosis.look import Look
-from fedconcord.diagnosis.measures import methods_for
 from fedconcord.federation.work import epoch_steps
 from fedconcord.jobs import Job
 from fedconcord.report.format import compact, listing, percent, size, span
+from fedconcord_diagnosis.course import Diagnosis
+from fedconcord_diagnosis.drift import rank_correlation
+from fedconcord_diagnosis.look import Look
+from fedconcord_diagnosis.measures import methods_for
 
 MISSED = 0.05  # chi^2 from which the objective is said to be another
 HALF, FEW = 0.5, 0.2  # half of the drift from at most a fifth of the clients

@@ -34,16 +34,16 @@ from fedconcord.core import (
     rng,
     tree_map,
 )
-from fedconcord.diagnosis import gradients, memory
-from fedconcord.diagnosis.drift import Drift, Remedies, control, drift, remedies
-from fedconcord.diagnosis.gradients import Agreement
-from fedconcord.diagnosis.memory import Residual, Staleness
 from fedconcord.engines import run_round
 from fedconcord.federation.participation import View
 from fedconcord.federation.sampling import Drawn, Losses, Sampler
 from fedconcord.jobs import Job, State
 from fedconcord.local.assignment import open_rows, with_oracle
 from fedconcord.state import Store
+from fedconcord_diagnosis import gradients, memory
+from fedconcord_diagnosis.drift import Drift, Remedies, control, drift, remedies
+from fedconcord_diagnosis.gradients import Agreement
+from fedconcord_diagnosis.memory import Residual, Staleness
 
 MOST_CLIENTS, LEAST_CLIENTS = 100, 10  # that a look asks
 FREE_WORK = 5_000  # mini-batch gradients of all looks that nobody waits for

@@ -13,12 +13,12 @@ from fedconcord.algorithms import METHODS
 from fedconcord.analysis.surrogate import Surrogate, chi_square, surrogate
 from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.core import Plan
-from fedconcord.diagnosis import history, skew
-from fedconcord.diagnosis.history import History
-from fedconcord.diagnosis.look import MOST_SAMPLES, Look, chosen, look, plan_for
 from fedconcord.federation.describe import distance
 from fedconcord.jobs import Job, State, advance, plan_of, start
 from fedconcord.problems.judging import supervised
+from fedconcord_diagnosis import history, skew
+from fedconcord_diagnosis.history import History
+from fedconcord_diagnosis.look import MOST_SAMPLES, Look, chosen, look, plan_for
 
 WORK_ROUNDS = 20  # of a run, spread evenly, whose local work is averaged
 

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedconcord.analysis.surrogate import Surrogate
-from fedconcord.diagnosis.course import Diagnosis
 from fedconcord.report.figures import Drawing
 from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, PANEL, log_scale, panel, percent_ticks
 from fedconcord.report.format import percent, span
+from fedconcord_diagnosis.course import Diagnosis
 
 BLUE, RED, GREEN, PINK, AMBER = COLOURS[:5]
 SHARES = ("getting the model", "computing", "sending", "waiting")

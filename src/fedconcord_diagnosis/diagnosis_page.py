@@ -16,15 +16,15 @@ from fedconcord.advice import advise, command
 from fedconcord.analysis.surrogate import Surrogate
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.diagnosis.course import Diagnosis, diagnose
-from fedconcord.diagnosis.diagnosis_figures import SHARES, drawings
-from fedconcord.diagnosis.findings import Finding, findings, verdict
-from fedconcord.diagnosis.measures import MEASURES, changes, numbers
-from fedconcord.diagnosis.subject import Subject, same_model, why_other
 from fedconcord.report.format import compact, percent
 from fedconcord.report.page import Page, code_block, in_words, pairs, paragraphs
 from fedconcord.runs.folder import versions
 from fedconcord.runs.results import threads
+from fedconcord_diagnosis.course import Diagnosis, diagnose
+from fedconcord_diagnosis.diagnosis_figures import SHARES, drawings
+from fedconcord_diagnosis.findings import Finding, findings, verdict
+from fedconcord_diagnosis.measures import MEASURES, changes, numbers
+from fedconcord_diagnosis.subject import Subject, same_model, why_other
 
 FORMAT = 1
 FOLDER = "diagnosis"  # of figures and tables, beside the page

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.diagnosis.gradients import TINY, lengths, mean_of
+from fedconcord_diagnosis.gradients import TINY, lengths, mean_of
 
 
 class Drift(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.core import Algorithm, Memory, Tree
-from fedconcord.diagnosis.gradients import TINY, lengths, mean_of
+from fedconcord_diagnosis.gradients import TINY, lengths, mean_of
 
 
 class StoredState(NamedTuple):

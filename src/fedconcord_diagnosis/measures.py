@@ -7,9 +7,9 @@ from typing import NamedTuple, get_args
 
 from fedconcord.analysis import catalogue
 from fedconcord.core import Remedy
-from fedconcord.diagnosis.course import Diagnosis
-from fedconcord.diagnosis.drift import rank_correlation
-from fedconcord.diagnosis.look import Look
+from fedconcord_diagnosis.course import Diagnosis
+from fedconcord_diagnosis.drift import rank_correlation
+from fedconcord_diagnosis.look import Look
 
 
 class Measure(NamedTuple):

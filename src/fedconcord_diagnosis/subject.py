@@ -10,7 +10,6 @@ import torch
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
-from fedconcord.diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, State, blank, checkpoint, resolved
 from fedconcord.report.load import data_name
@@ -26,6 +25,7 @@ from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import Source, from_nested
 from fedconcord.state import tensors
+from fedconcord_diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 
 MOST_THREADS = 1024  # that a folder may ask for
 ENGINES = ("stacked", "serial")
