@@ -408,7 +408,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         ),
         (
             {"data": "synthetic(clients=3)", "clients": 5},
-            "data synthetic(clients=3) has 3 clients, given clients 5; give the number once",
+            "data synthetic(clients=3) has 3 clients, given clients 5; leave clients out",
         ),
         (
             {"methods": "fedavg,fedprox"},
@@ -448,7 +448,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         ),
         (
             {"sampling": "bernoulli(0.1)", "cohort": 10},
-            "sampling bernoulli(share=0.1) draws about 5 of 50 clients, given cohort 10 (--cohort); give one of them",
+            "sampling bernoulli(share=0.1) draws about 5 of 50 clients, given cohort 10 (--cohort); leave cohort out",
         ),
         (
             {"method": "fedavg(local.lr=-1)"},

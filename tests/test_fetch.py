@@ -361,7 +361,7 @@ def test_har_persons_are_the_clients_of_a_run(tmp_path: Path) -> None:
     found = resolve_run(from_nested(given, "here"))
     assert (found.clients, found.cohort) == (3, 3)
     assert problem_of(found).roster.sizes.tolist() == [4, 4, 4]
-    with pytest.raises(UserError, match=r"^data har have 3 clients, given clients 5; leave it out$"):
+    with pytest.raises(UserError, match=r"^data har has 3 clients, given clients 5; leave clients out$"):
         resolve_run(from_nested({**given, "clients": 5}, "here"))
 
 

@@ -67,23 +67,17 @@ def _label(method: str, value: Value) -> str:
 
 def local_for(base: LocalSettings, method: str, overrides: Mapping[str, Any]) -> LocalSettings:
     """The local settings of one method: the job's, with the method's own `local.*` over them."""
-    plain = _given("local", LocalSettings, method, overrides)
-    units = [key for key in ("epochs", "steps", "seconds") if plain.get(key) is not None]
+    units = [key for key in ("epochs", "steps", "seconds") if overrides.get(f"local.{key}") is not None]
     if len(units) > 1:
         raise UserError(f"method {method}: local.{units[0]} and local.{units[1]} exclude each other; give one of them")
-    values = base.model_dump()
-    if units:
-        values |= {"epochs": None, "steps": None, "seconds": None}
-    values |= {k: prepare(f"local.{k}", v) for k, v in plain.items()}
-    local: LocalSettings = validated(LocalSettings, values, f"method {method}: local.", {})
+    without = dict.fromkeys(("epochs", "steps", "seconds")) if units else {}
+    local: LocalSettings = _over("local", base, method, overrides, without)
     return check_local(local)
 
 
 def privacy_for(base: PrivacySettings, method: str, overrides: Mapping[str, Any]) -> PrivacySettings:
     """The privacy of one method: the job's, with the method's own `privacy.*` over it."""
-    plain = _given("privacy", PrivacySettings, method, overrides)
-    values = base.model_dump() | {k: prepare(f"privacy.{k}", v) for k, v in plain.items()}
-    privacy: PrivacySettings = validated(PrivacySettings, values, f"method {method}: privacy.", {})
+    privacy: PrivacySettings = _over("privacy", base, method, overrides, {})
     return check_privacy(privacy)
 
 
@@ -94,15 +88,16 @@ def check_privacy(privacy: PrivacySettings) -> PrivacySettings:
     return privacy.model_copy(update={"clip": str(call_of("privacy.clip", privacy.clip))})
 
 
-def _given(section: str, model: type[BaseModel], method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's own settings of a table, by their key in it."""
-    known = [f"{section}.{name}" for name in model.model_fields]
-    values = {key: grammar.plain(value) for key, value in overrides.items() if key.startswith(f"{section}.")}
-    for key in values:
-        if key not in known:
-            near = closest(key, known)
-            raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(known)}")
-    return {key.removeprefix(f"{section}."): value for key, value in values.items()}
+def _over(section: str, base: BaseModel, method: str, overrides: Mapping[str, Any], without: Mapping[str, None]) -> Any:
+    """A table of settings with a method's own values over it, and over those that are `without`."""
+    known, values = [f"{section}.{name}" for name in type(base).model_fields], {**base.model_dump(), **without}
+    for key, value in overrides.items():
+        if key.startswith(f"{section}."):
+            if key not in known:
+                near = closest(key, known)
+                raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(known)}")
+            values[key.removeprefix(f"{section}.")] = prepare(key, grammar.plain(value))
+    return validated(type(base), values, f"method {method}: {section}.", {})
 
 
 def check_local(local: LocalSettings) -> LocalSettings:

@@ -38,6 +38,7 @@ TAKES = {  # what they take beside names
     "model": "a torch.nn.Module, or a function (shape, classes) -> nn.Module",
     "sampling": "a fedconcord.Sampler, or a function that makes one",
     "lr_schedule": "a function (round) -> the factor on the local step size",
+    "partition": "a function (labels, n_clients, rng) -> arrays, or the samples of each client as a list of arrays",
     "loss": "a function (outputs, targets) -> one number a sample",
     "metrics": "a function (outputs, targets) -> number",
 }
@@ -70,8 +71,7 @@ def _named(key: str, value: Any) -> tuple[Any, NamedObject | None]:
     if text is not None:
         imports.trust(text)
         return text, None
-    keep = {"method": _method, "model": _model, "data": _data, "partition": _partition, "sampling": _sampling}.get(key)
-    kept = _function(key, value) if keep is None else keep(value)
+    kept = _kept(key, value)
     return _labelled(kept.text, value), kept
 
 
@@ -141,64 +141,46 @@ def _bare(text: Any) -> Any:
 # -- kinds of objects ----------------------------------------------------------------------------------------------
 
 
-def _method(value: Any) -> NamedObject:
-    if not isinstance(value, Algorithm):
-        return _function("method", value)
-    digest = digest_of(value)
-    if value.identity == UNNAMED:
-        about = f"Algorithm without a name, told from others by the code of its functions; sha256 {digest}"
+def _kept(key: str, value: Any) -> NamedObject:
+    """The object under a name and a digest, as it is now, with words for run.json.
+
+    Raises:
+        UserError: it is of no kind that the key takes.
+    """
+    data = arrays_of(value) if key == "data" and not callable(value) else None
+    digest, name = digest_of(value if data is None else data), type(value).__name__
+    thing: Callable[..., Any] = partial(_itself, value if data is None else data)
+    if key == "method" and isinstance(value, Algorithm):
+        name, about = value.identity.method or "algorithm", f"Algorithm {value.identity}"
+        if value.identity == UNNAMED:
+            about = "Algorithm without a name, told from others by the code of its functions"
+    elif key == "model" and isinstance(value, nn.Module):
+        thing, count = partial(_copied, copy.deepcopy(value)), sum(p.numel() for p in value.parameters())
+        frozen = sum(p.numel() for p in value.parameters() if not p.requires_grad)
+        rest = f", {frozen} of them frozen" * (frozen > 0)
+        about = f"{_one_line(value)} with {count} parameters, which start as they were given{rest}"
+    elif key == "sampling" and isinstance(value, Sampler):
+        name = value.identity.method or "sampler"
+        about = f"Sampler {name}"
+    elif data is not None:
+        arrays: Mapping[str, np.ndarray]
+        if isinstance(data, Dataset):
+            arrays, title = {"train_x": data.train_x, "train_y": data.train_y, "test_x": data.test_x}, data.name
+        else:
+            arrays, title = data, "arrays"
+        listed = ", ".join(f"{part} {array.dtype} {list(array.shape)}" for part, array in arrays.items())
+        name, about = title, f"{name}: {listed}"
+    elif key == "partition" and hasattr(value, "load_partition"):
+        thing, about = of_partitioner(copy.deepcopy(value)), _one_line(value)
+    elif callable(value):
+        name, thing = getattr(value, "__name__", name), value
+        about = f"{name} of {getattr(value, '__module__', type(value).__module__)}"
+    elif key == "partition" and (isinstance(value, Sequence) or hasattr(value, "__array__")):
+        parts = [np.array(part) for part in value]
+        name, thing, about = "samples", of_samples(parts), f"the samples of {len(parts)} clients"
     else:
-        about = f"Algorithm {value.identity}; sha256 {digest}"
-    return objects.hold(value.identity.method or "algorithm", digest, partial(_itself, value), about)
-
-
-def _model(value: Any) -> NamedObject:
-    if not isinstance(value, nn.Module):
-        return _function("model", value)
-    digest, count = digest_of(value), sum(p.numel() for p in value.parameters())
-    kept = copy.deepcopy(value)  # as it was when it was given
-    frozen = sum(p.numel() for p in value.parameters() if not p.requires_grad)
-    rest = f", {frozen} of them frozen" * (frozen > 0)
-    about = f"{_one_line(value)} with {count} parameters, which start as they were given{rest}; sha256 {digest}"
-    return objects.hold(type(value).__name__, digest, partial(_copied, kept), about)
-
-
-def _data(value: Any) -> NamedObject:
-    if callable(value):
-        return _function("data", value)
-    data = arrays_of(value)
-    digest = digest_of(data)
-    if isinstance(data, Dataset):
-        name, arrays = data.name, {"train_x": data.train_x, "train_y": data.train_y, "test_x": data.test_x}
-    else:
-        name, arrays = "arrays", dict(data)
-    listed = ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items())
-    about = f"{type(value).__name__}: {listed}; sha256 {digest}"
-    return objects.hold(name, digest, partial(_itself, data), about)
-
-
-def _partition(value: Any) -> NamedObject:
-    digest = digest_of(value)
-    if hasattr(value, "load_partition"):
-        about = f"{_one_line(value)}; sha256 {digest}"
-        return objects.hold(type(value).__name__, digest, of_partitioner(copy.deepcopy(value)), about)
-    if callable(value):
-        return _function("partition", value)
-    if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
-        raise UserError(
-            f"partition is {type(value).__name__}; give a function (labels, n_clients, rng) -> arrays, or the samples "
-            "of each client as a list of arrays"
-        )
-    parts = [np.array(part) for part in value]
-    about = f"the samples of {len(parts)} clients; sha256 {digest}"
-    return objects.hold("samples", digest, of_samples(parts), about)
-
-
-def _sampling(value: Any) -> NamedObject:
-    if not isinstance(value, Sampler):
-        return _function("sampling", value)
-    digest, name = digest_of(value), value.identity.method or "sampler"
-    return objects.hold(name, digest, partial(_itself, value), f"Sampler {name}; sha256 {digest}")
+        raise UserError(f"{key} is {name}; give {TAKES[key]}")
+    return objects.hold(name, digest, thing, f"{about}; sha256 {digest}")
 
 
 def _itself(thing: Any, *leading: Any) -> Any:
@@ -207,15 +189,6 @@ def _itself(thing: Any, *leading: Any) -> Any:
 
 def _copied(model: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
     return copy.deepcopy(model)
-
-
-def _function(key: str, value: Any) -> NamedObject:
-    if not callable(value):
-        raise UserError(f"{key} is {type(value).__name__}; give {TAKES[key]}")
-    name = getattr(value, "__name__", type(value).__name__)
-    digest = digest_of(value)
-    module = getattr(value, "__module__", type(value).__module__)
-    return objects.hold(name, digest, value, f"{name} of {module}; sha256 {digest}")
 
 
 def _one_line(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,43 +19,22 @@ from fedconcord.federation.features import skewed
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 from fedconcord.problems.losses import metrics_of
-from fedconcord.problems.precision import Precision
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import call_of, part
-from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, InputSettings
+from fedconcord.settings.sections import MOST_TRAIN_SAMPLES
 from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
-from fedconcord.transforms.hostile import Attack, chosen
+from fedconcord.transforms.hostile import Attack
+from fedconcord.transforms.hostile import chosen as attackers
 
 
-class Samples(NamedTuple):
-    """The settings that decide which samples each client has."""
+@dataclass(frozen=True)
+class Chosen:
+    """Settings that equal others where what they decide is the same."""
 
-    data: str
-    data_dir: str | None
-    partition: str | None
-    clients: int
-    seed: int
-    skew: str | None
-    input: str  # JSON
-    stamp: str  # of the files
-    attack: str | None  # one on labels
-
-
-class Task(NamedTuple):
-    """The settings that decide what the clients minimise."""
-
-    samples: Samples
-    model: str | None
-    dtype: torch.dtype
-    device: torch.device
-    labels: str | None
-    task: str | None
-    validation: float | None
-    loss: str | None
-    metrics: tuple[str, ...]
-    precision: Precision
+    decisive: str
+    config: Config = field(compare=False)
 
 
 def device_of(config: Config) -> torch.device:
@@ -82,20 +61,10 @@ def device_of(config: Config) -> torch.device:
 
 def problem_of(config: Config) -> Problem:
     """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
-    problem = _problem(
-        Task(
-            _samples(config),
-            config.model,
-            getattr(torch, config.engine.dtype),
-            device_of(config),
-            config.labels,
-            config.task,
-            None if config.validation == "auto" else config.validation,  # which is settled where runs are planned
-            config.loss,
-            tuple(config.metrics),
-            config.engine.precision,
-        )
-    )
+    keys = ("model", "labels", "task", "validation", "loss", "metrics")
+    numbers = config.engine.dtype, config.engine.precision, device_of(config)
+    decisive = _samples(config).decisive, *(getattr(config, key) for key in keys), *numbers
+    problem = _problem(Chosen(repr(decisive), config))
     if not isinstance(problem, Supervised | SemiSupervised | Streamed):
         return problem
     return _sampled(problem, config.eval.train_samples or MOST_TRAIN_SAMPLES)
@@ -142,19 +111,18 @@ def _first(config: Config) -> Config:
     return config.model_copy(update={"seed": config.seed or (config.seeds or [0])[0]})
 
 
-def _samples(config: Config) -> Samples:
-    attack = config.hostile
-    return Samples(
-        config.data,
-        config.data_dir,
-        config.partition,
-        config.clients,
-        config.seed or 0,
-        config.skew,
-        config.input.model_dump_json(),
-        stamp(config.data, config.input),
-        None if attack is None or part("hostile", attack).labels is None else attack,
-    )
+def _samples(config: Config) -> Chosen:
+    """The settings, equal where each client has the same samples."""
+    keys = ("data", "data_dir", "partition", "clients", "skew", "input")
+    attack = None if _label_attack(config) is None else config.hostile
+    files = stamp(config.data, config.input)
+    return Chosen(repr((*(getattr(config, key) for key in keys), config.seed or 0, attack, files)), config)
+
+
+def _label_attack(config: Config) -> Attack | None:
+    """What hostile clients do to their labels, if they do."""
+    attack: Attack | None = None if config.hostile is None else part("hostile", config.hostile)
+    return None if attack is None or attack.labels is None else attack
 
 
 @functools.lru_cache(maxsize=1)
@@ -166,63 +134,63 @@ def _sampled(problem: Supervised | SemiSupervised | Streamed, train_samples: int
 
 
 @functools.lru_cache(maxsize=1)
-def _problem(chosen: Task) -> Problem:
-    samples, task, validation = chosen.samples, chosen.task, chosen.validation
-    _refuse_unlabelled(chosen)
-    if samples.partition is None:  # a problem with its own clients
-        own_clients: Problem = part("data", samples.data, samples.seed, samples.clients, chosen.dtype, chosen.device)
+def _problem(chosen: Chosen) -> Problem:
+    config, seed = chosen.config, chosen.config.seed or 0
+    numbers = getattr(torch, config.engine.dtype), device_of(config)
+    task, validation = config.task, None if config.validation == "auto" else config.validation  # settled in plans
+    _refuse_unlabelled(config)
+    if config.partition is None:  # a problem with its own clients
+        own_clients: Problem = part("data", config.data, seed, config.clients, *numbers)
         return own_clients
-    dataset, parts = _divided(samples)
+    dataset, parts = _divided(_samples(config))
     _divided.cache_clear()  # the problem has its own
     if dataset.streams is not None and (task, validation) != (None, None):
         key = f"task {task}" if task is not None else f"validation {validation:g}"
         raise UserError(
-            f"{key} needs the samples of all clients in memory, and those of {samples.clients} clients of data "
-            f"{samples.data} are drawn as they take part; use fewer clients"
+            f"{key} needs the samples of all clients in memory, and those of {config.clients} clients of data "
+            f"{config.data} are drawn as they take part; use fewer clients"
         )
     if task is not None and grammar.parse(task, "task").name == "clustering":
-        clusters: Problem = part("task", task, dataset, parts, chosen.dtype, chosen.device)
+        clusters: Problem = part("task", task, dataset, parts, *numbers)
         return clusters
-    call = call_of("model", chosen.model or DEFAULT_MODEL)
+    call = call_of("model", config.model or DEFAULT_MODEL)
 
     def network() -> nn.Module:
         return _network(call, dataset)
 
     if task is not None:
-        masks = part("labels", chosen.labels or "", parts, samples.seed)
-        device = chosen.dtype, chosen.device
-        partly: Problem = part("task", task, network, dataset, parts, masks, *device, MOST_TRAIN_SAMPLES)
+        masks = part("labels", config.labels or "", parts, seed)
+        partly: Problem = part("task", task, network, dataset, parts, masks, *numbers, MOST_TRAIN_SAMPLES)
         return partly
     validation_parts = None
     if validation is not None:
-        parts, validation_parts = hold_out(parts, validation, samples.seed)
+        parts, validation_parts = hold_out(parts, validation, seed)
     problem = Supervised(
         network,
         dataset,
         parts,
-        dtype=chosen.dtype,
-        device=chosen.device,
+        dtype=numbers[0],
+        device=numbers[1],
         held=validation_parts,
-        loss=None if chosen.loss is None else part("loss", chosen.loss),
-        metrics=metrics_of(chosen.metrics, dataset.target),
-        numbers=chosen.precision,
+        loss=None if config.loss is None else part("loss", config.loss),
+        metrics=metrics_of(config.metrics, dataset.target),
+        numbers=config.engine.precision,
     )
     return problem if dataset.streams is None else Streamed(problem, dataset.streams)
 
 
-def _refuse_unlabelled(chosen: Task) -> None:
+def _refuse_unlabelled(config: Config) -> None:
     """Refuse what needs a model of labelled samples where there is none."""
-    samples = chosen.samples
-    if samples.partition is not None and chosen.task is None:
+    if config.partition is not None and config.task is None:
         return
-    which = f"data {samples.data}" if samples.partition is None else f"task {chosen.task}"
-    if samples.attack is not None:
+    which = f"data {config.data}" if config.partition is None else f"task {config.task}"
+    if _label_attack(config) is not None:
         raise UserError(
-            f"hostile {samples.attack} lies about the labels of samples, which {which} lacks; use another attack"
+            f"hostile {config.hostile} lies about the labels of samples, which {which} lacks; use another attack"
         )
-    if chosen.precision != "full":
+    if config.engine.precision != "full":
         raise UserError(
-            f"engine.precision {chosen.precision} is for models of labelled samples, and {which} computes in "
+            f"engine.precision {config.engine.precision} is for models of labelled samples, and {which} computes in "
             "engine.dtype alone; use engine.precision full"
         )
 
@@ -242,18 +210,19 @@ def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=1)
-def _divided(samples: Samples) -> tuple[Dataset, list[np.ndarray]]:
-    """The samples of each client [n_i]. StoredState until the problem is made of them, which reads them next."""
-    data, partition, skew = samples.data, samples.partition or NATURAL, samples.skew
-    dataset = dataset_of(data, samples.data_dir, samples.seed, InputSettings.model_validate_json(samples.input))
+def _divided(chosen: Chosen) -> tuple[Dataset, list[np.ndarray]]:
+    """The samples of each client [n_i]. Kept until the problem is made of them, which reads them next."""
+    config, seed = chosen.config, chosen.config.seed or 0
+    data, partition, skew = config.data, config.partition or NATURAL, config.skew
+    dataset = dataset_of(data, config.data_dir, seed, config.input)
     if dataset.streams is not None and (partition, skew) != (NATURAL, None):
         raise UserError(
             f"data {data} are drawn as clients take part, for their samples do not fit in memory, so that they can be "
             "neither divided anew nor skewed; leave partition and skew out, or use fewer clients"
         )
     if partition != NATURAL:
-        draw = rng.generator(samples.seed, rng.Purpose.PARTITION)
-        parts: list[np.ndarray] = part("partition", partition, dataset.train_y, samples.clients, draw)
+        draw = rng.generator(seed, rng.Purpose.PARTITION)
+        parts: list[np.ndarray] = part("partition", partition, dataset.train_y, config.clients, draw)
         dataset = dataset._replace(client_names=None)  # which are those of the natural clients
     elif dataset.natural is None:
         raise UserError(f"data {data} does not come in clients; give another partition than {NATURAL}")
@@ -263,21 +232,17 @@ def _divided(samples: Samples) -> tuple[Dataset, list[np.ndarray]]:
         dataset = dataset.scaled()
         if np.issubdtype(dataset.train_x.dtype, np.integer):
             raise UserError(f"skew {skew} changes numbers, and the samples of data {data} are symbols; leave it out")
-        changed = skewed(dataset.train_x, parts, samples.seed, call_of("skew", skew))
-        dataset = dataset._replace(train_x=changed)
-    return (dataset if samples.attack is None else _attacked(dataset, parts, samples)), parts
-
-
-def _attacked(dataset: Dataset, parts: list[np.ndarray], samples: Samples) -> Dataset:
-    """The data with what hostile clients say of their labels."""
+        dataset = dataset._replace(train_x=skewed(dataset.train_x, parts, seed, call_of("skew", skew)))
+    attack = _label_attack(config)
+    if attack is None:
+        return dataset, parts
     if dataset.target != "class" or dataset.streams is not None:
         raise UserError(
-            f"hostile {samples.attack} lies about the classes of samples in memory, and these data have none; use "
+            f"hostile {config.hostile} lies about the classes of samples in memory, and these data have none; use "
             "another attack"
         )
-    attack: Attack = part("hostile", samples.attack or "")
     assert attack.labels is not None
     labels = dataset.train_y.copy()
-    for i in chosen(attack, samples.seed, len(parts)):
+    for i in attackers(attack, seed, len(parts)):
         labels[parts[i]] = attack.labels(labels[parts[i]], dataset.classes)
-    return dataset._replace(train_y=labels)
+    return dataset._replace(train_y=labels), parts

@@ -114,36 +114,37 @@ def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
         raise UserError(
             f"{wire} ({origin[wire]}) has no effect with engine {config.engine.name}; leave it out, or use engine wire"
         )
-    parts = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
-    tables = {"local": check_local(config.local), "eval": _check_eval(config), "privacy": check_privacy(config.privacy)}
-    config = config.model_copy(update={**parts, **tables})
-    share = call_of("sampling", config.sampling).given.get("share")
-    if share is not None:  # it says the cohort that is to be expected
-        expected = max(1, round(share * config.clients))
-        if config.cohort != expected and "cohort" in values:
-            raise UserError(
-                f"sampling {config.sampling} draws about {expected} of {config.clients} clients, given cohort "
-                f"{config.cohort} ({origin['cohort']}); give one of them"
-            )
-        config = config.model_copy(update={"cohort": expected})
-    elif config.sampling == "everyone":
-        if "cohort" in values and config.cohort != config.clients:
-            raise UserError(
-                f"sampling everyone takes all who are there, given cohort {config.cohort} ({origin['cohort']}); "
-                "leave cohort out"
-            )
-        config = config.model_copy(update={"cohort": config.clients})
-    elif "cohort" not in values:
-        config = config.model_copy(update={"cohort": min(config.cohort, config.clients)})
-    if config.cohort > config.clients:
-        place = f" ({origin['cohort']})" if "cohort" in origin else ""
-        raise UserError(
-            f"cohort {config.cohort}{place} is larger than clients {config.clients}; "
-            "give a smaller cohort or more clients"
-        )
+    update: dict[str, Any] = {key: canonical(key, getattr(config, key)) for key in PARTS if "." not in key}
+    update |= {
+        "local": check_local(config.local),
+        "privacy": check_privacy(config.privacy),
+        "eval": _check_eval(config),
+    }
     if config.data_dir is not None:  # a run that is resumed from elsewhere must find the same files
-        config = config.model_copy(update={"data_dir": str(Path(config.data_dir).expanduser().absolute())})
-    return config
+        update["data_dir"] = str(Path(config.data_dir).expanduser().absolute())
+    config = config.model_copy(update=update)
+    return config.model_copy(
+        update={"cohort": _cohort(config, origin.get("cohort", "") if "cohort" in values else None)}
+    )
+
+
+def _cohort(config: Config, origin: str | None) -> int:
+    """Clients of a round: those that are expected where the sampling says a share of all, or everyone.
+
+    Args:
+        origin: where the key `cohort` was written; None where it was not.
+    """
+    share, cohort = call_of("sampling", config.sampling).given.get("share"), config.cohort
+    if share is None and config.sampling != "everyone":
+        if origin is not None and cohort > config.clients:
+            larger = f"cohort {cohort} ({origin}) is larger than clients {config.clients}"
+            raise UserError(f"{larger}; give a smaller cohort or more clients")
+        return min(cohort, config.clients)
+    expected = config.clients if share is None else max(1, round(share * config.clients))
+    if origin is not None and cohort != expected:
+        draws = "takes all who are there" if share is None else f"draws about {expected} of {config.clients} clients"
+        raise UserError(f"sampling {config.sampling} {draws}, given cohort {cohort} ({origin}); leave cohort out")
+    return expected
 
 
 def _check_eval(config: Config) -> EvalSettings:
@@ -161,78 +162,62 @@ def _check_eval(config: Config) -> EvalSettings:
 def _check_problem(config: Config, keys: Collection[str]) -> Config:
     """Data, partition and model by name and parameters; a problem brings its own clients and takes neither.
 
-    Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number.
+    Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number. Data of
+    one's own are read here, for only they know their clients and their target.
     """
     config = own.absolute(config)
-    if own.kind_of(config.data) != "named":
-        return _check_own(config, keys)
-    own.check_unused(config, keys)
-    name = grammar.parse(config.data, "data set").name
-    if name in PROBLEMS:
-        call_of("data", config.data)
-        for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
-            value = getattr(config, key)
-            if value not in (None, [], "auto"):
-                raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
-        if config.eval.target is not None:
-            raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
-        return config
-    call = call_of("data", config.data)
-    update: dict[str, Any] = {
-        "model": config.model or DEFAULT_MODEL,
-        "partition": config.partition or DEFAULT_PARTITION,
-    }
-    if "clients" in call.resolved():
-        update["partition"] = config.partition or NATURAL
-        count = call.given.get("clients", config.clients if "clients" in keys else call.resolved()["clients"])
-        if "clients" in keys and count != config.clients and update["partition"] == NATURAL:
-            raise UserError(f"data {call} has {count} clients, given clients {config.clients}; give the number once")
-        if update["partition"] == NATURAL:
-            update |= {"clients": count, "data": str(replace(call, given={**call.given, "clients": count}))}
-    elif update["partition"] == NATURAL:
-        dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
-        if dataset.natural is None:
-            raise UserError(f"data {config.data} does not come in clients; give another partition than {NATURAL}")
-        update["clients"] = _natural_clients(config, keys, len(dataset.natural))
-    return _check_task(config, update, "class", keys)
+    call = None
+    if own.kind_of(config.data) == "named":
+        own.check_unused(config, keys)
+        call = call_of("data", config.data)
+        if call.name in PROBLEMS:
+            return _check_own_clients(config, call.name)
+    drawn_clients = None if call is None else call.resolved().get("clients")
+    target: Target = "class"
+    partition, natural = config.partition, None
+    if call is None or (partition == NATURAL and drawn_clients is None):
+        seed = config.seed or (config.seeds or [0])[0]
+        dataset = own.dataset_of(config.data, config.data_dir, seed, config.input)
+        target, natural = dataset.target, dataset.natural
+    if partition is None:
+        comes_in_clients = natural is not None or drawn_clients is not None
+        partition = NATURAL if comes_in_clients else DEFAULT_PARTITION if target == "class" else "iid"
+    update: dict[str, Any] = {"model": config.model or DEFAULT_MODEL, "partition": partition}
+    if partition != NATURAL:
+        if target != "class" and not _label_free(partition):
+            raise UserError(
+                f"partition {partition} goes by class, and the target is {target}; use natural, "
+                f"{' or '.join(LABEL_FREE)}"
+            )
+        count = getattr(call_of("partition", partition).factory, "clients", None)  # of one that lists their samples
+        update["clients"] = config.clients if count is None else _clients(config, keys, f"partition {partition}", count)
+    elif call is not None and drawn_clients is not None:
+        count = call.given.get("clients", config.clients if "clients" in keys else drawn_clients)
+        update["clients"] = _clients(config, keys, f"data {call}", count)
+        update["data"] = str(replace(call, given={**call.given, "clients": count}))
+    elif natural is None:
+        way = "name their column with --client-column" if call is None else f"give another partition than {NATURAL}"
+        raise UserError(f"data {config.data} does not come in clients; {way}")
+    else:
+        update["clients"] = _clients(config, keys, f"data {config.data}", len(natural))
+    return _check_task(config, update, target)
 
 
-def _natural_clients(config: Config, keys: Collection[str], count: int) -> int:
+def _check_own_clients(config: Config, name: str) -> Config:
+    for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
+        value = getattr(config, key)
+        if value not in (None, [], "auto"):
+            raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
+    if config.eval.target is not None:
+        raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
+    return config
+
+
+def _clients(config: Config, keys: Collection[str], what: str, count: int) -> int:
+    """The number of clients that something has by itself; the key may not say another one."""
     if "clients" in keys and config.clients != count:
-        raise UserError(f"data {config.data} have {count} clients, given clients {config.clients}; leave it out")
+        raise UserError(f"{what} has {count} clients, given clients {config.clients}; leave clients out")
     return count
-
-
-def _partition_clients(config: Config, update: Mapping[str, Any], keys: Collection[str]) -> int:
-    """The number of clients: of a partition that lists their samples, its own."""
-    text = update["partition"]
-    count: int | None = getattr(call_of("partition", text).factory, "clients", None)
-    clients: int = update.get("clients", config.clients)
-    if count is None:
-        return clients
-    if "clients" in keys and clients != count:
-        raise UserError(f"partition {text} has {count} clients, given clients {clients}; leave clients out")
-    return count
-
-
-def _check_own(config: Config, keys: Collection[str]) -> Config:
-    """Data of one's own: they are read here, for only they know their clients and their target."""
-    dataset = own.dataset_of(config.data, config.data_dir, config.seed or (config.seeds or [0])[0], config.input)
-    everyday = DEFAULT_PARTITION if dataset.target == "class" else "iid"
-    update: dict[str, Any] = {
-        "model": config.model or DEFAULT_MODEL,
-        "partition": config.partition or (everyday if dataset.natural is None else NATURAL),
-    }
-    if update["partition"] == NATURAL:
-        if dataset.natural is None:
-            raise UserError(f"data {config.data} do not come in clients; name their column with --client-column")
-        update["clients"] = _natural_clients(config, keys, len(dataset.natural))
-    elif dataset.target != "class" and not _label_free(update["partition"]):
-        raise UserError(
-            f"partition {update['partition']} goes by class, and the target is {dataset.target}; use natural, "
-            f"{' or '.join(LABEL_FREE)}"
-        )
-    return _check_task(config, update, dataset.target, keys)
 
 
 def _label_free(partition: str) -> bool:
@@ -241,10 +226,8 @@ def _label_free(partition: str) -> bool:
     return name in LABEL_FREE or imports.is_path(name)
 
 
-def _check_task(config: Config, update: dict[str, Any], target: Target, keys: Collection[str]) -> Config:
-    """Partition, model, loss, metrics and task, for data with this kind of target."""
-    if update["partition"] != NATURAL:
-        update["clients"] = _partition_clients(config, update, keys)
+def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
+    """Model, loss, metrics and task, for data with this kind of target."""
     if target != "class" and (config.task is not None or config.labels is not None):
         raise UserError(f"task {config.task or 'semi'} is of classes, and the target is {target}; leave it out")
     if config.loss is not None:
