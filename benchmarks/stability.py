@@ -20,7 +20,7 @@ from typing import Any
 
 from fedconcord import tuning
 from fedconcord.runs.events import Watch
-from fedconcord.runs.study import carry_out
+from fedconcord.runs.pool import carry_out
 from fedconcord.settings.sources import from_file, from_nested
 from fedconcord.tuning.page import write_all
 

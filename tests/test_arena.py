@@ -17,7 +17,7 @@ from fedconcord import cli
 from fedconcord.basis.errors import UserError
 from fedconcord.report.metric import metric_of
 from fedconcord.runs.events import Event, Watch
-from fedconcord.runs.study import carry_out
+from fedconcord.runs.pool import carry_out
 from fedconcord_papers.arena import plan, run
 from fedconcord_papers.arena.federations import Federation, Target, chosen, read
 from fedconcord_papers.arena.figures import steps

@@ -25,7 +25,7 @@ from fedconcord.basis.factories import Search, search_of
 from fedconcord.report.metric import metric_of
 from fedconcord.runs.events import Watch
 from fedconcord.runs.plan import plan_comparison
-from fedconcord.runs.study import carry_out
+from fedconcord.runs.pool import carry_out
 from fedconcord.settings.resolve import resolve_compare
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import from_file, from_nested
@@ -102,7 +102,7 @@ def test_a_stated_range_holds_the_default_and_both_ends_are_values(name: str) ->
 def test_what_the_caller_fixes_is_not_looked_for() -> None:
     job = config("fedprox,fedprox(mu=0.1),fedprox(mu=0.1,local.lr=0.2),scaffold")
     spaces = [space_of(job, method, {}) for method in job.methods or []]
-    assert [space.keys for space in spaces] == [("local.lr", "mu"), ("local.lr",), (), ("local.lr",)]
+    assert [tuple(space.places) for space in spaces] == [("local.lr", "mu"), ("local.lr",), (), ("local.lr",)]
     assert spaces[0].start == {"local.lr": 0.1, "mu": 0.1}
     assert [space.trials(8) for space in spaces] == [8, 8, 1, 8]
 

@@ -27,8 +27,8 @@ from fedconcord.runs import folder as folders
 from fedconcord.runs import plan
 from fedconcord.runs.clock import Clock
 from fedconcord.runs.events import Callback, Callbacks, Compared, Finished, Lines, Watch
+from fedconcord.runs.pool import InterruptedStudyError, carry_out
 from fedconcord.runs.records import why_evaluated
-from fedconcord.runs.study import InterruptedStudyError, carry_out
 from fedconcord.settings.objects import named
 from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys, prepare
 from fedconcord.tracking import check, trackers

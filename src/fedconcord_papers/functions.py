@@ -21,7 +21,7 @@ from fedconcord.core import Algorithm
 from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, RunOptions
 from fedconcord.runs.events import Lines, Watch
-from fedconcord.runs.study import carry_out
+from fedconcord.runs.pool import carry_out
 from fedconcord.settings import methods
 from fedconcord.settings.job import build
 from fedconcord.settings.own import notes

@@ -29,7 +29,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.report import load
 from fedconcord.runs import plan, records
 from fedconcord.runs.events import Watch
-from fedconcord.runs.study import carry_out
+from fedconcord.runs.pool import carry_out
 from fedconcord.settings.sources import from_nested
 from training import execute_all
 

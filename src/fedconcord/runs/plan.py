@@ -17,10 +17,9 @@ from fedconcord.runs.clock import Clock
 from fedconcord.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.runs.execution import execute
 from fedconcord.runs.folder import read_description, refuse_taken
-from fedconcord.runs.pool import packed
+from fedconcord.runs.pool import Stages, packed
 from fedconcord.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
 from fedconcord.runs.results import prepare, threads
-from fedconcord.runs.study import Stages
 from fedconcord.settings import judging, own
 from fedconcord.settings.job import advise, team_of
 from fedconcord.settings.judging import held, judged

@@ -1,4 +1,8 @@
-"""Runs done one by one in this process, or several at once, each in a worker process of its own."""
+"""The one way in which many runs are done: a study yields stages of runs, and a pool does them, here or in workers.
+
+A study is a generator. What it yields depends on its settings and on what it was sent alone, so that a study that was
+cut off anywhere comes to the same stages when it is resumed, and no run of them is repeated.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fedconcord.basis import imports, objects
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.objects import NamedObject
 from fedconcord.jobs import Row
 from fedconcord.runs import interrupts
-from fedconcord.runs.events import Entry, Event, Finished, Tell
+from fedconcord.runs.events import Entry, Event, Finished, Stage, Tell, Watch
 from fedconcord.runs.execution import attempt
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import shrink
@@ -33,6 +37,40 @@ from fedconcord.settings.problem import forget_problem
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import from_nested
+
+T = TypeVar("T")
+Stages = Generator[Stage, list[Finished], T]
+"""Yields a stage, is sent the outcomes of its runs in their order, and returns the result of the study."""
+
+
+class InterruptedStudyError(KeyboardInterrupt):
+    """Ctrl-C. Every folder is usable as it is, and the same call or `resume` goes on."""
+
+    def __init__(self, runs: Sequence[Finished]) -> None:
+        super().__init__()
+        self.runs = list(runs)  # the outcomes of the stage that was cut off
+
+
+def carry_out(stages: Stages[T], jobs: int, watch: Watch) -> T:
+    """Do a study, or what is left of it; the same result wherever it was interrupted and whatever `jobs` is.
+
+    Raises:
+        InterruptedStudyError: by Ctrl-C.
+        UserError: whatever the study refuses.
+    """
+    with closing(stages), Pool(jobs) as pool:
+        runs: list[Finished] | None = None
+        while True:
+            try:
+                stage = next(stages) if runs is None else stages.send(runs)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            watch.stage(stage)
+            runs = pool.run(stage.entries, watch.event)
+            if any(run.status == "interrupted" for run in runs):
+                raise InterruptedStudyError(runs)
+
 
 WORKER = "from fedconcord.basis import process; process.settle(); from fedconcord.runs.pool import worker; worker()"
 
@@ -44,7 +82,7 @@ WORKER = "from fedconcord.basis import process; process.settle(); from fedconcor
 class _Worker:
     """A worker process, and the run that it does."""
 
-    def __init__(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
+    def __init__(self, events: _Events) -> None:
         self.number: int | None = None  # of its run
         self.is_ready = False  # whether it has ever been
         self.known: set[str] = set()  # texts of the objects that it was sent
@@ -61,7 +99,7 @@ class _Worker:
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.listener.start()
 
-    def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
+    def _listen(self, events: _Events) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines, suppress(ValueError):  # killed in the middle of a line
             for line in lines:
@@ -203,30 +241,24 @@ class Pool:
                 worker.send({"stop": times})
 
     def _handle(self, worker: _Worker, event: Mapping[str, Any], is_stopping: bool) -> None:
-        if "row" in event:
-            assert worker.number is not None
-            self.tell(Event("row", row=Row(*event["row"]), number=worker.number))
+        number = worker.number
+        if "row" in event and number is not None:
+            self.tell(Event("row", row=Row(*event["row"]), number=number))
             return
-        if "finished" in event:
-            self._release(worker, Finished(Path(event["finished"][0]), *event["finished"][1:]))
+        if "finished" in event and number is not None:
+            worker.number = None
+            self._end(number, Finished(Path(event["finished"][0]), *event["finished"][1:]))
         worker.is_ready = True
         self._next(worker, is_stopping)
 
-    def _release(self, worker: _Worker, outcome: Finished) -> None:
-        """The run of a worker has ended."""
-        assert worker.number is not None
-        self._end(worker.number, outcome)
-        worker.number = None
-
     def _next(self, worker: _Worker, is_stopping: bool) -> None:
         """Give a worker the next run, if there is one."""
-        if is_stopping:
+        if is_stopping or not self.todo:
             self.workers.remove(worker)
-            worker.close()
-            return
-        if not self.todo:
-            self.workers.remove(worker)
-            self.waiting.append(worker)
+            if is_stopping:
+                worker.close()
+            else:
+                self.waiting.append(worker)
             return
         worker.number = self.todo.pop(0)
         entry = self.entries[worker.number]
@@ -247,8 +279,8 @@ class Pool:
         why = f"its process was killed (signal {-status})" if status < 0 else f"its process ended ({status}): {words}"
         if worker.number is not None:
             entry = self.entries[worker.number]
-            outcome = not_done(entry, "interrupted") if is_stopping else not_done(entry, "failed", why)
-            self._release(worker, outcome)
+            lost = not_done(entry, "interrupted") if is_stopping else not_done(entry, "failed", why)
+            self._end(worker.number, lost)
         if is_stopping:
             return
         if self.todo and worker.is_ready:
@@ -315,7 +347,8 @@ def worker() -> None:
         while True:
             task = tasks.get()
             if "objects" in task:
-                received += map(unpacked, task["objects"])
+                data = (base64.b64decode(one["thing"]) for one in task["objects"])
+                received += [objects.keep(pickle.loads(one)) for one in data]
                 continue
             stops = 0
             interrupts.forget()
@@ -344,7 +377,7 @@ def packed(configs: Iterable[Config]) -> list[Mapping[str, str]]:
 
 def _packed(thing: NamedObject) -> Mapping[str, str]:
     try:
-        data = pickle.dumps(thing.thing)
+        data = pickle.dumps(thing)
         why = "it is defined in the main program" if b"__main__" in data else None
     except Exception as error:  # whatever somebody else's object raises
         data, why = b"", " ".join(f"{type(error).__name__}: {error}".split())
@@ -353,11 +386,4 @@ def _packed(thing: NamedObject) -> Mapping[str, str]:
             f"jobs > 1 works in other processes, and {thing.text} cannot be sent to them ({why}); use jobs=1, or "
             "define it by name in a module that they can import"
         )
-    return {"text": thing.text, "words": thing.words, "thing": base64.b64encode(data).decode()}
-
-
-def unpacked(message: Mapping[str, Any]) -> NamedObject:
-    """An object again, in a worker: known for as long as the result is kept."""
-    return objects.keep(
-        NamedObject(message["text"], pickle.loads(base64.b64decode(message["thing"])), message["words"])
-    )
+    return {"text": thing.text, "thing": base64.b64encode(data).decode()}

@@ -113,10 +113,10 @@ def edges(config: Config, search: MethodSearch) -> list[Edge]:
     at_ends = []
     for key, place in search.space.places.items():
         value = search.best.values[key]
-        side = None if place.low == place.high else _side(place, value)
-        if side is None:
+        extension = None if place.low == place.high else _extension(place, value)
+        if extension is None:
             continue
-        low, high = _further(place, side)
+        side, low, high = extension
         end = low if side == "low" else high
         extended = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, search.space.method, key, end) else ""
         at_ends.append(Edge(key, value, side, extended, place))
@@ -129,24 +129,17 @@ def extend_words(edge: Edge) -> str:
     return f'{where}: extend it, --search "{edge.search}".' if edge.search else f"{where}; there is little room beyond."
 
 
-def _side(place: Search, value: float) -> str | None:
-    share = _position(place, value)
-    return "low" if share <= NEAR else "high" if share >= 1 - NEAR else None
-
-
-def _position(place: Search, value: float) -> float:
-    """Where a value stands in its range, from 0 to 1 in the range's own scale."""
+def _extension(place: Search, value: float) -> tuple[str, float, float] | None:
+    """The end that a value is at, low or high, and the range with that end moved; None where it is at neither."""
     if place.scale == "log":
-        return math.log(value / place.low) / math.log(place.high / place.low)
-    return (value - place.low) / (place.high - place.low)
-
-
-def _further(place: Search, side: str) -> tuple[float, float]:
-    """The range, longer on one side."""
-    if place.scale == "log":
-        return (place.low / FACTOR, place.high) if side == "low" else (place.low, place.high * FACTOR)
-    length = place.high - place.low
-    return (place.low - length / 2, place.high) if side == "low" else (place.low, place.high + length / 2)
+        share = math.log(value / place.low) / math.log(place.high / place.low)
+        below, above = place.low / FACTOR, place.high * FACTOR
+    else:
+        length = place.high - place.low
+        share, below, above = (value - place.low) / length, place.low - length / 2, place.high + length / 2
+    if share <= NEAR:
+        return "low", below, place.high
+    return ("high", place.low, above) if share >= 1 - NEAR else None
 
 
 def _takes(config: Config, method: str, key: str, value: float) -> bool:

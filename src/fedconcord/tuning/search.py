@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +15,8 @@ from fedconcord.runs import lock
 from fedconcord.runs.events import Entry, Finished, Stage
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import read_description, shrink
-from fedconcord.runs.plan import alone, comparison, plan_comparison, plan_resumed_comparison
-from fedconcord.runs.study import Stages
-from fedconcord.settings.sources import from_nested
+from fedconcord.runs.plan import alone, comparison, plan_more
+from fedconcord.runs.pool import Stages
 from fedconcord.tuning.draws import JOURNAL, batches, drawn, write_journal
 from fedconcord.tuning.plan import Tuning
 from fedconcord.tuning.results import (
@@ -85,14 +85,12 @@ def _survivors(tuning: Tuning, ladder: _Ladder, step: int) -> list[int]:
     order = ranked(ladder.at(ladder.rungs[step - 1].rounds), tuning.objective)
     others = [number for number in order if number != 0]
     survivors = sorted([0, *others[: ladder.rungs[step].trials - 1]])
-    for number in order:
-        if number not in survivors:
-            _shrink(tuning, ladder, number)
+    _shrink(tuning, ladder, set(order) - {*survivors})
     return survivors
 
 
-def _shrink(tuning: Tuning, ladder: _Ladder, number: int) -> None:
-    for seed in tuning.seeds:
+def _shrink(tuning: Tuning, ladder: _Ladder, numbers: Iterable[int]) -> None:
+    for number, seed in itertools.product(numbers, tuning.seeds):
         shrink(tuning.place(ladder.space, number, seed), MODEL)
 
 
@@ -141,9 +139,7 @@ def _result(tuning: Tuning, ladder: _Ladder) -> MethodSearch:
         for number, values in enumerate(ladder.values)
     )
     best = trials[chosen(ladder.at(rounds), tuning.objective)]
-    for trial in trials:
-        if trial.rounds == rounds:
-            _shrink(tuning, ladder, trial.number)
+    _shrink(tuning, ladder, {trial.number for trial in trials if trial.rounds == rounds})
     return MethodSearch(ladder.space, trials, None if best.last.broken else best)
 
 
@@ -170,16 +166,10 @@ def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages
         UserError: every run failed.
     """
     folder = tuning.folder / "final"
-    if (folder / "compare.json").exists():
-        planned = plan_resumed_comparison(folder, jobs)
-    else:
-        engine = tuning.config.engine.model_copy(update={"threads": tuning.trial.engine.threads})
-        nested = tuning.config.model_copy(update={"engine": engine}).as_dict() | {
-            "methods": list(winners(tuning.config, searches).values()),
-            "seeds": tuning.spec.final_seeds,
-            "out": str(folder),
-        }
-        planned = plan_comparison(jobs, from_nested(nested, "tune"))
+    engine = tuning.config.engine.model_copy(update={"threads": tuning.trial.engine.threads})
+    nested = tuning.config.model_copy(update={"engine": engine}).as_dict()
+    methods = list(winners(tuning.config, searches).values())
+    planned = plan_more(folder, jobs, nested, methods, tuning.spec.final_seeds or (), keep="all")
     with alone(planned):
         results = yield from comparison(planned)
     if all(result.status == "failed" for result in results):
@@ -188,25 +178,22 @@ def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages
 
 
 def remarks(tuning: Tuning, search: MethodSearch) -> list[str]:
-    """Ranges to extend, a winner that was better in an earlier rung, or that nothing ended well."""
-    if search.trials and search.best is None:
-        return ["no trial ended well, so it is not in the comparison; search smaller values."]
-    return [*map(extend_words, edges(tuning.config, search)), *_fall(tuning, search)]
+    """What to do about it: ranges to extend, a winner that was better in an earlier rung, or nothing that ended well.
 
-
-def _fall(tuning: Tuning, search: MethodSearch) -> list[str]:
+    Sentences of the command and of the page.
+    """
     if search.best is None:
-        return []
+        none = "no trial ended well, so it is not in the comparison; search smaller values."
+        return [none] if search.trials else []
     metric, scores, end = tuning.objective.metric, search.best.scores, search.best.last
     sign = 1.0 if metric.higher else -1.0
     peak = max(scores, key=lambda rounds: sign * scores[rounds].value)
-    if not below(end, scores[peak], metric):
-        return []
-    last, before = value(metric, end.value), value(metric, scores[peak].value)
-    return [
-        f"The best ends at {metric.title} {last}, worse than its own {before} at round {peak}: stop earlier, or search "
-        "smaller values."
-    ]
+    sentences = [*map(extend_words, edges(tuning.config, search))]
+    if below(end, scores[peak], metric):
+        last, before = value(metric, end.value), value(metric, scores[peak].value)
+        fall = f"The best ends at {metric.title} {last}, worse than its own {before} at round {peak}"
+        sentences.append(f"{fall}: stop earlier, or search smaller values.")
+    return sentences
 
 
 class TunedMethod(NamedTuple):

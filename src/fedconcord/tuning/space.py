@@ -46,11 +46,6 @@ class Space(NamedTuple):
             return len(self.points)
         return budget if self.places else 1
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """What is looked for."""
-        return tuple(self.places)
-
 
 def text_of(config: Config, method: str, values: Values) -> str:
     """The canonical text of a method with these values; `config` is a comparison's."""

@@ -10,7 +10,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import lock
 from fedconcord.runs.plan import alone, comparison, plan_more
-from fedconcord.runs.study import Stages
+from fedconcord.runs.pool import Stages
 from fedconcord.settings.problem import forget_problem
 from fedconcord.settings.sources import from_nested
 from fedconcord.tuning import SearchSpec, Tuning, plan_resumed_tuning, plan_tuning

@@ -24,9 +24,9 @@ from fedconcord.report.load import Run, load_runs
 from fedconcord.runs import plan
 from fedconcord.runs.clock import NAME as SECONDS
 from fedconcord.runs.events import Watch
+from fedconcord.runs.pool import Stages, carry_out
 from fedconcord.runs.records import changed
 from fedconcord.runs.results import prepare
-from fedconcord.runs.study import Stages, carry_out
 from fedconcord.settings.methods import runs as all_runs
 from fedconcord.settings.problem import forget_problem
 from fedconcord.settings.resolve import resolve_compare
