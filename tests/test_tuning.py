@@ -115,7 +115,7 @@ def test_values_become_the_text_of_a_comparison() -> None:
     job = config("fedprox,fedavg(server=adam(beta1=0.8))")
     assert text_of(job, "fedprox", {"local.lr": 0.2, "mu": 0.03}) == "fedprox(mu=0.03,local.lr=0.2)"
     served = (job.methods or [])[1]
-    assert space_of(job, served, {}).keys == ("local.lr", "server.lr")
+    assert tuple(space_of(job, served, {}).places) == ("local.lr", "server.lr")
     assert text_of(job, served, {"server.lr": 0.5}) == "fedavg(server=adam(lr=0.5,beta1=0.8))"
 
 
