@@ -127,7 +127,7 @@ def test_help_reads_the_table_alone(arguments: list[str]) -> None:
 
 
 PLANTED = """
-    warp: Annotated[float, Field(gt=0)] | None = key(None, "how fast it goes", short=Short("warp_factor", "job"))
+    warp: Annotated[float, Field(gt=0)] | None = key(None, "how fast it goes", stage="job", name="warp_factor")
 """
 LOOKS = """
 import option_table

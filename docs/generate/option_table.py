@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 import fedconcord
 from fedconcord.basis import files
-from fedconcord.options.option import Option, Short
+from fedconcord.options.option import Option
 from fedconcord.settings.sources import default_text, fields, keys, noted, values_text
 
 TABLE = Path(fedconcord.__file__).parent / "options" / "table.py"
@@ -40,24 +40,24 @@ from fedconcord.options.option import Option, stated
 
 def options() -> list[tuple[Option, str]]:
     """Every option of the schema with its type in Python, in the order of the table."""
-    shorts = ((key, field, noted(field, "short")) for key, field in fields().items())
-    rows = [_option(key, field, short) for key, field, short in shorts if short is not None]
+    rows = [_option(key, field) for key, field in fields().items() if noted(field, "stage") is not None]
     order = [*FIRST, "", *(name for names in ALONE.values() for name in names)]  # "" is what both functions share
     return sorted(rows, key=lambda row: order.index(row[0].name if row[0].name in order else ""))
 
 
-def _option(key: str, field: FieldInfo, short: Short) -> tuple[Option, str]:
+def _option(key: str, field: FieldInfo) -> tuple[Option, str]:
     types = [name for name in dict.fromkeys(_types(field.annotation)) if name != "None"]
     several = any(name.startswith("Sequence") for name in types)
     kinds = {"int": "N", "float": "NUMBER"}
-    metavar = short.metavar or ("LIST" if several else next((kinds[name] for name in types if name in kinds), "NAME"))
+    usual = "LIST" if several else next((kinds[name] for name in types if name in kinds), "NAME")
+    metavar = noted(field, "metavar") or usual
     literal = several or not {"int", "float", "bool"} & {*types}
     schema = keys()[key]
     values = values_text(schema)
     option = Option(
-        short.name,
+        noted(field, "name") or key.rpartition(".")[2],
         key,
-        short.stage,
+        noted(field, "stage"),
         metavar,
         literal,
         "" if values == "text" else values,

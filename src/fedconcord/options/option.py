@@ -9,14 +9,6 @@ Stage = Literal["data", "job", "run"]
 STAGES: tuple[Stage, ...] = ("data", "job", "run")
 
 
-class Short(NamedTuple):
-    """A setting's short name, `Short("batch_size", "job")` is --batch-size, and an argument."""
-
-    name: str
-    stage: Stage
-    metavar: str = ""  # what stands for its value in --help; by its type if empty
-
-
 class Option(NamedTuple):
     """An option as the table has it."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fedconcord.basis import grammar
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, Count, Fraction, NotNegative, Positive
-from fedconcord.options.option import Short
+from fedconcord.options.option import Stage
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 Part = Annotated[float, Field(gt=0, lt=1)]
@@ -24,7 +24,9 @@ def key(
     wanted: str | None = None,
     *,
     usual: object = None,
-    short: Short | None = None,
+    stage: Stage | None = None,
+    name: str | None = None,
+    metavar: str | None = None,
     search: Search | None = None,
 ) -> Any:
     """What the schema says of a key, as the value of its field.
@@ -32,11 +34,13 @@ def key(
     Args:
         wanted: what its value must be, where the type does not say it.
         usual: what none comes to.
-        short: its name as an option of commands and as an argument of functions, if it has one.
+        stage: where it first matters, if it is an option of commands and an argument of functions.
+        name: what these call it, if not by its key: `batch_size` is --batch-size.
+        metavar: what stands for its value in --help; by its type if none.
         search: where tuning looks for it, if it does.
     """
-    facts = {"wanted": wanted, "usual": usual, "short": short, "search": search}
-    extra = {name: fact for name, fact in facts.items() if fact is not None}
+    facts = {"wanted": wanted, "usual": usual, "stage": stage, "name": name, "metavar": metavar, "search": search}
+    extra = {fact: value for fact, value in facts.items() if value is not None}
     return Field(default, description=meaning, json_schema_extra=extra or None)  # type: ignore[arg-type]
 
 
@@ -45,10 +49,10 @@ class LocalSettings(BaseModel):
 
     model_config = STRICT
     epochs: Count | str | None = key(
-        1, "passes of a client over its samples in a round", WORK_TEXT, short=Short("epochs", "job", "WORK")
+        1, "passes of a client over its samples in a round", WORK_TEXT, stage="job", metavar="WORK"
     )
     steps: Count | str | None = key(
-        None, "local steps of a client in a round, in place of epochs", WORK_TEXT, short=Short("steps", "job", "WORK")
+        None, "local steps of a client in a round, in place of epochs", WORK_TEXT, stage="job", metavar="WORK"
     )
     seconds: Positive | str | None = key(
         None,
@@ -56,16 +60,15 @@ class LocalSettings(BaseModel):
         "a number > 0 or a draw such as uniform(1,5)",
     )
     batch_size: Count | Literal["full"] = key(
-        10,
-        "number of samples in the mini-batch of a local step, or full for all samples of the client",
-        short=Short("batch_size", "job"),
+        10, "number of samples in the mini-batch of a local step, or full for all samples of the client", stage="job"
     )
     lr: Positive | str | None = key(
         None,
         "local step size, or the rule by which every client finds its own",
         "a number > 0 or a rule such as auto",
         usual=LR,
-        short=Short("lr", "job", "LR"),
+        stage="job",
+        metavar="LR",
         search=Search(0.01, 1.0),
     )
     lr_decay: Fraction = key(1.0, "factor by which the local step size is multiplied after every round")
@@ -73,7 +76,7 @@ class LocalSettings(BaseModel):
         [], "rounds from which on the local step size is multiplied by a factor, as [[round, factor], ...]"
     )
     momentum: BelowOne = key(
-        0.0, "heavy-ball momentum of the local steps, which starts anew in every round", short=Short("momentum", "job")
+        0.0, "heavy-ball momentum of the local steps, which starts anew in every round", stage="job"
     )
     nesterov: bool = key(False, "whether the momentum has Nesterov's form")
     weight_decay: NotNegative = key(0.0, "factor of the weight decay (l2 penalty) in every gradient")
@@ -89,10 +92,7 @@ class LocalSettings(BaseModel):
         "direction before weight decay and rho x are added",
     )
     oracle: str = key(
-        "minibatch",
-        "which gradient a local step uses",
-        "a gradient oracle such as full or sam(0.1)",
-        short=Short("oracle", "job"),
+        "minibatch", "which gradient a local step uses", "a gradient oracle such as full or sam(0.1)", stage="job"
     )
     solver: Literal["sgd", "lbfgs"] = key(
         "sgd", "how a client minimises: sgd takes gradient steps, lbfgs runs L-BFGS on its full objective"
@@ -114,7 +114,8 @@ class EngineSettings(BaseModel):
         "how rounds are computed: stacked computes many clients at once, serial one after the other, distributed "
         "divides them over the processes that torchrun starts, and wire has a server and clients that share nothing "
         "but bytes",
-        short=Short("engine", "run"),
+        stage="run",
+        name="engine",
     )
     chunk: Count | Literal["auto"] = key("auto", "number of clients in one batch of the stacked engine")
     workers: Count | Literal["auto"] = key(
@@ -127,20 +128,18 @@ class EngineSettings(BaseModel):
         "what computes local steps: torch, or compiled, where numba computes all steps of a client in one call (for "
         "fully connected networks); auto decides by counted work",
     )
-    device: Literal["auto", "cpu", "cuda"] = key("cpu", "device that computes", short=Short("device", "run"))
-    dtype: Literal["float32", "float64"] = key(
-        "float32", "floating-point type of models and data", short=Short("dtype", "job")
-    )
+    device: Literal["auto", "cpu", "cuda"] = key("cpu", "device that computes", stage="run")
+    dtype: Literal["float32", "float64"] = key("float32", "floating-point type of models and data", stage="job")
     precision: Literal["full", "tf32", "bf16"] = key(
         "full",
         "precision of a model's gradients: full is that of dtype; bf16, and tf32 on a GPU, are faster and less exact",
-        short=Short("precision", "job"),
+        stage="job",
     )
     threads: Count | None = key(
         None,
         "number of CPU threads of one run; if none, all cores that the container may use, divided over the runs of "
         "--jobs",
-        short=Short("threads", "run"),
+        stage="run",
     )
     graphs: bool = key(
         False, "whether local steps that every round repeats are recorded once as a CUDA graph; needs a GPU"
@@ -191,10 +190,11 @@ class EvalSettings(BaseModel):
     every: Count | None = key(
         None,
         "number of rounds between evaluations; if none, 1, or by counted work for large jobs without a target",
-        short=Short("eval_every", "run"),
+        stage="run",
+        name="eval_every",
     )
     target: Positive | None = key(
-        None, "report the first round that reaches this test accuracy (or first metric)", short=Short("target", "run")
+        None, "report the first round that reaches this test accuracy (or first metric)", stage="run"
     )
     train_samples: Count | None = key(
         None,
@@ -234,23 +234,24 @@ class PrivacySettings(BaseModel):
         None,
         "largest l2 norm of all that a client sends in a round; turns differential privacy on",
         "a number > 0 or a rule such as adaptive(quantile=0.5)",
-        short=Short("dp_clip", "job", "CLIP"),
+        stage="job",
+        name="dp_clip",
+        metavar="CLIP",
     )
     noise: NotNegative | None = key(
         None,
         "noise multiplier: the standard deviation of the Gaussian noise, divided by clip; if none, it follows from "
         "epsilon",
-        short=Short("dp_noise", "job"),
+        stage="job",
+        name="dp_noise",
     )
     epsilon: Annotated[float, Field(gt=0, le=1000)] | None = key(
         None,
         "privacy budget epsilon: the noise follows from it and the number of rounds, or, where the noise is given, "
         "the run ends when the budget is spent",
-        short=Short("epsilon", "job"),
+        stage="job",
     )
-    delta: Part = key(
-        1e-5, "the delta of (epsilon, delta)-privacy, which must be below 1 / clients", short=Short("delta", "job")
-    )
+    delta: Part = key(1e-5, "the delta of (epsilon, delta)-privacy, which must be below 1 / clients", stage="job")
     kind: Literal["central", "local"] = key(
         "central", "who adds the noise: central, the server to the sum; local, every client to its own message"
     )
@@ -268,21 +269,27 @@ class InputSettings(BaseModel):
     label: list[str] = key(
         [],
         "columns of your data that hold the labels, or the key of the array with the labels",
-        short=Short("label_column", "data", "NAME"),
+        stage="data",
+        name="label_column",
+        metavar="NAME",
     )
     client: str | None = key(
-        None, "column of your data that says to which client a row belongs", short=Short("client_column", "data")
+        None, "column of your data that says to which client a row belongs", stage="data", name="client_column"
     )
     target: Literal["class", "number", "labels"] | None = key(
         None,
         "kind of the labels: classes, numbers, or labels of which several may hold together; if none, it is guessed "
         "and reported",
-        short=Short("target_kind", "data", "KIND"),
+        stage="data",
+        name="target_kind",
+        metavar="KIND",
     )
     test: str | None = key(
         None,
         "file or folder of your test samples; if none, a fraction of each client's samples is set apart",
-        short=Short("test_data", "data", "PATH"),
+        stage="data",
+        name="test_data",
+        metavar="PATH",
     )
     test_share: Part = key(0.2, "fraction of each client's samples that is set apart for the test")
     ignore: list[str] = key([], "columns of your data that are left out")
@@ -312,7 +319,9 @@ class CheckpointSettings(BaseModel):
     every: NotNegative = key(
         30.0,
         "seconds between checkpoints; 0 writes one after every round",
-        short=Short("checkpoint_every", "run", "SECONDS"),
+        stage="run",
+        name="checkpoint_every",
+        metavar="SECONDS",
     )
 
 

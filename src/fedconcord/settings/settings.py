@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from fedconcord.basis.parameters import Count, Positive
-from fedconcord.options.option import Short
 from fedconcord.settings.sections import (
     SECTIONS,
     STRICT,
@@ -41,21 +40,21 @@ class Config(BaseModel):
         "the method that a run trains with, such as fedavg or fedprox(mu=0.1), or package.module:factory for a method "
         "of your own",
         usual="fedavg",
-        short=Short("method", "job"),
+        stage="job",
     )
     methods: Annotated[list[str], Field(min_length=1)] | None = key(
         None,
         "the methods to compare; a method may have settings of its own, as in fedprox(mu=0.1, local.lr=0.05): "
         "local.*, privacy.*, server=, upload=, aggregate=, and label= for its name in reports",
         "a list of methods such as fedavg,fedprox(mu=0.1)",
-        short=Short("methods", "job"),
+        stage="job",
     )
     baselines: list[str] = key(
         [],
         "what the methods are compared with: local trains every client alone, pooled trains one model on all samples "
         "in one place; a baseline may have local settings of its own, as in local(local.lr=0.05)",
         "a list of baselines such as local,pooled",
-        short=Short("baselines", "run"),
+        stage="run",
     )
     algorithm: dict[str, Any] = key({}, "parameters of the method of a run, as in algorithm.mu = 0.1")
     label: str | None = key(None, "name of the run in reports; if none, the text of its method")
@@ -63,19 +62,21 @@ class Config(BaseModel):
         "digits",
         "the data set or problem (`list data` shows all), or your own data: a file, a folder, or "
         "package.module:factory",
-        short=Short("data", "data", "DATA"),
+        stage="data",
+        metavar="DATA",
     )
     data_dir: str | None = key(
         None,
         "folder with the files of data sets; if none, $FEDCONCORD_DATA, or else a folder in your cache",
-        short=Short("data_dir", "data", "DIR"),
+        stage="data",
+        metavar="DIR",
     )
     partition: str | None = key(
         None,
         "how the samples are divided over the clients, or package.module:function for a partition of your own",
         "a partition such as shards(2)",
         usual=DEFAULT_PARTITION,
-        short=Short("partition", "data"),
+        stage="data",
     )
     skew: str | None = key(
         None,
@@ -83,24 +84,21 @@ class Config(BaseModel):
         "a feature skew such as rotate(90) or noise(0.5)",
     )
     model: str | None = key(
-        None,
-        "the model to train, or package.module:factory for a model of your own",
-        usual=DEFAULT_MODEL,
-        short=Short("model", "job"),
+        None, "the model to train, or package.module:factory for a model of your own", usual=DEFAULT_MODEL, stage="job"
     )
     loss: str | None = key(
         None,
         "the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the "
         "kind of target",
         "a loss such as huber(1.0)",
-        short=Short("loss", "job"),
+        stage="job",
     )
     metrics: list[str] = key(
         [],
         "the metrics to measure on the test set, by name or package.module:function; methods are ranked by the first; "
         "if empty, the usual metrics for the kind of target",
         "a list of metrics such as rmse,mae",
-        short=Short("metrics", "job"),
+        stage="job",
     )
     labels: str | None = key(
         None,
@@ -117,18 +115,18 @@ class Config(BaseModel):
         "auto",
         "which average of the clients' losses is minimised where the paper of a method leaves it open: over samples, "
         "over clients, or as in the paper; auto is samples where data of your own come in clients, and paper elsewhere",
-        short=Short("objective", "job"),
+        stage="job",
     )
     regulariser: str | None = key(
         None,
         "a non-smooth term of the objective, which proximal steps handle; if none is given, there is no such term",
         "a regulariser such as l1(0.001)",
     )
-    clients: Count = key(50, "number of clients, N", short=Short("clients", "data"))
+    clients: Count = key(50, "number of clients, N", stage="data")
     cohort: Count = key(
         10,
         "number of clients that take part in a round; if it is not given, 10, or all where there are fewer",
-        short=Short("cohort", "job"),
+        stage="job",
     )
     validation: Part | Literal["auto"] | None = key(
         "auto",
@@ -136,19 +134,19 @@ class Config(BaseModel):
         "that is 10 or more samples of the median client, 0.2 with baselines and eval.personalise; none sets nothing "
         "apart",
     )
-    rounds: Count = key(100, "number of communication rounds", short=Short("rounds", "run"))
+    rounds: Count = key(100, "number of communication rounds", stage="run")
     lr_schedule: str = key(
         "constant",
         "how the local step size changes from round to round, as a factor on it, or package.module:function for a "
         "schedule of your own",
         "a schedule such as cosine(100) or step(30,0.1)",
-        short=Short("lr_schedule", "job"),
+        stage="job",
     )
     sampling: str = key(
         "uniform",
         "how the clients of a round are chosen, or package.module:factory for a sampling of your own",
         "a sampling such as uniform or bernoulli(0.1)",
-        short=Short("sampling", "job"),
+        stage="job",
     )
     availability: str | None = key(
         None,
@@ -178,45 +176,41 @@ class Config(BaseModel):
         None,
         "the optimiser that the server applies to the step of the method; if none, the step is taken as it is",
         "a server optimiser such as momentum(0.9)",
-        short=Short("server", "job"),
+        stage="job",
     )
     upload: str | None = key(
         None,
         "how the clients' messages to the server are compressed; if none, they are not",
         "a compressor such as quantise(8) or topk(0.1)",
-        short=Short("upload", "job"),
+        stage="job",
     )
     aggregate: str | None = key(
         None,
         "how the server combines the clients' contributions; if none, by their weighted mean",
         "an aggregation rule such as median or krum(2)",
-        short=Short("aggregate", "job"),
+        stage="job",
     )
     hostile: str | None = key(
         None,
         "how hostile clients attack, in a simulation; if none, no client is hostile",
         "an attack such as sign_flip(0.2) or nan(0.1)",
-        short=Short("hostile", "job"),
+        stage="job",
     )
-    seed: Seed | None = key(
-        None, "the seed of all randomness of a run", "an integer >= 0", usual=0, short=Short("seed", "data")
-    )
+    seed: Seed | None = key(None, "the seed of all randomness of a run", "an integer >= 0", usual=0, stage="data")
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = key(
         None,
         "the seeds of a comparison: every method runs once with each, and all methods of one seed meet the same "
         "clients and batches",
         "a list of integers >= 0 such as 0,1,2",
         usual=[0],
-        short=Short("seeds", "job"),
+        stage="job",
     )
-    out: str | None = key(
-        None, "folder for the results; if none, a new folder below runs/", short=Short("out", "run", "DIR")
-    )
+    out: str | None = key(None, "folder for the results; if none, a new folder below runs/", stage="run", metavar="DIR")
     track: list[str] = key(
         [],
         "experiment trackers that record every round, beside the results: tensorboard, mlflow or wandb",
         "a list of trackers such as tensorboard,mlflow",
-        short=Short("track", "run"),
+        stage="run",
     )
     local: LocalSettings = LocalSettings()
     engine: EngineSettings = EngineSettings()
