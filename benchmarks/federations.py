@@ -28,7 +28,7 @@ import torch
 
 from fedconcord import advice
 from fedconcord.advice import FederationFacts, choice
-from fedconcord.advice.rules import cautions, methods_of, rules
+from fedconcord.advice.choice import cautions, methods_of, rules
 from fedconcord.analysis import catalogue
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError

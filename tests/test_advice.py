@@ -15,9 +15,8 @@ import pytest
 
 from fedconcord import Dataset, UserError
 from fedconcord.advice import FederationFacts, Wishes, advise, as_json, facts_of, federation_of, lines_of
-from fedconcord.advice.choice import choose, name_of, ranges
+from fedconcord.advice.choice import cautions, choose, methods_of, name_of, ranges, rules
 from fedconcord.advice.facts import feature_skew, label_distances
-from fedconcord.advice.rules import cautions, methods_of, rules
 from fedconcord.algorithms import plugins
 from fedconcord.analysis import catalogue
 from fedconcord.cli.main import call

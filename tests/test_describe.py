@@ -16,7 +16,7 @@ from fedconcord.core.rng import Purpose, generator
 from fedconcord.data import Dataset
 from fedconcord.federation.describe import describe, entropy, summary
 from fedconcord.federation.partitions import dirichlet, iid
-from fedconcord.report.division import write_description
+from fedconcord.report.figures.heatmap import write_description
 
 
 def made(y: np.ndarray, classes: int, **more: Any) -> Dataset:

@@ -48,9 +48,9 @@ from fedconcord.state import tensors
 from fedconcord.transforms.late import with_late_replies
 from fedconcord.transforms.server import momentum, with_server
 from fedconcord.transforms.uploads import quantise, with_uploads
-from fedconcord_diagnosis import course, diagnosis_page, findings, gradients, history, look, memory, skew, subject
-from fedconcord_diagnosis.drift import control, drift, rank_correlation, remedies
+from fedconcord_diagnosis import course, diagnosis_page, findings, look, subject, vectors
 from fedconcord_diagnosis.measures import MEASURES, numbers
+from fedconcord_diagnosis.vectors import control, drift, rank_correlation, remedies
 
 CPU = torch.device("cpu")
 STEPS = [1, 2, 3, 4, 5, 9]
@@ -150,23 +150,23 @@ def test_fedavg_stops_where_the_weights_say() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    found = gradients.agreement(np.array([0.5, 0.5]), torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64))
+    found = vectors.agreement(np.array([0.5, 0.5]), torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64))
     assert found.full == pytest.approx(2.5)  # of (1.5, 2)
     assert found.dissimilarity == pytest.approx(12.5 / 6.25)
     assert found.spread == pytest.approx(12.5 - 6.25)
     np.testing.assert_allclose(found.alignment, [4.5 / 7.5, 8 / 10])
-    same = gradients.agreement(np.array([0.3, 0.7]), torch.ones(2, 3, dtype=torch.float64))
+    same = vectors.agreement(np.array([0.3, 0.7]), torch.ones(2, 3, dtype=torch.float64))
     assert same.dissimilarity == pytest.approx(1.0)
     assert same.spread == pytest.approx(0.0, abs=1e-30)
 
 
 def test_noise_of_cohorts_is_that_of_all_cohorts() -> None:
-    vectors = torch.as_tensor(rng.generator(1, rng.Purpose.DATA).standard_normal((7, 3)))
-    found = gradients.agreement(np.full(7, 1 / 7), vectors)
-    means = torch.stack([vectors[list(who)].mean(0) for who in itertools.combinations(range(7), 3)])
-    deviation = float((means - vectors.mean(0)).square().sum(1).mean() ** 0.5)
-    assert gradients.cohort_noise(found.spread, found.full, 7, 3) == pytest.approx(deviation / found.full)
-    assert gradients.cohort_noise(found.spread, found.full, 7, 7) == 0
+    planted = torch.as_tensor(rng.generator(1, rng.Purpose.DATA).standard_normal((7, 3)))
+    found = vectors.agreement(np.full(7, 1 / 7), planted)
+    means = torch.stack([planted[list(who)].mean(0) for who in itertools.combinations(range(7), 3)])
+    deviation = float((means - planted.mean(0)).square().sum(1).mean() ** 0.5)
+    assert vectors.cohort_noise(found.spread, found.full, 7, 3) == pytest.approx(deviation / found.full)
+    assert vectors.cohort_noise(found.spread, found.full, 7, 7) == 0
 
 
 def test_curvature_is_the_largest_eigenvalue() -> None:
@@ -175,7 +175,7 @@ def test_curvature_is_the_largest_eigenvalue() -> None:
         torch.eye(12, dtype=torch.float64)[0], torch.eye(12, dtype=torch.float64)[0]
     )
     largest = float(torch.linalg.eigvalsh(H).abs().max())
-    found = gradients.largest_curvature(
+    found = vectors.largest_curvature(
         lambda x: 0.5 * x @ H @ x, torch.zeros(12, dtype=torch.float64), torch.ones(12, dtype=torch.float64), 500, 1e-9
     )
     assert found == pytest.approx(largest, rel=1e-5)
@@ -368,7 +368,7 @@ def test_what_clients_remember_is_found_within_wrappers(wrapped: Callable[[Algor
 def test_residual_by_hand() -> None:
     p, x = np.array([0.5, 0.5]), torch.zeros(1, dtype=torch.float64)
     column = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    found = memory.residual(p, duals=column, models=column, x=x, gradients=-column, penalty=2.0)
+    found = vectors.residual(p, duals=column, models=column, x=x, gradients=-column, penalty=2.0)
     assert found.server == pytest.approx((0.5 * 3 + 0.5 * 9) ** 2)  # y + rho w = 3, 9
     assert found.local == pytest.approx(0.5 * 4 + 0.5 * 36)
     assert found.consensus == pytest.approx(0.5 * 1 + 0.5 * 9)
@@ -376,10 +376,10 @@ def test_residual_by_hand() -> None:
 
 def test_ages_are_counted_by_hand() -> None:
     job = job_of(METHODS["scaffold"](), cohort=2)
-    state, past, last = start(job), history.nothing(6), {}
+    state, past, last = start(job), course.nothing(6), {}
     for t in range(5):
         plan = plan_of(job, state)
-        past = history.extended(past, job, plan)
+        past = course.extended(past, job, plan)
         state = advance(job, state)
         last |= dict.fromkeys(plan.ids.tolist(), t)
     assert past.age().tolist() == [4 - last[i] if i in last else 5 for i in range(6)]
@@ -412,19 +412,19 @@ def test_conditions_at_their_boundary() -> None:
 def test_features_between_clients() -> None:
     draw = rng.generator(5, rng.Purpose.DATA)
     x, owner = draw.standard_normal((4000, 5)), np.repeat(np.arange(20), 200)
-    assert abs(skew.features(x, owner, 20).share) < 0.01
+    assert abs(course.features(x, owner, 20).share) < 0.01
     shifted = x + 2.0 * (owner % 2)[:, None]  # variance 1 within and 1 between
-    assert skew.features(shifted, owner, 20).share == pytest.approx(0.5, abs=0.02)
+    assert course.features(shifted, owner, 20).share == pytest.approx(0.5, abs=0.02)
     labels = owner % 2
-    assert abs(skew.features(shifted, owner, 20, labels).share) < 0.01  # explained by the labels
-    np.testing.assert_allclose(skew.features(shifted, owner, 20).distance, 1 / math.sqrt(2), atol=0.1)
+    assert abs(course.features(shifted, owner, 20, labels).share) < 0.01  # explained by the labels
+    np.testing.assert_allclose(course.features(shifted, owner, 20).distance, 1 / math.sqrt(2), atol=0.1)
 
 
 def test_time_by_hand() -> None:
     """Equal devices, full gradients: computing is steps * seconds; the rest of the round is waiting for nine steps."""
     devices = clock.equal(step=2.0, up=1e3, down=1e3, latency=0.5)
     job = job_of(METHODS["fedavg"](), devices=devices)
-    past = history.extended(history.nothing(6), job, plan_of(job, start(job)))
+    past = course.extended(course.nothing(6), job, plan_of(job, start(job)))
     message = 8 * 8 / 1e3 + 0.5
     np.testing.assert_allclose(past.seconds[:, 0], message)
     np.testing.assert_allclose(past.seconds[:, 1], 2.0 * np.array(STEPS))

@@ -27,7 +27,7 @@ class Wing(NamedTuple):
 
 SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
     "fedconcord_papers": Wing(7450, 6200),
-    "fedconcord_diagnosis": Wing(2280, 2000),
+    "fedconcord_diagnosis": Wing(2140, 2000),
     "fedconcord_sites": Wing(2450, 2250),
     "fedconcord_flower": Wing(1800, 1500),
 }
@@ -59,10 +59,10 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         ),
     ),
     "insight": Wing(
-        6600,
+        4190,
         5900,
         (
-            *(("report",), ("tuning/page", "tuning/figures", "tuning/output")),
+            *(("report",), ("tuning/page",)),
             *(("analysis",), ("advice",)),
         ),
     ),

@@ -15,9 +15,9 @@ from fedconcord.report.figures.style import STYLE
 from fedconcord.report.format import metric_cell
 from fedconcord.report.method_tables import table, to_csv
 from fedconcord.report.metric import metric_of
-from fedconcord.report.remarks import below, fall, falls
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Summary, summarise
+from fedconcord.report.words import below, fall, falls
 from test_report import flat, plant, said, write_run
 
 # -- fewer than five seeds -----------------------------------------------------------------------------------------

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedconcord.analysis.surrogate import Surrogate
-from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, PANEL, log_scale, panel, percent_ticks
+from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, Drawing, drawing, log_scale, percent_ticks
 from fedconcord.report.format import percent, span
 from fedconcord_diagnosis.course import Diagnosis
 
@@ -31,31 +30,54 @@ def drawings(diagnosis: Diagnosis) -> dict[str, list[Drawing]]:
     }
 
 
-def _drawing(
-    name: str, alt: str, caption: str, x: str, y: str, plot: Callable[[Axes], None], integers: bool = True
-) -> Drawing:
-    """A figure of one panel: what it plots, under these titles of its axes; `integers` are the ticks of x."""
+class Words(NamedTuple):
+    """What stands beside a figure, and its axes' titles."""
 
-    def draw(legend: bool) -> Figure:
-        fig, ax = panel(*PANEL)
+    name: str
+    alt: str
+    caption: str
+    x: str
+    y: str
+
+
+def _drawing(words: Words, plot: Callable[[Axes], None], integers: bool = True) -> Drawing:
+    """A figure of one panel; `integers` are the ticks of x."""
+
+    def titled(ax: Axes) -> None:
         plot(ax)
-        ax.set_xlabel(x)
-        ax.set_ylabel(y)
+        ax.set_xlabel(words.x)
+        ax.set_ylabel(words.y)
         if integers:
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        if ax.get_legend_handles_labels()[1]:
-            ax.legend(fontsize=6.5)
-        return fig
 
-    return Drawing(name, alt, caption, False, draw)
+    return drawing(*words[:3], titled)
 
 
-def _points(ax: Axes, x: np.ndarray, y: np.ndarray, colour: str = BLUE, marker: str = "o", label: str = "") -> None:
-    ax.scatter(x, y, s=14, color=colour, marker=marker, linewidths=0, alpha=0.8, label=label or None)
+class Points(NamedTuple):
+    """Clients at x [n] and y [n]."""
+
+    x: np.ndarray
+    y: np.ndarray
+    colour: str = BLUE
+    marker: str = "o"
+    label: str | None = None
 
 
-def _level(ax: Axes, y: float) -> None:
-    ax.axhline(y, color=MUTED, linewidth=0.8)
+def _scatter(
+    words: Words, *points: Points, level: float | None = None, bounds: tuple[float, float | None], integers: bool = True
+) -> Drawing:
+    """A point a client between `bounds` of y, with a line at `level`."""
+
+    def plot(ax: Axes) -> None:
+        if level is not None:
+            ax.axhline(level, color=MUTED, linewidth=0.8)
+        for one in points:
+            ax.scatter(
+                one.x, one.y, s=14, color=one.colour, marker=one.marker, linewidths=0, alpha=0.8, label=one.label
+            )
+        ax.set_ylim(*bounds)
+
+    return _drawing(words, plot, integers)
 
 
 def _rounds(diagnosis: Diagnosis) -> Drawing:
@@ -76,29 +98,22 @@ def _rounds(diagnosis: Diagnosis) -> Drawing:
         log_scale(ax, "y")
 
     ends = "; ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in lines.items())
-    alt = f"Measures by round: {ends}."
-    return _drawing("rounds", alt, "At the rounds that were looked at; all without unit.", "round", "", plot)
+    caption = "At the rounds that were looked at; all without unit."
+    return _drawing(Words("rounds", f"Measures by round: {ends}.", caption, "round", ""), plot)
 
 
 def _agreement(diagnosis: Diagnosis) -> Drawing:
     look = diagnosis.looks[-1]
     cosine = look.gradient.alignment
-
-    def plot(ax: Axes) -> None:
-        _level(ax, 0)
-        _points(ax, look.gradient.norms, cosine)
-        ax.set_ylim(-1.05, 1.05)
-
-    return _drawing(
+    words = Words(
         "agreement",
         f"Each client's gradient after round {look.round}: its length and its cosine with the full gradient, from "
         f"{cosine.min():.2f} to {cosine.max():.2f}.",
         f"Each point a client, after round {look.round}. Below 0: a step for this client is a step back for all.",
         "length of the client's gradient",
         "cosine with the full gradient",
-        plot,
-        integers=False,
     )
+    return _scatter(words, Points(look.gradient.norms, cosine), level=0, bounds=(-1.05, 1.05), integers=False)
 
 
 def _shares(diagnosis: Diagnosis) -> Drawing:
@@ -114,60 +129,45 @@ def _shares(diagnosis: Diagnosis) -> Drawing:
         ax.set_ylim(0, 1.02)
         percent_ticks(ax, "y")
 
-    return _drawing(
+    words = Words(
         "drift-shares",
         f"Cumulative share of the drift apart by client after round {look.round}; the first {few} make "
         f"{percent(float(rising[few - 1]))}.",
         "Dashed: all alike. Shaded: a tenth of the clients.",
         "clients, those that drift most first",
         "share of the drift apart (%)",
-        plot,
     )
+    return _drawing(words, plot)
 
 
 def _work(diagnosis: Diagnosis) -> Drawing:
     look = diagnosis.looks[-1]
-
-    def plot(ax: Axes) -> None:
-        _points(ax, look.steps, look.drift.move, label="move")
-        _points(ax, look.steps, look.drift.away, RED, "^", "apart")
-        ax.set_ylim(0, None)
-
-    return _drawing(
+    words = Words(
         "drift-work",
         f"How far clients move in the round after round {look.round} against their local steps.",
         "Move: from the server's model to the end of the local steps. Apart: from the mean of all moves.",
         "local steps in the round",
         "distance",
-        plot,
     )
+    move = Points(look.steps, look.drift.move, label="move")
+    return _scatter(words, move, Points(look.steps, look.drift.away, RED, "^", "apart"), bounds=(0, None))
 
 
 def _weights(diagnosis: Diagnosis) -> list[Drawing]:
     aim = diagnosis.aim
-    known = {"plain average": (aim.plain, AMBER, "s"), "this method": (aim.own, BLUE, "o")}
-    shown = {name: (of.w / aim.p, c, m) for name, (of, c, m) in known.items() if isinstance(of, Surrogate)}
-    if not shown:
+    known = (("plain average", aim.plain, AMBER, "s"), ("this method", aim.own, BLUE, "o"))
+    points = [Points(aim.steps, of.w / aim.p, c, m, name) for name, of, c, m in known if isinstance(of, Surrogate)]
+    if not points:
         return []
-
-    def plot(ax: Axes) -> None:
-        _level(ax, 1)
-        for name, (ratio, colour, marker) in shown.items():
-            _points(ax, aim.steps, ratio, colour, marker, name)
-        ax.set_ylim(0, None)
-
-    spans = "; ".join(f"{name} {ratio.min():.2f} to {ratio.max():.2f}" for name, (ratio, _, _) in shown.items())
-    return [
-        _drawing(
-            "weights",
-            f"The weight that each client gets over the weight it should have: {spans}.",
-            "1: the client counts as the objective says. Found by the method's own steps on unit gradients.",
-            "mean local steps a round",
-            "weight it gets / its weight",
-            plot,
-            integers=False,
-        )
-    ]
+    spans = "; ".join(f"{one.label} {one.y.min():.2f} to {one.y.max():.2f}" for one in points)
+    words = Words(
+        "weights",
+        f"The weight that each client gets over the weight it should have: {spans}.",
+        "1: the client counts as the objective says. Found by the method's own steps on unit gradients.",
+        "mean local steps a round",
+        "weight it gets / its weight",
+    )
+    return [_scatter(words, *points, level=1, bounds=(0, None), integers=False)]
 
 
 def _memory(diagnosis: Diagnosis) -> list[Drawing]:
@@ -175,44 +175,29 @@ def _memory(diagnosis: Diagnosis) -> list[Drawing]:
     if look.memory is None or look.remembered is None or look.round == 0 or look.round != diagnosis.history.rounds:
         return []
     error = look.memory.error / np.maximum(look.gradient.norms, 1e-300)
-
-    def plot(ax: Axes) -> None:
-        _level(ax, 1)
-        _points(ax, age[look.ids], error)
-        ax.set_ylim(0, None)
-
-    return [
-        _drawing(
-            "memory",
-            f"How far what each client remembers is from its gradient after round {look.round}, against its age; the "
-            f"median is {np.median(error):.2f}.",
-            f"{look.remembered.name}; 1: as far off as if it remembered nothing.",
-            "rounds since the client was last updated",
-            "error of what it remembers / its gradient",
-            plot,
-        )
-    ]
+    words = Words(
+        "memory",
+        f"How far what each client remembers is from its gradient after round {look.round}, against its age; the "
+        f"median is {np.median(error):.2f}.",
+        f"{look.remembered.name}; 1: as far off as if it remembered nothing.",
+        "rounds since the client was last updated",
+        "error of what it remembers / its gradient",
+    )
+    return [_scatter(words, Points(age[look.ids], error), level=1, bounds=(0, None))]
 
 
 def _skew(diagnosis: Diagnosis) -> list[Drawing]:
     labels = diagnosis.skew.labels
     if labels is None:
         return []
-
-    def plot(ax: Axes) -> None:
-        _points(ax, diagnosis.skew.samples, labels)
-        ax.set_ylim(0, 2)
-
-    return [
-        _drawing(
-            "labels",
-            f"Every client's label skew against its size; mean distance {labels.mean():.2f} of at most 2.",
-            "Sum over classes of |p_i - p| (Zhao et al., 2018): 0 where a client has everybody's mix.",
-            "samples of the client",
-            "distance of its classes to everybody's",
-            plot,
-        )
-    ]
+    words = Words(
+        "labels",
+        f"Every client's label skew against its size; mean distance {labels.mean():.2f} of at most 2.",
+        "Sum over classes of |p_i - p| (Zhao et al., 2018): 0 where a client has everybody's mix.",
+        "samples of the client",
+        "distance of its classes to everybody's",
+    )
+    return [_scatter(words, Points(diagnosis.skew.samples, labels), bounds=(0, 2))]
 
 
 def _times(diagnosis: Diagnosis) -> list[Drawing]:
@@ -240,4 +225,4 @@ def _times(diagnosis: Diagnosis) -> list[Drawing]:
     )
     y = "simulated seconds" if timed else "mini-batch gradients"
     alt = f"What each client did over the run: {what}."
-    return [_drawing("time", alt, f"Over all rounds: {what}.", "clients, those with most first", y, plot)]
+    return [_drawing(Words("time", alt, f"Over all rounds: {what}.", "clients, those with most first", y), plot)]

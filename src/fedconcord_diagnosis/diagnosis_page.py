@@ -6,7 +6,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,12 +118,7 @@ def document(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], sa
         "seconds": dict(zip(SHARES, total.tolist(), strict=True)) if total.sum() > 0 else None,
         "theory": None if last is None or last.theory is None else last.theory._asdict(),
         "measures": {
-            one.key: {
-                "title": one.title,
-                "formula": one.formula,
-                "source": one.source,
-                "change": change[one.key],
-            }
+            one.key: {"title": one.title, "formula": one.formula, "source": one.source, "change": change[one.key]}
             for one in MEASURES
         },
     }
@@ -152,40 +147,28 @@ def _rounds(diagnosis: Diagnosis) -> bytes:
 
 
 def _clients(diagnosis: Diagnosis) -> bytes:
-    names, aim = diagnosis.names, diagnosis.aim
+    """A line a client and look; cells are empty where there is no number."""
+    aim, skew, history = diagnosis.aim, diagnosis.skew, diagnosis.history
     header = [
         *("round", "client", "name", "weight", "samples", "steps", "gradient", "cosine", "noise", "smoothness"),
         *("move", "apart", "drift_share", "memory_error", "taken_part", "age"),
         *("weight_method", "weight_average", "label_distance"),
     ]
-    ages = diagnosis.history.age()
-    rows = []
+    names = None if diagnosis.names is None else np.array(diagnosis.names)
+    weights = [of.w if isinstance(of, Surrogate) else None for of in (aim.own, aim.plain)]
+    rows: list[Sequence[Any]] = []
     for look in diagnosis.looks:
-        ends = look.round == diagnosis.history.rounds
-        for k, i in enumerate(look.ids.tolist()):
-            rows.append(
-                [
-                    look.round,
-                    i,
-                    "" if names is None else names[i],
-                    float(look.p[k]),
-                    int(diagnosis.skew.samples[i]),
-                    int(look.steps[k]),
-                    float(look.gradient.norms[k]),
-                    float(look.gradient.alignment[k]),
-                    "" if look.noise is None else float(look.noise[k]),
-                    float(look.secant[k]),
-                    float(look.drift.move[k]),
-                    float(look.drift.away[k]),
-                    float(look.drift.share[k]),
-                    "" if look.memory is None else float(look.memory.error[k]),
-                    int(diagnosis.history.taken[i]) if ends else "",
-                    int(ages[i]) if ends else "",
-                    float(aim.own.w[k]) if isinstance(aim.own, Surrogate) else "",
-                    float(aim.plain.w[k]) if isinstance(aim.plain, Surrogate) else "",
-                    "" if diagnosis.skew.labels is None else float(diagnosis.skew.labels[i]),
-                ]
-            )
+        ids, drift = look.ids, look.drift
+        has_ended = look.round == history.rounds
+        columns = [
+            *(np.full(len(ids), look.round), ids, names if names is None else names[ids], look.p, skew.samples[ids]),
+            *(look.steps, look.gradient.norms, look.gradient.alignment, look.noise, look.secant),
+            *(drift.move, drift.away, drift.share, None if look.memory is None else look.memory.error),
+            *((history.taken[ids], history.age()[ids]) if has_ended else (None, None)),
+            *(*weights, None if skew.labels is None else skew.labels[ids]),
+        ]
+        cells = ([""] * len(ids) if column is None else column.tolist() for column in columns)
+        rows += zip(*cells, strict=True)
     return files.as_csv(header, rows)
 
 

@@ -12,38 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord import core
 from fedconcord.analysis.surrogate import schedule_of
-from fedconcord.core import (
-    Algorithm,
-    At,
-    Client,
-    Constant,
-    Done,
-    Dual,
-    Local,
-    Memory,
-    Objective,
-    Plan,
-    Pull,
-    Scale,
-    Snapshot,
-    StepTheory,
-    Table,
-    Tree,
-    model_of,
-    rng,
-    tree_map,
-)
+from fedconcord.core import Client, Local, Plan, Tree, rng
 from fedconcord.engines import run_round
 from fedconcord.federation.participation import View
 from fedconcord.federation.sampling import Drawn, Losses, Sampler
 from fedconcord.jobs import Job, State
 from fedconcord.local.assignment import open_rows, with_oracle
-from fedconcord.state import Store
-from fedconcord_diagnosis import gradients, memory
-from fedconcord_diagnosis.drift import Drift, Remedies, control, drift, remedies
-from fedconcord_diagnosis.gradients import Agreement
-from fedconcord_diagnosis.memory import Residual, Staleness
+from fedconcord.state.memory import MemoryStore
+from fedconcord_diagnosis import vectors
+from fedconcord_diagnosis.vectors import Agreement, Drift, Remedies, Residual, Staleness, control, drift, remedies
 
 MOST_CLIENTS, LEAST_CLIENTS = 100, 10  # that a look asks
 FREE_WORK = 5_000  # mini-batch gradients of all looks that nobody waits for
@@ -74,9 +53,16 @@ class Look(NamedTuple):
     direction: float  # variance over clients of the first direction, over that of their gradients
     cohort: float  # deviation of a cohort's mean direction from everybody's, over its length
     memory: Staleness | None  # None: clients keep nothing that stands for a gradient
-    remembered: Memory | None  # what that is
+    remembered: core.Memory | None  # what that is
     residual: Residual | None
-    theory: StepTheory | None
+    theory: core.StepTheory | None
+
+    @property
+    def noise_ratio(self) -> float | None:
+        """sqrt(sum_i p_i sigma_i^2 / sum_i p_i ||g_i||^2): mini-batch noise over a client's gradient."""
+        if self.noise is None:
+            return None
+        return float((self.p @ self.noise / max(float(self.p @ self.gradient.norms**2), vectors.TINY)) ** 0.5)
 
     @property
     def smoothness(self) -> float:
@@ -142,19 +128,19 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         kappa = _kappa(local).double().reshape(-1).cpu().numpy()  # [n] of gradients beside constants
         steered = _round(job, state, plan, control(p, moves, work / kappa, plan.lr))[1] - x
         remedy = remedies(p, moves, work, steered)
-    client_drift, agreement = drift(p, moves), gradients.agreement(p, at)
-    secant = gradients.secant(end - there, ends - first)
-    remembered = memory.kept(job.algorithm, state.server, rows, plan.p, gradients.mean_of(p, at))
-    over = gradients.agreement(p, at if job.algorithm.phases.prelude is not None else direction)
+    client_drift, agreement = drift(p, moves), vectors.agreement(p, at)
+    secant = vectors.secant(end - there, ends - first)
+    remembered = vectors.kept(job.algorithm, state.server, rows, plan.p, vectors.mean_of(p, at))
+    over = vectors.agreement(p, at if job.algorithm.phases.prelude is not None else direction)
     theory = None
     if job.algorithm.facts.theory is not None:
         inclusion = np.full(len(ids), min(1.0, job.schedule.cohort / job.problem.roster.n))
         theory = job.algorithm.facts.theory(ids, inclusion, plan.steps, plan.lr, secant)
     residual = None
     if remembered is not None and remembered.what.is_dual:
-        pull = local.piece(Pull)
+        pull = local.piece(core.Pull)
         rho = 0.0 if pull is None else pull.rho
-        residual = memory.residual(p, -remembered.gradients, first, x, there, rho / _kappa(local))
+        residual = vectors.residual(p, -remembered.gradients, first, x, there, rho / _kappa(local))
     return Look(
         round=state.round,
         ids=ids,
@@ -168,9 +154,9 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
         curvature=_curvature(objective, x, at, samples_of, np.argsort(-secant, kind="stable")[:MOST_CURVED]),
         drift=client_drift,
         remedies=remedy,
-        direction=gradients.spread(p, direction) / max(agreement.spread, gradients.TINY),
-        cohort=gradients.cohort_noise(over.spread, over.full, job.problem.roster.n, job.schedule.cohort),
-        memory=None if remembered is None else memory.staleness(p, remembered, at),
+        direction=vectors.spread(p, direction) / max(agreement.spread, vectors.TINY),
+        cohort=vectors.cohort_noise(over.spread, over.full, job.problem.roster.n, job.schedule.cohort),
+        memory=None if remembered is None else vectors.staleness(p, remembered, at),
         remembered=None if remembered is None else remembered.what,
         residual=residual,
         theory=theory,
@@ -189,7 +175,7 @@ def _held(job: Job, client: int) -> Tensor:
     return samples[torch.as_tensor(np.sort(keep), device=samples.device)]
 
 
-def _gradient(objective: Objective, x: Tensor, samples: Tensor) -> Tensor:
+def _gradient(objective: core.Objective, x: Tensor, samples: Tensor) -> Tensor:
     """The mean gradient [d] of samples at x [d], in slices of bounded memory."""
     total = torch.zeros_like(x)
     for begin in range(0, len(samples), SLICE):
@@ -198,13 +184,13 @@ def _gradient(objective: Objective, x: Tensor, samples: Tensor) -> Tensor:
     return total
 
 
-def _gradients(objective: Objective, points: Tensor, samples_of: list[Tensor]) -> Tensor:
+def _gradients(objective: core.Objective, points: Tensor, samples_of: list[Tensor]) -> Tensor:
     """Every client's gradient [n, d] at its own point [n, d]."""
     return torch.stack([_gradient(objective, x, samples) for x, samples in zip(points, samples_of, strict=True)])
 
 
 def _noise(
-    job: Job, objective: Objective, x: Tensor, at: Tensor, ids: np.ndarray, samples_of: list[Tensor]
+    job: Job, objective: core.Objective, x: Tensor, at: Tensor, ids: np.ndarray, samples_of: list[Tensor]
 ) -> np.ndarray | None:
     """sigma_i^2 [n] of the gradient of one local step's mini-batch: the batches of one keyed pass, or some of them."""
     if job.assignment.oracle.kind == "full":
@@ -217,12 +203,12 @@ def _noise(
         order = rng.generator(job.schedule.seed, rng.Purpose.LOOK, 1, int(i) + 1).permutation(len(samples))
         whole = order[: len(samples) // size * size].reshape(-1, size)[:MOST_BATCHES]
         batches = [_gradient(objective, x, samples[torch.as_tensor(b, device=samples.device)]) for b in whole]
-        variances[k] = gradients.noise(at[k], torch.stack(batches))
+        variances[k] = vectors.noise(at[k], torch.stack(batches))
     return variances if variances.any() else None
 
 
 def _curvature(
-    objective: Objective, x: Tensor, at: Tensor, samples_of: list[Tensor], which: np.ndarray
+    objective: core.Objective, x: Tensor, at: Tensor, samples_of: list[Tensor], which: np.ndarray
 ) -> float | None:
     """The largest curvature over these clients; power iteration starts from the client's own gradient."""
     curvatures = []
@@ -231,34 +217,11 @@ def _curvature(
         start = at[k] if bool(at[k].any()) else torch.ones_like(x)
         try:
             curvatures.append(
-                gradients.largest_curvature(lambda y, of=samples: objective.loss(y, of), x, start)  # type: ignore[misc]
+                vectors.largest_curvature(lambda y, of=samples: objective.loss(y, of), x, start)  # type: ignore[misc]
             )
         except (RuntimeError, NotImplementedError):  # somebody's layer or loss has no second derivative
             return None
     return max(curvatures)
-
-
-class _Apart:
-    """A store that is read, and keeps nothing of what is written."""
-
-    def __init__(self, store: Store) -> None:
-        self.template, self.gather, self.known, self.ids = store.template, store.gather, store.known, store.ids
-        self.store = store
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def scatter(self, ids: np.ndarray, rows: Tree) -> None:
-        """Nothing."""
-
-    def export(self) -> dict[str, Tensor]:
-        return {}
-
-    def commit(self) -> None:
-        """Nothing."""
-
-    def restore(self, tensors: Any) -> None:
-        """Nothing."""
 
 
 def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tuple[Local, Tensor, np.ndarray]:
@@ -267,23 +230,25 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
     Args:
         more: [n, d] to be added to each client's direction.
     """
-    reports: dict[int, tuple[Local, Done]] = {}
+    reports: dict[int, tuple[Local, core.Done]] = {}
     lock, algorithm = threading.Lock(), job.algorithm
     if more is not None:
         algorithm = replace(algorithm, start=_steered(algorithm, plan.ids, more))
 
-    def finish(down: Tree, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        local = with_oracle(algorithm.start(down, row, client), job.assignment.oracle, model_of(down), client.gradient)
+    def finish(down: Tree, row: Tree, done: core.Done, client: Client) -> tuple[Tree, Tree]:
+        local = with_oracle(
+            algorithm.start(down, row, client), job.assignment.oracle, core.model_of(down), client.gradient
+        )
         pieces = [_short(piece) for piece in local.pieces if isinstance(piece, LINEAR)]
-        local, done = Local(local.x, *pieces), Done(*done[:3])
+        local, done = Local(local.x, *pieces), core.Done(*done[:3])
         with lock:
             for k, i in enumerate(client.id.reshape(-1).tolist()):
                 row_of = partial(_row, k=k) if client.id.ndim > 0 else lambda leaf: leaf
-                reports[i] = local.map(row_of), tree_map(row_of, done)
+                reports[i] = local.map(row_of), core.tree_map(row_of, done)
         return (), row
 
     linear = job.solver.kind != "lbfgs" and algorithm.step.hessian_at is None
-    watched: Algorithm = replace(
+    watched: core.Algorithm = replace(
         algorithm,
         finish=finish,
         contribute=lambda up, sender, cohort: (),
@@ -293,15 +258,16 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
             normaliser=linear and (job.solver.clip_direction is None or job.assignment.rule is not None)
         ),
     )
-    assignment = job.assignment._replace(algorithm=watched)
-    run_round(job.engine, job.problem, assignment, state.server, _Apart(state.store), plan)
+    assignment, rows = job.assignment._replace(algorithm=watched), MemoryStore(state.store.template)
+    rows.scatter(plan.ids, state.store.gather(plan.ids))  # in a store that nobody keeps
+    run_round(job.engine, job.problem, assignment, state.server, rows, plan)
     locals_ = [reports[int(i)][0] for i in plan.ids]
     ends = [reports[int(i)][1] for i in plan.ids]
     counted = [float(end.normaliser if watched.needs.normaliser else end.steps) for end in ends]
     return _together(locals_), torch.stack([end.x for end in ends]), np.array(counted)
 
 
-def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[Tree, Tree, Client], Local]:
+def _steered(algorithm: core.Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[Tree, Tree, Client], Local]:
     """`start` with more [n, d] in the directions of clients ids [n]."""
     place = {int(i): k for k, i in enumerate(ids)}
 
@@ -309,18 +275,18 @@ def _steered(algorithm: Algorithm, ids: np.ndarray, more: Tensor) -> Callable[[T
         local = algorithm.start(down, row, client)
         mine = more[[place[int(i)] for i in client.id.reshape(-1)]]
         mine = mine if client.id.ndim else mine[0]
-        return local.having(Constant(mine))
+        return local.having(core.Constant(mine))
 
     return start
 
 
-LINEAR = (Snapshot, Table, Scale, Constant, Dual, Pull)
+LINEAR = (core.Snapshot, core.Table, core.Scale, core.Constant, core.Dual, core.Pull)
 """Pieces whose directions are linear in the gradients, which is what a look is at."""
 
 
 def _short(piece: Any) -> Any:
     """The piece with the mean of a table in place of its rows, which are large and of which no look asks more."""
-    return piece._replace(table=piece.table.mean(-2, keepdim=True)) if isinstance(piece, Table) else piece
+    return piece._replace(table=piece.table.mean(-2, keepdim=True)) if isinstance(piece, core.Table) else piece
 
 
 def _row(leaf: Any, k: int) -> Any:
@@ -337,13 +303,13 @@ def _together(locals_: list[Local]) -> Local:
         rows = torch.stack(leaves)
         return rows if rows.ndim > 1 else rows[:, None]
 
-    pieces = [tree_map(stacked, *same) for same in zip(*(local.pieces for local in locals_), strict=True)]
+    pieces = [core.tree_map(stacked, *same) for same in zip(*(local.pieces for local in locals_), strict=True)]
     return Local(torch.stack([local.x for local in locals_]), *pieces)
 
 
 def _kappa(local: Local) -> Tensor:
     """The weight of each client's gradient in its direction [n, 1]."""
-    scale = local.piece(Scale)
+    scale = local.piece(core.Scale)
     return local.x.new_ones(len(local.x), 1) * (1.0 if scale is None else scale.kappa)
 
 
@@ -354,7 +320,8 @@ def _direction(local: Local, at: Tensor) -> tuple[Tensor, bool]:
         local: of n clients (`_together`).
         at: gradients [n, d] where they start; a snapshot is taken to be there.
     """
-    v, step = at.clone(), At(local.x, lambda point: at, torch.zeros(len(at), dtype=torch.int64, device=at.device), 0)
+    blocks = torch.zeros(len(at), dtype=torch.int64, device=at.device)
+    v, step = at.clone(), core.At(local.x, lambda point: at, blocks, 0)
     for piece in sorted(local.pieces, key=lambda piece: piece.traits.place):
         v = piece.apply(v, step)
     left = v - _kappa(local) * at

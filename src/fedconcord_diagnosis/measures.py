@@ -8,8 +8,8 @@ from typing import NamedTuple, get_args
 from fedconcord.analysis import catalogue
 from fedconcord.core import Remedy
 from fedconcord_diagnosis.course import Diagnosis
-from fedconcord_diagnosis.drift import rank_correlation
 from fedconcord_diagnosis.look import Look
+from fedconcord_diagnosis.vectors import rank_correlation
 
 
 class Measure(NamedTuple):
@@ -96,11 +96,7 @@ MEASURES = (
         "sqrt(sum_i p_i sigma_i^2 / sum_i p_i ||grad f_i||^2), sigma_i^2 = E ||g_i - grad f_i||^2",
         f"{FEDNOVA}, Assumption 2",
         "larger batches, a smaller or decaying local step size",
-        lambda diagnosis, look: (
-            None
-            if look.noise is None
-            else float((look.p @ look.noise / max(float(look.p @ look.gradient.norms**2), 1e-300)) ** 0.5)
-        ),
+        lambda diagnosis, look: look.noise_ratio,
         "local steps use all samples of a client",
     ),
     Measure(

@@ -1,8 +1,7 @@
 """Which methods to tune first in a federation, with which settings, and why: rules over what can be seen of it."""
 
-from fedconcord.advice.choice import Advice, Named, Wishes, advise, federation_of
+from fedconcord.advice.choice import Advice, Named, Rule, Wishes, advise, federation_of, rules
 from fedconcord.advice.facts import FederationFacts, facts_of
-from fedconcord.advice.rules import Rule, rules
 from fedconcord.advice.words import File, as_json, command, lines, lines_of
 
 __all__ = [

@@ -39,7 +39,7 @@ def describe(
         from fedconcord.basis import files
         from fedconcord.federation.describe import describe as measure
         from fedconcord.federation.describe import summary
-        from fedconcord.report.division import write_description
+        from fedconcord.report.figures.heatmap import write_description
         from fedconcord.report.load import data_name
         from fedconcord.settings.own import metrics_note, notes
         from fedconcord.settings.problem import divided

@@ -273,8 +273,8 @@ def say_summary(*folders: Path) -> None:
 
 def _say_ranks(sets: Mapping[str, Sequence[Run]]) -> None:
     """The methods' ranks over data sets, best first."""
-    from fedconcord.report.datasets_page import summaries
     from fedconcord.report.ranks import ranks
+    from fedconcord.report.results_page import summaries
 
     ranking = ranks(summaries(sets))
     table = Table(box=None, pad_edge=False)

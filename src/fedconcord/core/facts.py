@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 Condition = Literal["seldom", "rare", "skewed", "equal work", "any"]
-"""Where a recommendation or a caution holds; `fedconcord.advice.rules` says when a federation is so."""
+"""Where a recommendation or a caution holds; `fedconcord.advice.choice` says when a federation is so."""
 
 Remedy = Literal["unequal work", "drift", "dissimilar gradients", "stale memory"]
 """What a method is made for. unequal work: clients that take more steps count no more. drift: the ends of local steps

@@ -78,11 +78,8 @@ def _caption(s: Summary, w: Worth) -> str:
 
 
 def _row(s: Summary, w: Worth, m: Model) -> tuple[str, ...]:
-    def cell(metric: Metric, v: float) -> str:
-        return value(metric, v).removesuffix(" %") if math.isfinite(v) else NONE
-
-    figures = (cell(w.metric, m.mean), cell(w.metric, m.samples), cell(w.metric, m.worst_decile))
-    cells = (m.name, *figures, cell(s.primary, m.tested))
+    figures = [(w.metric, m.mean), (w.metric, m.samples), (w.metric, m.worst_decile), (s.primary, m.tested)]
+    cells = (m.name, *(_cell(metric, v).removesuffix(" %") for metric, v in figures))
     if m not in w.methods or w.alone is None:
         return (*cells, NONE, NONE)
     g = w.gains[w.methods.index(m)]
@@ -96,10 +93,9 @@ def _more(w: Worth) -> list[Table]:
     titles = tuple(f.metric.title for f in w.more)
     means = tuple((m.name, *(_cell(f.metric, f.means[k]) for f in w.more)) for k, m in enumerate(w.models))
     tables = [Table(("model", *titles), means, title=f"Every metric, mean over {'sites' if w.sites else 'clients'}")]
-    rows = np.mean([*w.samples.values()], 0)
     for f in w.more[1:] if w.sites else ():
         each = (
-            (name, f"{rows[i]:g}", *(_cell(f.metric, float(one[i])) for one in f.each))
+            (name, f"{w.rows[i]:g}", *(_cell(f.metric, float(one[i])) for one in f.each))
             for i, name in enumerate(w.names)
         )
         header = ("site", "samples", *(m.name for m in w.models))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures.style import Drawing
 from fedconcord.report.format import NONE, decimals, goal_value, metric_cell, number, with_interval
-from fedconcord.report.stats import FEW, interval
+from fedconcord.report.stats import FEW, Interval, interval
 from fedconcord.report.summary import WINDOW, MethodResult, Reach, Summary
 
 
@@ -88,39 +88,32 @@ def target_words(s: Summary) -> str:
 
 def table(s: Summary, rows: Sequence[MethodResult], models: bool = False) -> Table:
     """The formatted table of some rows of the summary."""
-    m = s.primary
+    m, beside = s.primary, {} if models else iterates(s)
     of = [r for row in s.rows for r in row.reach]
     byte, byte_scale = _unit([r.bytes or 0.0 for r in of], BYTES)
     step, step_scale = _unit([r.gradient_steps or 0.0 for r in of], STEPS)
     goal = goal_value(m, s.target) if math.isfinite(s.target) else "target"
     percent = ", %" if m.percent else ""
-    first = ["method", *(["model"] if models else []), f"final {m.title}{percent}", f"rounds to {goal}",
-             f"{byte} to {goal}", "seeds"]  # fmt: skip
-    more = [f"last{percent}", f"{step} gradient steps to {goal}".strip()]
-    beside = {} if models else iterates(s)
+    columns: dict[str, Callable[[MethodResult], str]] = {"method": lambda r: r.name}
+    if models:
+        columns["model"] = lambda r: r.model
+    columns[f"final {m.title}{percent}"] = lambda r: metric_cell(m, r.final)
+    columns[f"rounds to {goal}"] = lambda r: reach_cell(r.reach, "round")
+    columns[f"{byte} to {goal}"] = lambda r: reach_cell(r.reach, "bytes", byte_scale)
+    columns["seeds"] = seeds_cell
+    shown = len(columns)
+    columns[f"last{percent}"] = lambda r: metric_cell(m, interval([r.last.mean]))
+    columns[f"{step} gradient steps to {goal}".strip()] = lambda r: reach_cell(r.reach, "gradient_steps", step_scale)
     if beside:
-        more.append(f"of its server's iterate{percent}")
-    if s.loss:
-        more.append(f"final {s.loss.title}")
+        of_server = f"of its server's iterate{percent}"
+        columns[of_server] = lambda r: metric_cell(m, beside[r.name].final) if r.name in beside else NONE
+    if loss := s.loss:
+        columns[f"final {loss.title}"] = lambda r: metric_cell(loss, r.loss) if r.loss else NONE
     if not models:
-        more.append("seconds a round")
-    cells = []
-    for r in rows:
-        line = [
-            r.name, *([r.model] if models else []), metric_cell(m, r.final), reach_cell(r.reach, "round"),
-            reach_cell(r.reach, "bytes", byte_scale), seeds_cell(r),
-            metric_cell(m, interval([r.last.mean])), reach_cell(r.reach, "gradient_steps", step_scale),
-        ]  # fmt: skip
-        if beside:
-            line.append(metric_cell(m, beside[r.name].final) if r.name in beside else NONE)
-        if s.loss:
-            line.append(metric_cell(s.loss, r.loss) if r.loss else NONE)
-        if not models:
-            line.append(with_interval(r.seconds, decimals))
-        cells.append(tuple(line))
-    front = s.verdict.front
-    strong = tuple(r.name in front and not models for r in rows)
-    return Table((*first, *more), tuple(cells), caption(s), strong=strong, shown=len(first))
+        columns["seconds a round"] = lambda r: with_interval(r.seconds, decimals)
+    cells = tuple(tuple(cell(r) for cell in columns.values()) for r in rows)
+    strong = tuple(r.name in s.verdict.front and not models for r in rows)
+    return Table(tuple(columns), cells, caption(s), strong=strong, shown=shown)
 
 
 def iterates(s: Summary) -> dict[str, MethodResult]:
@@ -153,34 +146,36 @@ def caption(s: Summary) -> str:
 
 def to_csv(s: Summary) -> str:
     """Plain numbers in base units, one line a method and model; empty cells where there is no number."""
-    spread = ("mean", "low", "high")
-    metric, loss = s.primary.column, s.loss.column if s.loss else "loss"
-    header = (
-        ["name", "model", "runs", "finished", "state"]
-        + [f"final_{metric}_{k}" for k in spread]
-        + [f"last_{metric}_{k}" for k in spread]
-        + [f"final_{loss}_{k}" for k in spread]
-        + ["target", "reached"]
-        + [f"{c}_to_target_{k}" for c in ("rounds", "bytes", "gradient_steps") for k in spread]
-        + ["rounds_to_target_by_seed"]
-        + [f"seconds_per_round_{k}" for k in spread]
-        + ["answers_with"]
-    )
-    rows = []
-    for row in (*s.rows, *s.second):
-        costs: list[float] = []
-        for cost in ("round", "bytes", "gradient_steps"):
-            got = [v for r in row.reach if (v := getattr(r, cost)) is not None]
-            costs += list(interval(got)[:3]) if len(got) == len(row.reach) else [math.nan] * 3
-        numbers = [*row.final[:3], *row.last[:3], *(row.loss[:3] if row.loss else [math.nan] * 3)]
-        seeds = ";".join(f"{r.round:g}" if r.round is not None else f">{r.ended:g}" for r in row.reach)
-        rows.append(
-            [row.name, row.model, row.runs, row.finished, row.notes or "complete", *map(_number, numbers)]
-            + [_number(s.target), sum(r.round is not None for r in row.reach), *map(_number, costs), seeds]
-            + [_number(v) for v in row.seconds[:3]]
-            + [s.method(row.name).answer]
-        )
-    return as_csv(header, rows).decode()
+    lines = [_plain_numbers(s, row) for row in (*s.rows, *s.second)]
+    return as_csv([head for head, _ in lines[0]], [[cell for _, cell in line] for line in lines]).decode()
+
+
+def _plain_numbers(s: Summary, row: MethodResult) -> list[tuple[str, object]]:
+    """The heads and cells of a line."""
+
+    def spread(head: str, i: Interval | None) -> Iterator[tuple[str, str]]:
+        for what, v in zip(("mean", "low", "high"), (i or interval([]))[:3], strict=True):
+            yield f"{head}_{what}", _number(v)
+
+    def cost(what: str) -> Interval | None:
+        values = [v for r in row.reach if (v := getattr(r, what)) is not None]
+        return interval(values) if len(values) == len(row.reach) else None
+
+    seeds = ";".join(f"{r.round:g}" if r.round is not None else f">{r.ended:g}" for r in row.reach)
+    return [
+        *(("name", row.name), ("model", row.model), ("runs", row.runs), ("finished", row.finished)),
+        ("state", row.notes or "complete"),
+        *spread(f"final_{s.primary.column}", row.final),
+        *spread(f"last_{s.primary.column}", row.last),
+        *spread(f"final_{s.loss.column if s.loss else 'loss'}", row.loss),
+        *(("target", _number(s.target)), ("reached", sum(r.round is not None for r in row.reach))),
+        *spread("rounds_to_target", cost("round")),
+        *spread("bytes_to_target", cost("bytes")),
+        *spread("gradient_steps_to_target", cost("gradient_steps")),
+        ("rounds_to_target_by_seed", seeds),
+        *spread("seconds_per_round", row.seconds),
+        ("answers_with", s.method(row.name).answer),
+    ]
 
 
 def _number(v: float) -> str:

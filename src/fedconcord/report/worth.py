@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +90,11 @@ class Worth(NamedTuple):
     majority: tuple[str, float] | None  # the commonest class and its share, where the metric is an accuracy
 
     @property
+    def rows(self) -> Array:
+        """[N] samples that a client is judged on, mean over seeds."""
+        return np.asarray(np.mean([*self.samples.values()], 0))
+
+    @property
     def models(self) -> tuple[Model, ...]:
         return (*((self.alone,) if self.alone else ()), *self.methods, *((self.pooled,) if self.pooled else ()))
 
@@ -105,75 +109,75 @@ def worth(s: Summary) -> Worth | None:
     groups = {row.name: [r for r in judged if r.name == row.name] for row in s.rows}
     groups = {name: runs for name, runs in groups.items() if runs}
     others = {name: [r for r in beside if r.name == name] for name in dict.fromkeys(r.name for r in beside)}
-    every = [*groups.values(), *others.values()]
-    seeds = tuple(sorted(set.intersection(*({r.head.seed for r in runs} for runs in every))))
+    every = groups | others
+    seeds = tuple(sorted(set.intersection(*({r.head.seed for r in runs} for runs in every.values()))))
     if not seeds:
         return None
-    tables = {r.folder: columns(r.folder / "clients.csv") for runs in every for r in runs if r.head.seed in seeds}
-    if len({len(t["client"]) for t in tables.values()}) != 1:
+    runs_of = {name: [r for r in runs if r.head.seed in seeds] for name, runs in every.items()}
+    tables_of = {name: {r.head.seed: columns(r.folder / "clients.csv") for r in runs} for name, runs in runs_of.items()}
+    tables = [table for by_seed in tables_of.values() for table in by_seed.values()]
+    if len({len(table["client"]) for table in tables}) != 1:
         return None
-    known = [name for name in next(iter(tables.values())) if all(name in t for t in tables.values())]
+    known = [name for name in tables[0] if all(name in table for table in tables)]
     figures = [name for name in known if name not in NO_FIGURES and not name.endswith("_personalised")]
     column = s.primary.column.removeprefix("test_").removeprefix("validation_")
     if column not in figures:  # a loss, which every client has, of methods that are ranked by what no client has
         column = (judged[0].head.clients_judged or {})["metric"]
-    metric = metric_of(column)
-    first = {seed: next(r for r in judged if r.head.seed == seed) for seed in seeds}
-    samples = {seed: _column(tables[r.folder], "samples") for seed, r in first.items()}
-    names = tuple(tables[first[seeds[0]].folder]["name"])
+    metric, first = metric_of(column), tables_of[next(iter(groups))]
+    samples = {seed: _column(first[seed], "samples") for seed in seeds}
+    names = tuple(first[seeds[0]]["name"])
     sites = any(names) and len(names) <= SITES
     counted = np.mean([*samples.values()], 0) >= (ROWS if sites else 0)
-    models = {
-        name: _model(name, [r for r in runs if r.head.seed in seeds], tables, metric, s.primary, counted)
-        for name, runs in (groups | others).items()
-    }
+    models = {name: _model(name, runs, tables_of[name], metric, s.primary, counted) for name, runs in runs_of.items()}
     sign = 1 if metric.higher else -1
-    alone = [models[name] for name, runs in others.items() if runs[0].head.baseline == "local"]
-    pooled = [models[name] for name, runs in others.items() if runs[0].head.baseline == "pooled"]
+    alone, pooled = (
+        max(
+            (models[name] for name, runs in others.items() if runs[0].head.baseline == kind),
+            key=lambda m: sign * m.mean,
+            default=None,
+        )
+        for kind in ("local", "pooled")
+    )
     methods = tuple(models[name] for name in groups)
-    base = max(alone, key=lambda m: sign * m.mean) if alone else None
     w = Worth(
         metric,
         splits.pop(),
         seeds,
         samples,
         names,
-        base,
-        max(pooled, key=lambda m: sign * m.mean) if pooled else None,
+        alone,
+        pooled,
         methods,
-        () if base is None else tuple(_gain(m, base, sign, counted, sites) for m in methods),
+        () if alone is None else tuple(_gain(m, alone, sign, counted, sites) for m in methods),
         sites,
         tuple(name for name, enough in zip(names, counted, strict=True) if not enough),
         (),
         judged[0].head.majority if metric.column == "accuracy" else None,
     )
-    folders = [[r.folder for r in (groups | others)[m.name] if r.head.seed in seeds] for m in w.models]
     order = [column, *(name for name in figures if name != column)]
-    return w._replace(more=tuple(_figures(metric_of(name), folders, tables, counted) for name in order))
+    by_model = [[*tables_of[m.name].values()] for m in w.models]
+    return w._replace(more=tuple(_figures(metric_of(name), by_model, counted) for name in order))
 
 
-def _figures(
-    metric: Metric, folders: Sequence[Sequence[Path]], tables: Mapping[Path, dict[str, list[str]]], counted: Array
-) -> Figures:
-    values = [np.stack([_column(tables[folder], metric.column) for folder in one]) for one in folders]
+Table = Mapping[str, Sequence[str]]
+"""Column -> cells of clients.csv."""
+
+
+def _figures(metric: Metric, by_model: Sequence[Sequence[Table]], counted: Array) -> Figures:
+    values = [np.stack([_column(table, metric.column) for table in tables]) for tables in by_model]
     means = tuple(float(np.mean([mean_of(v[counted]) for v in one])) for one in values)
     return Figures(metric, means, tuple(np.array([mean_of(v) for v in one.T]) for one in values))
 
 
-def _column(table: Mapping[str, Sequence[str]], name: str) -> Array:
+def _column(table: Table, name: str) -> Array:
     return np.array([float(cell) if cell else math.nan for cell in table[name]], dtype=np.float64)
 
 
 def _model(
-    name: str,
-    runs: Sequence[Run],
-    tables: Mapping[Path, dict[str, list[str]]],
-    metric: Metric,
-    primary: Metric,
-    counted: Array,
+    name: str, runs: Sequence[Run], tables: Mapping[int, Table], metric: Metric, primary: Metric, counted: Array
 ) -> Model:
-    by_seed = {r.head.seed: _column(tables[r.folder], metric.column) for r in runs}
-    weights = {r.head.seed: _column(tables[r.folder], "samples") for r in runs}
+    by_seed = {seed: _column(table, metric.column) for seed, table in tables.items()}
+    weights = {seed: _column(table, "samples") for seed, table in tables.items()}
     weighted = [
         float(np.average(v[known], weights=weights[seed][known]))
         if (known := counted & ~np.isnan(v)).any()
@@ -273,8 +277,7 @@ def sentences(w: Worth) -> tuple[str, ...]:
             "nothing of other sites."
         )
     if w.few:
-        rows = np.mean([*w.samples.values()], 0)
-        named = listing([f"{name} ({rows[w.names.index(name)]:.3g})" for name in w.few])
+        named = listing([f"{name} ({w.rows[w.names.index(name)]:.3g})" for name in w.few])
         lines.append(f"Left out, as fewer than {ROWS} samples are set apart there: {named}.")
     return tuple(lines)
 
@@ -333,13 +336,10 @@ def by_name(w: Worth) -> tuple[Named, ...]:
     """The clients that have names, those that gain most first; none where they have none."""
     if not any(w.names):
         return ()
-    means = [np.array([mean_of(one) for one in np.stack([*m.by_seed.values()], 1)]) for m in w.models]
-    sign = 1 if w.metric.higher else -1
-    best = means[w.models.index(w.methods[0])]
-    gain = sign * (best - (means[0] if w.alone is not None else 0))
-    samples = np.mean([*w.samples.values()], 0)
-    order = np.argsort(-gain, kind="stable").tolist()
-    return tuple(Named(w.names[i], float(samples[i]), tuple(float(v[i]) for v in means)) for i in order)
+    means = w.more[0].each
+    gain = means[w.models.index(w.methods[0])] - (means[0] if w.alone is not None else 0)
+    order = np.argsort(-gain if w.metric.higher else gain, kind="stable").tolist()
+    return tuple(Named(w.names[i], float(w.rows[i]), tuple(float(v[i]) for v in means)) for i in order)
 
 
 def client_sentences(w: Worth) -> tuple[str, ...]:

@@ -1,14 +1,24 @@
-"""report.html of a search: the verdict, what tuning changed, sensitivity, what it cost, and all trials."""
+"""What a search leaves: tune.json, a TOML file a method that `compare --config` takes, and report.html.
+
+The page has the verdict, what tuning changed, sensitivity, what it cost, and all trials.
+"""
 
 from __future__ import annotations
 
 import html
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fedconcord.basis import files
 from fedconcord.report import method_tables
-from fedconcord.report.figures import Drawing
+from fedconcord.report.again import to_toml
+from fedconcord.report.figures.style import INK, MUTED, Drawing, drawing, look, y_axis
 from fedconcord.report.format import quantity, size
 from fedconcord.report.load import data_name, load_runs
 from fedconcord.report.page import Page, code_block, details, in_words, pairs, table
@@ -17,14 +27,17 @@ from fedconcord.report.summary import Summary, summarise
 from fedconcord.report.words import words
 from fedconcord.report.worth import sentences as sentences_of_worth
 from fedconcord.report.worth import worth
+from fedconcord.runs.tables import rows_of
 from fedconcord.settings.methods import single
-from fedconcord.tuning.figures import sensitivity
-from fedconcord.tuning.output import spent, write
-from fedconcord.tuning.plan import Tuning, sentences
-from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, shown, winner, winners
+from fedconcord.settings.settings import Config
+from fedconcord.tuning.plan import Tuning, save, sentences
+from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
+from fedconcord.tuning.scores import Score
 from fedconcord.tuning.search import remarks
+from fedconcord.tuning.space import text_of
 
 esc = html.escape
+SIZE = (4.4, 2.5)  # inches of a figure, one of two columns of the page
 
 
 def write_all(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
@@ -111,14 +124,66 @@ def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
 def _figures(
     tuning: Tuning, tuned: Sequence[MethodSearch], at: dict[str, list[Edge]], summary: Summary
 ) -> list[Drawing]:
+    """A figure a method and parameter, in the method's colour of the final comparison."""
     styles = {method.name: method.index for method in summary.methods}
     texts = winners(tuning.config, tuned)
     labels = {method: single(tuning.config, text, 0).label or "" for method, text in texts.items()}
     drawings: list[Drawing] = []
     for k, search in enumerate(tuned):
         method = search.space.method
-        drawings += sensitivity(tuning, search, styles.get(labels.get(method, ""), k), at[method])
+        index, edges_of = styles.get(labels.get(method, ""), k), {edge.key: edge for edge in at[method]}
+        drawings += [_sensitivity(tuning, search, index, key, edges_of.get(key)) for key in search.space.places]
     return drawings
+
+
+def _sensitivity(tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge | None) -> Drawing:
+    """The metric of every trial of a method against one of its parameters."""
+    metric, best = tuning.objective.metric, search.best
+    stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning.objective, best.last)}."
+    return drawing(
+        f"{search.space.method}-{key}",
+        f"{metric.title} of {len(search.trials)} trials of {search.space.method} against {key}.{stands}",
+        f"{search.space.method}.{stands}{'' if edge is None else f' {extend_words(edge)}'}",
+        lambda ax: _plot(ax, tuning, search, index, key, edge),
+        size=SIZE,
+    )
+
+
+def _plot(ax: Axes, tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge | None) -> None:
+    metric, place = tuning.objective.metric, search.space.places[key]
+    first = tuning.rungs[search.space.method][0].rounds
+    colour, _, marker = look(index)
+    whole = [trial for trial in search.trials if not trial.scores[first].broken]
+    early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
+    is_single = len(search.space.places) == 1  # else neighbours on this axis differ in the others
+    ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if is_single else 0.0))
+    late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
+    for trial in late:
+        x = trial.values[key]
+        ax.plot([x, x], [trial.scores[first].value, trial.last.value], color=colour, linewidth=0.7, alpha=0.6)
+        ax.plot([x], [trial.last.value], **_look(colour, marker, colour, 0.0))
+    if search.best is not None:
+        x, y = search.best.values[key], search.best.last.value
+        ax.plot([x], [y], "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5)
+    if place.scale == "log":
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    y_axis(ax, metric, metric.log)
+    ax.set_xlabel(key)
+    lost = [trial.values[key] for trial in search.trials if trial.last.broken]
+    bottom = ax.get_xaxis_transform()
+    ax.plot(lost, [0.03] * len(lost), "x", color=colour, transform=bottom, clip_on=False, markersize=5)
+    if edge is not None:
+        ax.axvline(edge.range.low if edge.side == "low" else edge.range.high, color=MUTED, linewidth=0.9, linestyle=":")
+    ax.margins(x=0.08, y=0.12)
+
+
+def _look(colour: str, marker: str, fill: str, width: float) -> dict[str, Any]:
+    return {
+        "color": colour, "linewidth": width, "marker": marker, "markersize": 4.5,
+        "markerfacecolor": fill, "markeredgecolor": colour, "markeredgewidth": 0.9,
+    }  # fmt: skip
 
 
 def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
@@ -166,3 +231,121 @@ def _again(tuning: Tuning) -> str:
     plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
     command = f"fedconcord compare --config {folder}/best.toml --out runs/again"
     return f"<ul>{plan}</ul><p>The winners again, or one of them, as any comparison:</p>{code_block(command)}"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+class Spent(NamedTuple):
+    """What the trials of a method took, all seeds together."""
+
+    rounds: int
+    gradient_steps: int
+    bytes: int  # up and down
+    seconds: float  # of training and evaluating, on one core each
+
+
+def spent(tuning: Tuning, search: MethodSearch) -> Spent:
+    """What the trials of a method took. Runs that began anew after an interruption count once."""
+    rounds = steps = size = 0
+    seconds = 0.0
+    for trial in search.trials:
+        for seed in tuning.seeds:
+            folder = tuning.place(search.space, trial.number, seed)
+            if not (folder / "metrics.csv").exists():
+                continue
+            rows = rows_of(folder / "metrics.csv", tuning.config.rounds)
+            last = rows[-1] if rows else {"round": 0, "gradient_steps": 0, "bytes_up": 0, "bytes_down": 0}
+            rounds += int(last["round"])
+            steps += int(last["gradient_steps"])
+            size += int(last["bytes_up"]) + int(last["bytes_down"])
+            seconds += sum(float(row["seconds"]) for row in rows_of(folder / "timing.csv", tuning.config.rounds))
+    return Spent(rounds, steps, size, seconds)
+
+
+def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
+    """The TOML files and tune.json. The same search writes the same bytes: there are no times in it."""
+    texts = winners(tuning.config, searches)
+    for search in searches:
+        if search.space.method in texts:
+            name = f"{files.folder_name(search.space.method)}.toml"
+            files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
+    comment = "The best settings of each method, for fedconcord compare --config"
+    files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), comment))
+    objective = tuning.objective
+    save(
+        tuning,
+        {
+            "status": "complete",
+            "objective": {
+                "column": objective.metric.column,
+                "higher": objective.metric.higher,
+                "target": objective.target,
+                "held": objective.is_held_out,
+            },
+            "methods": [_method(tuning, search) for search in searches],
+            "final": "final",
+        },
+    )
+
+
+def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
+    """The job as it was asked for, where it is not the default, with these methods and the fresh seeds."""
+    job = tuning.config.model_copy(update={"label": None, "seed": None, "methods": None, "seeds": None}).as_dict()
+    job = _beyond(job, Config().model_dump(mode="json") | {"data": None})
+    first = {"methods": list(methods), "seeds": list(tuning.spec.final_seeds or ())}
+    return f"# {comment}\n{to_toml(first | job)}\n"
+
+
+def _beyond(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the defaults, table by table."""
+    different = {}
+    for key, value in settings.items():
+        beyond = _beyond(value, defaults[key]) if isinstance(value, dict) else value
+        if beyond != defaults.get(key) and beyond != {}:
+            different[key] = beyond
+    return different
+
+
+def _why(tuning: Tuning, search: MethodSearch) -> str:
+    """Where the values of a method come from, on one line."""
+    if search.best is None:
+        return "nothing to tune"
+    seeds = ", ".join(map(str, tuning.seeds))
+    return (
+        f"{shown(tuning.objective, search.best.last)} after {search.best.rounds} rounds, the best of "
+        f"{len(search.trials)} trials with seed {seeds}; untuned: {shown(tuning.objective, search.trials[0].last)}"
+    )
+
+
+def _method(tuning: Tuning, search: MethodSearch) -> dict[str, Any]:
+    cost = spent(tuning, search)
+    return {
+        "method": search.space.method,
+        "winner": winner(tuning.config, search),
+        "search": {key: list(place) for key, place in search.space.places.items()},
+        "best": None if search.best is None else search.best.number,
+        "extend": [edge.search for edge in edges(tuning.config, search) if edge.search],
+        "rungs": [list(rung) for rung in tuning.rungs[search.space.method]] if search.trials else [],
+        "trials": [_trial(tuning, search, trial) for trial in search.trials],
+        "cost": {"rounds": cost.rounds, "gradient_steps": cost.gradient_steps, "bytes": cost.bytes},
+    }
+
+
+def _trial(tuning: Tuning, search: MethodSearch, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "method": text_of(tuning.config, search.space.method, trial.values),
+        "values": dict(trial.values),
+        "scores": [{"rounds": rounds, **_score(score)} for rounds, score in trial.scores.items()],
+        **({"errors": list(trial.errors)} if trial.errors else {}),
+    }
+
+
+def _score(score: Score) -> Mapping[str, Any]:
+    value = score.value if math.isfinite(score.value) else None
+    error = None if value is None else score.standard_error
+    return {
+        "value": value, "standard_error": error, "rounds_to_target": score.reached, "missed": score.missed,
+        "broken": score.broken,
+    }  # fmt: skip

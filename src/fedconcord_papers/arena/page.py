@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import fedconcord
 from fedconcord.basis import files, grammar, process
-from fedconcord.report.datasets_page import rank_words
 from fedconcord.report.figures import critical
 from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.report.method_tables import Table as Cells
@@ -18,6 +17,7 @@ from fedconcord.report.method_tables import reach_cell, to_markdown
 from fedconcord.report.metric import Metric
 from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs, with_code
 from fedconcord.report.ranks import Ranks
+from fedconcord.report.results_page import rank_words
 from fedconcord.report.stats import interval
 from fedconcord.report.summary import Reach
 from fedconcord_papers.arena.figures import profile

@@ -1,9 +1,10 @@
-"""Who holds what: clients by classes."""
+"""Who holds what: clients by classes, as a figure of a report and as a partition that is written down."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedconcord.report.figures.style import WIDE, Drawing
+from fedconcord.basis import files
+from fedconcord.federation.describe import PLURAL, Description, summary
+from fedconcord.report.figures.style import WIDE, Drawing, styled, to_files
 from fedconcord.report.format import percent, span, wrap
 from fedconcord.report.load import Array, Run
+
+MEANING = (
+    "Entropy: of a client's shares p_i. Distance: sum over {} of |p_i - p|, p the shares of all clients together, the "
+    "earth mover's distance of Zhao et al. (2018); half of it is the total variation."
+)
 
 
 def partitions(runs: Sequence[Run]) -> list[Drawing]:
@@ -110,3 +118,33 @@ def _partition_words(run: Run) -> str:
         f"The median client holds {np.median(sizes):g} samples (all clients: {span(sizes)}) of "
         f"{np.median(classes):g} of the {run.counts.shape[1]} classes; its most common class makes up {percent(share)}."
     )
+
+
+def write_description(folder: Path, description: Description, title: str) -> Path:
+    """Write partition.md, partition.png|svg|pdf and clients.csv into a folder; the path of the first.
+
+    clients.csv has a line a client: its number, samples, entropy (bits), distance (0 to 2) and the samples of each
+    column.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with styled():
+        forms = to_files(
+            partition(
+                description.counts.astype(float), description.names, description.sizes.astype(float), description.what
+            )
+        )
+    for suffix, content in forms.items():
+        files.write_bytes(folder / f"partition.{suffix}", content)
+    header = ["client", "samples", "entropy", "distance", *(f"{description.what} {name}" for name in description.names)]
+    rows = zip(description.sizes, description.entropy, description.distance, description.counts, strict=True)
+    files.write_csv(
+        folder / "clients.csv",
+        header,
+        [[i, int(n), float(bits), float(far), *map(int, row)] for i, (n, bits, far, row) in enumerate(rows)],
+    )
+    lines = [f"# {title}", "", "| quantity | value |", "|:--|:--|"]
+    lines += [f"| {quantity} | {value} |" for quantity, value in summary(description)]
+    lines += ["", "![Clients by what they hold](partition.png)", "", MEANING.format(PLURAL[description.what])]
+    lines += ["Each client: `clients.csv`.", ""]
+    files.write_text(folder / "partition.md", "\n".join(lines))
+    return folder / "partition.md"

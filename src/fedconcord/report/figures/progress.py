@@ -10,19 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedconcord.report.curves import Curve, bottom, ceiling, curve, log_floor
-from fedconcord.report.figures.style import (
-    AXIS_TITLES,
-    INK,
-    MUTED,
-    PANEL,
-    WIDE,
-    Drawing,
-    cut_below,
-    drawing,
-    look,
-    x_axis,
-    y_axis,
-)
+from fedconcord.report.figures import style
+from fedconcord.report.figures.style import Drawing, drawing
 from fedconcord.report.format import goal_value, value, wrap
 from fedconcord.report.metric import Metric
 from fedconcord.report.summary import Method, Summary
@@ -39,21 +28,21 @@ def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
     def plot(ax: Axes) -> None:
         for m, k in curves:
             _line(ax, m, k, len(curves), low, cap)
-        y_axis(ax, metric, log)
-        x_axis(ax, axis)
+        style.y_axis(ax, metric, log)
+        style.x_axis(ax, axis)
         if cap is not None:
             ax.set_ylim(top=cap * (1.3 if log else 1.03))
         ax.margins(x=0.02)
         ax.set_xlim(left=0)
         if metric == s.primary and math.isfinite(s.target):
-            ax.axhline(s.target, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+            ax.axhline(s.target, color=style.MUTED, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
             ax.annotate(
                 f"target {goal_value(metric, s.target)}", (0, s.target), (3, 2 if metric.higher else -2),
                 xycoords=("axes fraction", "data"), textcoords="offset points", ha="left",
-                va="bottom" if metric.higher else "top", fontsize=7, color=MUTED,
+                va="bottom" if metric.higher else "top", fontsize=7, color=style.MUTED,
             )  # fmt: skip
         if low is not None:
-            cut_below(ax, low)
+            style.cut_below(ax, low)
 
     ends = sorted(((float(k.mid[-1]), m.name) for m, k in curves if k.mid.size), key=lambda end: end[0])
     span = " and ".join(f"{value(metric, end)} ({name})" for end, name in (ends[0], ends[-1])) if ends else ""
@@ -65,7 +54,7 @@ def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
         "The axis is cut: a run leaves it." if cap is not None else "",
         "× marks where a run that diverged was last finite, or leaves the axis." if breaks else "",
     ]
-    where = "bytes sent" if axis == "bytes" else AXIS_TITLES[axis]
+    where = "bytes sent" if axis == "bytes" else style.AXIS_TITLES[axis]
     return drawing(
         f"{metric.column.replace('_', '-')}-by-{axis.replace('_', '-')}",
         f"Line chart of {metric.title} against {where}, {len(s.methods)} method(s)."
@@ -78,7 +67,7 @@ def by_axis(s: Summary, metric: Metric, axis: str) -> Drawing:
 
 def _line(ax: Axes, m: Method, k: Curve, methods: int, low: float | None, cap: float | None) -> None:
     """A method's mean, band, single runs and the crosses where they break off, of so many methods."""
-    c, dash, marker = look(m.index)
+    c, dash, marker = style.look(m.index)
     gid = f"m{m.index}"
     if k.x.size:
         every = max(1, k.x.size // 7)
@@ -121,7 +110,7 @@ def by_model(s: Summary) -> list[Drawing]:
 def _models(s: Summary, names: list[str]) -> Figure:
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
-    fig = Figure(figsize=(WIDE if columns > 1 else PANEL[0], 0.5 + 1.75 * rows), layout="constrained")
+    fig = Figure(figsize=(style.WIDE if columns > 1 else style.PANEL[0], 0.5 + 1.75 * rows), layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     runs = [r for n in names for r in s.method(n).runs]
@@ -131,13 +120,13 @@ def _models(s: Summary, names: list[str]) -> Figure:
     cap = None if s.primary.percent else ceiling(runs, keys, log)
     for ax, name in zip(axes, names, strict=False):
         m = s.method(name)
-        c = look(m.index).colour
+        c = style.look(m.index).colour
         k = curve(m.runs, s.primary.column, "round", floor)
         ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{m.answer} (its answer)")
         for j, model in enumerate(m.runs[0].models[1:]):
             k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
-            ax.plot(k.x, k.mid, color=INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
-        y_axis(ax, s.primary, log)
+            ax.plot(k.x, k.mid, color=style.INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
+        style.y_axis(ax, s.primary, log)
         ax.set_ylabel("")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.set_xlim(left=0)
@@ -148,7 +137,7 @@ def _models(s: Summary, names: list[str]) -> Figure:
     low = bottom(s, s.primary)
     if low is not None:  # the axes share it; a mean that lags behind may end below it
         ends = [r.final.mean for r in s.second if math.isfinite(r.final.mean)]
-        cut_below(axes[0], min([low, *ends]))
+        style.cut_below(axes[0], min([low, *ends]))
     for ax in axes[len(names) :]:
         ax.set_visible(False)
     fig.supxlabel("round", fontsize=8)

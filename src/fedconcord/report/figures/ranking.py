@@ -9,17 +9,8 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.figures.style import (
-    INK,
-    MUTED,
-    PANEL,
-    WIDE,
-    Drawing,
-    drawing,
-    log_scale,
-    look,
-    percent_ticks,
-)
+from fedconcord.report.figures import style
+from fedconcord.report.figures.style import Drawing, drawing
 from fedconcord.report.format import lead_words, value, wrap
 from fedconcord.report.metric import FLOOR
 from fedconcord.report.ranks import Ranks
@@ -68,7 +59,7 @@ def ranked(s: Summary) -> list[Drawing]:
 
 
 def _rows(count: int) -> tuple[float, float]:
-    return PANEL[0], 0.75 + 0.36 * count
+    return style.PANEL[0], 0.75 + 0.36 * count
 
 
 def _label_rows(ax: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
@@ -84,7 +75,7 @@ def _label_rows(ax: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
             textcoords="offset points", va="center", ha="left", bbox=halo, zorder=3,
         )  # fmt: skip
         ax.annotate(
-            note, (1, i - 0.27), (-2, 0), xycoords=("axes fraction", "data"), fontsize=7.5, color=MUTED,
+            note, (1, i - 0.27), (-2, 0), xycoords=("axes fraction", "data"), fontsize=7.5, color=style.MUTED,
             textcoords="offset points", va="center", ha="right", bbox=halo, zorder=3,
         )  # fmt: skip
 
@@ -94,7 +85,7 @@ def _final(s: Summary, ax: Axes) -> None:
     notes = []
     for i, row in enumerate(s.rows):
         m = s.method(row.name)
-        c, _, marker = look(m.index)
+        c, _, marker = style.look(m.index)
         seeds = [s.primary.back(v) for v in finals(m.finished, s.primary, s.horizon).values() if math.isfinite(v)]
         dots += seeds
         if not seeds:
@@ -108,7 +99,7 @@ def _final(s: Summary, ax: Axes) -> None:
     _label_rows(ax, [r.name for r in s.rows], notes)
     ax.set_xlabel(s.primary.label(f"final {s.primary.title}"))
     if s.primary.log and dots:
-        log_scale(ax, "x")
+        style.log_scale(ax, "x")
         low, high = max(min(dots), FLOOR), max(dots)
         pad = max(2.0, (high / low) ** 0.12)
         ax.set_xlim(low / pad, high * pad)
@@ -119,7 +110,7 @@ def _final(s: Summary, ax: Axes) -> None:
         ax.set_xlim(min([left, *dots]) - 0.05 * span, max([right, *dots]) + 0.05 * span)
         ax.xaxis.set_major_locator(MaxNLocator(6))
         if s.primary.percent:
-            percent_ticks(ax, "x", ".4g")
+            style.percent_ticks(ax, "x", ".4g")
 
 
 def _leads(s: Summary, ax: Axes) -> None:
@@ -128,7 +119,7 @@ def _leads(s: Summary, ax: Axes) -> None:
     unit = 100 if s.primary.percent else 1
     notes = []
     for i, c in enumerate(cs):
-        colour, _, marker = look(s.method(c.name).index)
+        colour, _, marker = style.look(s.method(c.name).index)
         if c.lead.n < FEW:
             dots = [unit * f(v) for v in c.lead.values]
             ax.plot(dots, [i] * len(dots), "o", color=colour, markersize=3, alpha=0.6, markeredgewidth=0)
@@ -138,7 +129,7 @@ def _leads(s: Summary, ax: Axes) -> None:
         ax.plot([unit * f(c.lead.mean)], [i], marker, color=colour, markersize=6.5, markerfacecolor=face, zorder=4)
         low, high = (lead_words(s.primary, end) for end in c.lead.ends)
         notes.append(f"{lead_words(s.primary, c.lead.mean)} [{low}, {high}]")
-    ax.axvline(unit * f(0.0), color=INK, linewidth=0.9, zorder=1)
+    ax.axvline(unit * f(0.0), color=style.INK, linewidth=0.9, zorder=1)
     _label_rows(ax, [f"over {c.name}" for c in cs], notes)
     means = [c.lead.mean for c in cs]
     ends = [v for c in cs for v in c.lead.ends]
@@ -146,7 +137,7 @@ def _leads(s: Summary, ax: Axes) -> None:
     left, right = max(min([0.0, *ends]), -room), min(max([0.0, *ends]), max(means) + room)
     pad = 0.06 * (right - left) or 1e-6
     if s.primary.log:
-        log_scale(ax, "x")
+        style.log_scale(ax, "x")
         ax.set_xlim(f(left - pad), f(right + pad))
         ax.set_xlabel(f"how many times smaller the final {s.primary.title} of {s.method(s.verdict.top or '').short} is")
     else:
@@ -169,9 +160,9 @@ def critical(r: Ranks) -> Drawing:
     def plot(ax: Axes) -> None:
         ax.set_axis_off()
         ax.grid(visible=False)
-        ax.plot([1, k], [0, 0], color=INK, linewidth=1)
+        ax.plot([1, k], [0, 0], color=style.INK, linewidth=1)
         for rank in range(1, k + 1):
-            ax.plot([rank, rank], [0, -0.1], color=INK, linewidth=1)
+            ax.plot([rank, rank], [0, -0.1], color=style.INK, linewidth=1)
             ax.annotate(
                 str(rank), (rank, -0.1), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7.5
             )
@@ -180,7 +171,7 @@ def critical(r: Ranks) -> Drawing:
             first = i < rows
             y = top + 0.26 * (i if first else k - 1 - i)
             end = 1 - out if first else k + out
-            ax.plot([average, average, end], [0, y, y], color=MUTED, linewidth=0.9)
+            ax.plot([average, average, end], [0, y, y], color=style.MUTED, linewidth=0.9)
             text = f"{wrap(name, 40, 1)}  {average:.2f}"
             ax.annotate(
                 text, (end, y), (-3 if first else 3, 0), textcoords="offset points", ha="right" if first else "left",
@@ -188,9 +179,11 @@ def critical(r: Ranks) -> Drawing:
             )  # fmt: skip
         for row, (i, j) in enumerate(groups):
             y = 0.16 + 0.14 * row
-            ax.plot([r.average[i] - 0.02, r.average[j] + 0.02], [y, y], color=INK, linewidth=3, solid_capstyle="butt")
+            ax.plot(
+                [r.average[i] - 0.02, r.average[j] + 0.02], [y, y], color=style.INK, linewidth=3, solid_capstyle="butt"
+            )
         if r.enough:
-            ax.plot([1, 1 + r.critical], [-0.55, -0.55], color=INK, linewidth=1, marker="|", markersize=6)
+            ax.plot([1, 1 + r.critical], [-0.55, -0.55], color=style.INK, linewidth=1, marker="|", markersize=6)
             ax.annotate(
                 f"critical difference {r.critical:.2f}", (1 + r.critical / 2, -0.55), (0, 3), ha="center", va="bottom",
                 textcoords="offset points", fontsize=7.5,
@@ -203,5 +196,5 @@ def critical(r: Ranks) -> Drawing:
         f"Average ranks of {len(r.methods)} methods over {len(r.data)} data sets: {order}.",
         f"Average ranks over {len(r.data)} data sets; 1 is the best. {joined if r.enough else ''}".strip(),
         plot,
-        size=(WIDE, 1.1 + 0.26 * rows + 0.14 * len(groups)),
+        size=(style.WIDE, 1.1 + 0.26 * rows + 0.14 * len(groups)),
     )
