@@ -208,7 +208,9 @@ MUTATIONS: dict[str, Mutation] = {
     "rows on disk: slots free before the next checkpoint": Mutation(
         (
             Edit(
-                "state/disk.py", "        self._stale.append(left)", "        self._free = np.append(self._free, left)"
+                "state/disk.py",
+                "        self._stale.append(old_slots)",
+                "        self._free = np.append(self._free, old_slots)",
             ),
         ),
         (STATE,),
@@ -299,7 +301,7 @@ MUTATIONS: dict[str, Mutation] = {
         ROBUST,
     ),
     "processes: the prologue asks each one's clients": Mutation(
-        (Edit("engines/base.py", "total, (sent, evaluations) = self.team", "_ = self.team"),), RANKS
+        (Edit("engines/base.py", "total, (bytes_sent, evaluations) = self.team", "_ = self.team"),), RANKS
     ),
     "compiled steps: the anchor's pull without eta": Mutation(
         (Edit("local/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
@@ -334,7 +336,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/test_clients.py", "-k", "diverged"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(
-        (Edit("diagnosis/drift.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
+        (Edit("../fedconcord_diagnosis/drift.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
         (DIAGNOSIS, "-k", "drift"),
     ),
     "diagnosis: chi-square over the other weights": Mutation(
@@ -386,7 +388,7 @@ MUTATIONS: dict[str, Mutation] = {
         "remote/terms.py", "np.floor(values / self.step + draws)", "np.rint(values / self.step)"
     ),
     "secure sums: a pair's masks add": secure(
-        "remote/masks.py", "if own < other else total - common", "if own < other else total + common"
+        "remote/masks.py", "if own_id < other else total - common", "if own_id < other else total + common"
     ),
 }
 
