@@ -197,14 +197,8 @@ def _grown(before: Config, config: Config, folder: Path) -> tuple[Config, str]:
 
 
 def _entries(config: Config, folder: Path, validation_reason: str | None) -> list[Entry]:
-    return [
-        Entry(
-            one,
-            folder / files.folder_name(one.label or "") / f"seed-{one.seed}",
-            validation_reason=validation_reason,
-        )
-        for one in runs(config)
-    ]
+    places = ((one, folder / files.folder_name(one.label or "") / f"seed-{one.seed}") for one in runs(config))
+    return [Entry(one, place, validation_reason=validation_reason) for one, place in places]
 
 
 def run(entry: Entry, watch: Watch, clock: Clock | None = None) -> Finished:

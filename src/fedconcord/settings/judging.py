@@ -8,6 +8,7 @@ that their rows are of the same rounds.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +42,8 @@ def held(config: Config) -> tuple[Config, str | None]:
         return config, None
     without = config.model_copy(update={"validation": None})
     is_judged = config.eval.clients is not False or config.eval.personalise is not None
-    if config.partition is None or config.task is not None or not is_judged:
-        return without, None
-    sizes = sizes_of(config)
+    has_samples = config.partition is not None and config.task is None
+    sizes = sizes_of(config) if has_samples and is_judged else None
     if sizes is None:
         return without, None
     needs_more = bool(config.baselines) or config.eval.personalise is not None or _personal(config)
@@ -166,9 +166,4 @@ def samples_a_round(config: Config, problem: Problem) -> float:
 
 def _round_up(value: float) -> int:
     """The least of 1, 2, 5, 10, 20, 50 ... that is no less."""
-    scale = 1
-    while True:
-        for step in (1, 2, 5):
-            if step * scale >= value:
-                return step * scale
-        scale *= 10
+    return next(least for scale in itertools.count() for step in (1, 2, 5) if (least := step * int(10**scale)) >= value)

@@ -211,12 +211,10 @@ def check_baselines(baselines: Sequence[str], methods: Sequence[str], config: Co
         UserError: the first of these.
     """
     for text in baselines:
-        name = grammar.parse(text, "baseline").name
-        if name not in BASELINES:
+        if (name := grammar.parse(text, "baseline").name) not in BASELINES:
             raise unknown("baseline", name, BASELINES)
     for text in methods:
-        name = grammar.parse(text, "method").name
-        if name in BASELINES:
+        if (name := grammar.parse(text, "method").name) in BASELINES:
             raise UserError(
                 f"{name} is no method of a comparison but what methods are judged against; write --baselines {name}"
             )
@@ -236,31 +234,15 @@ def settings_for(config: Config, name: str) -> Config:
     """
     if name not in BASELINES:
         return config
-    measured: dict[str, object] = {
-        "target": None,
-        "patience": None,
-        "watch": None,
-        "personalise": None,
-        "clients": True,
-    }
+    measured: dict[str, object] = {**dict.fromkeys(("target", "patience", "watch", "personalise")), "clients": True}
     if name == "local":
         measured |= {"every": config.rounds, "clients_every": None}
-    engine = config.engine
-    if engine.name == "wire":
-        engine = engine.model_copy(update={"name": "stacked"})
-    alone = dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline"))
-    return config.model_copy(
-        update={
-            **alone,
-            "late": "discard",
-            "label": None,
-            "algorithm": {},
-            "engine": engine,
-            "wire": WireSettings(),
-            "privacy": PrivacySettings(),
-            "eval": config.eval.model_copy(update=measured),
-        }
-    )
+    update: dict[str, object] = {"eval": config.eval.model_copy(update=measured), "late": "discard", "algorithm": {}}
+    update |= dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline", "label"))
+    update |= {"wire": WireSettings(), "privacy": PrivacySettings()}
+    if config.engine.name == "wire":
+        update["engine"] = config.engine.model_copy(update={"name": "stacked"})
+    return config.model_copy(update=update)
 
 
 def baseline(job: Job, name: str) -> Job:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,9 @@ def absolute(config: Config) -> Config:
     """With paths that hold from wherever a run is resumed."""
     if kind_of(config.data) != "file":
         return config
-    paths = {key: getattr(config.input, key) for key in ("test", "statistics")}
-    update = {key: _absolute(value) for key, value in paths.items() if value is not None}
-    return config.model_copy(update={"data": _absolute(config.data), "input": config.input.model_copy(update=update)})
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    paths = {"data": config.data, "test": config.input.test, "statistics": config.input.statistics}
+    full = {key: path if path is None else str(Path(path).expanduser().absolute()) for key, path in paths.items()}
+    return config.model_copy(update={"data": full.pop("data"), "input": config.input.model_copy(update=full)})
 
 
 def dataset_of(data: str, data_dir: str | None, seed: int, input: InputSettings) -> Dataset:
@@ -96,22 +91,13 @@ def stamp(data: str, input: InputSettings) -> str:
     if kind_of(data) != "file":
         return ""
     digest = hashlib.sha256()
-    for path in (data, input.test, input.statistics):
-        for file in () if path is None else _files(Path(path).expanduser()):
+    paths = [Path(path).expanduser() for path in (data, input.test, input.statistics) if path is not None]
+    for file in (file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])):
+        if file.is_file():
             state = file.stat()
             # the time of change too, for a copy may keep the time of writing
             digest.update(repr((str(file), state.st_mtime_ns, state.st_ctime_ns, state.st_size)).encode())
     return digest.hexdigest()
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """A file, or all below a folder, sorted."""
-    if not path.is_dir():
-        yield from [path] if path.is_file() else []
-        return
-    for folder, below, names in os.walk(path):
-        below.sort()
-        yield from (file for name in sorted(names) if (file := Path(folder, name)).is_file())
 
 
 def notes(config: Config) -> list[str]:

@@ -45,9 +45,7 @@ def calibrated(config: Config) -> Config:
         raise UserError(f"privacy.noise 0 meets no epsilon, given {privacy.epsilon:g}; leave one of them out")
     config = config.model_copy(update={"privacy": privacy})
     budget = budget_of(config)
-    one = (
-        0.0 if budget is None else budget.spending.epsilon(1)
-    )  # also where no limit is: a missing library is said here
+    one = 0.0 if budget is None else budget.spending.epsilon(1)  # without a limit too: a missing library is said here
     if privacy.epsilon is not None and one > privacy.epsilon:
         raise UserError(
             f"one round with privacy.noise {privacy.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
