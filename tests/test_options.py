@@ -127,7 +127,8 @@ def test_help_reads_the_table_alone(arguments: list[str]) -> None:
 
 
 PLANTED = """
-    warp: Annotated[float, Field(gt=0)] | None = key(None, "how fast it goes", stage="job", name="warp_factor")
+    warp: Annotated[float, Field(gt=0)] | None = key(None, stage="job", name="warp_factor")
+    "how fast it goes"
 """
 LOOKS = """
 import option_table
