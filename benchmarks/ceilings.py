@@ -29,7 +29,7 @@ from fedconcord.core import (
     Snapshot,
     Table,
 )
-from fedconcord.federation.draws import Keyed
+from fedconcord.federation.work import Keyed
 from fedconcord.local import compiled
 from fedconcord.local.assignment import Assignment
 from fedconcord.local.samples import Batches, Samples

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
 from fedconcord.core import Objective, roster_of
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.data import data_folder
+from fedconcord.data.published import data_folder
 from fedconcord.problems.precision import Precision
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100

@@ -329,10 +329,10 @@ MUTATIONS: dict[str, Mutation] = {
         (TUNING, "-k", "drawn"),
     ),
     "baselines: all samples in one place, with one client's steps": Mutation(
-        (Edit("federation/pooled.py", "theirs.steps.sum()", "theirs.steps.max()"),), (BASELINES, "-k", "pooled")
+        (Edit("federation/schedule.py", "theirs.steps.sum()", "theirs.steps.max()"),), (BASELINES, "-k", "pooled")
     ),
     "validation: the loss of a model that diverged is 0": Mutation(
-        (Edit("problems/per_client.py", "np.average(values[judged]", "np.average(np.nan_to_num(values[judged])"),),
+        (Edit("problems/evaluation.py", "np.average(values[judged]", "np.average(np.nan_to_num(values[judged])"),),
         ("tests/test_clients.py", "-k", "diverged"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(

@@ -15,7 +15,7 @@ from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, rng
 from fedconcord.core.pieces import ascent
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed

@@ -15,7 +15,7 @@ from fedconcord import cli
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, rng
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial
 from fedconcord.federation.clock import DEVICES
 from fedconcord.federation.dropout import DROPOUT

@@ -22,7 +22,7 @@ from fedconcord.algorithms import plugins
 from fedconcord.basis.errors import UserError
 from fedconcord.cli import listing
 from fedconcord.jobs import Row
-from fedconcord.problems.losses import METRICS
+from fedconcord.problems.metrics import METRICS
 from fedconcord.runs import execution, plan, records, results
 from fedconcord.runs.events import Entry, Finished
 from fedconcord.settings.job import build

@@ -28,7 +28,7 @@ from fedconcord.engines import Serial
 from fedconcord.jobs import Job, Row
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
-from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.metrics import metrics_of
 from fedconcord.runs.final import RunOptions
 from fedconcord.runs.folder import read_description
 from fedconcord.runs.plan import plan_run

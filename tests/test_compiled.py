@@ -18,7 +18,7 @@ import fedconcord
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Oracle, Regulariser, tree_leaves
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Stacked, chunk
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from fedconcord.basis.errors import UserError
-from fedconcord.data import DATASETS, cifar10, cifar100, data_folder, digits, fmnist, mnist, synthetic
-from fedconcord.data.cifar import read_rows
-from fedconcord.data.mnist import read_idx
+from fedconcord.data import DATASETS
+from fedconcord.data.offline import digits, synthetic
+from fedconcord.data.pixels import cifar10, cifar100, fmnist, mnist, read_idx, read_rows
+from fedconcord.data.published import data_folder
 
 SOMEWHERE = Path("/nonexistent")
 ROWS, ROW_BYTES = 10_000, 1 + 3 * 32 * 32  # of a file of CIFAR-10
@@ -93,7 +94,7 @@ def test_digits() -> None:
 
 
 def test_digits_are_read_without_importing_sklearn(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("fedconcord.data.digits")
+    module = importlib.import_module("fedconcord.data.offline")
     with monkeypatch.context() as patch:
         patch.setattr(module, "find_spec", lambda name: None)  # a version that keeps the file elsewhere
         imported = digits(SOMEWHERE, 0)
@@ -275,7 +276,7 @@ def test_cifar10_damaged(tmp_path: Path) -> None:
     cifar_file(path, [b"\x0a"])
     with pytest.raises(UserError) as error:
         cifar10(tmp_path, 0)
-    sentence(error, str(path), "label 10")
+    sentence(error, str(path), "labels up to [10]")
 
 
 def test_cifar10_missing(tmp_path: Path) -> None:
@@ -322,7 +323,7 @@ def test_cifar100_layout(tmp_path: Path) -> None:
 def test_cifar100_damaged(tmp_path: Path, row: bytes) -> None:
     with pytest.raises(UserError) as error:
         cifar100(cifar100_folder(tmp_path, [row]), 0)
-    sentence(error, f"coarse label {row[0]} and the fine label {row[1]}", "19 and 99")
+    sentence(error, f"labels up to [{row[0]}, {row[1]}]", "end at [19, 99]")
     path = tmp_path / "cifar-100-binary" / "test.bin"
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"")
     with pytest.raises(UserError) as error:

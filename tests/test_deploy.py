@@ -21,7 +21,7 @@ from fedconcord import cli
 from fedconcord.basis import files, sums
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
-from fedconcord.data.mnist import read_idx
+from fedconcord.data.pixels import read_idx
 from fedconcord.models import MODELS
 from fedconcord.state import tensors
 from fedconcord.trained.predict import read

@@ -20,7 +20,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
 from fedconcord.core.trees import Tree
 from fedconcord.jobs import State, advance, evaluate, start
-from fedconcord.problems.losses import METRICS as METRICS_OF
+from fedconcord.problems.metrics import METRICS as METRICS_OF
 from fedconcord.remote import codec
 from fedconcord.remote.codec import Frame
 from fedconcord.runs.events import Event, Finished

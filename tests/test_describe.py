@@ -13,9 +13,10 @@ import pytest
 
 from fedconcord.cli.main import call
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.federation.describe import describe, entropy, summary
-from fedconcord.federation.partitions import dirichlet, iid
+from fedconcord.federation.partitions.mixtures import dirichlet
+from fedconcord.federation.partitions.simple import iid
 from fedconcord.report.figures.heatmap import write_description
 
 

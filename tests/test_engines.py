@@ -21,12 +21,11 @@ from fedconcord.core import (
     roster_of,
     tree_leaves,
 )
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Stacked, chunk
 from fedconcord.federation import sampling
-from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import batches, fixed, uniform
+from fedconcord.federation.work import Keyed, batches, fixed, uniform
 from fedconcord.jobs import Job, State, advance, resolved, start
 from fedconcord.local import samples
 from fedconcord.local.assignment import Assignment

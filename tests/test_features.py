@@ -11,7 +11,7 @@ import torch
 from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.federation.features import FEATURES, noise, rotate, scale, skewed
+from fedconcord.federation.skew import FEATURES, noise, rotate, scale, skewed
 from fedconcord.settings.problem import problem_of
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.settings import Config

@@ -20,9 +20,11 @@ import pytest
 
 from fedconcord.basis.errors import UserError
 from fedconcord.cli.main import call
-from fedconcord.data import data_folder, esr, fetch, fmnist, har, mnist
+from fedconcord.data import fetch
 from fedconcord.data.fetch import PUBLISHED
-from fedconcord.data.published import Download, Published, read_numbers
+from fedconcord.data.pixels import fmnist, mnist
+from fedconcord.data.published import Download, Published, data_folder, read_numbers
+from fedconcord.data.uci import esr, har
 from fedconcord.settings.problem import problem_of
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested
@@ -514,7 +516,7 @@ def test_files_that_lie_there_are_those_that_were_published_however_packed(
         else:
             (system / path.name).write_bytes(gzip.compress(content, 1))
             assert (system / path.name).read_bytes() != path.read_bytes()
-    readers = sys.modules["fedconcord.data.mnist"]
+    readers = sys.modules["fedconcord.data.pixels"]
     monkeypatch.setattr(readers, "FMNIST", PUBLISHED["fmnist"]._replace(system=system))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.delenv("FEDCONCORD_DATA", raising=False)

@@ -13,7 +13,8 @@ import pytest
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.federation.partitions import counts, flwr_datasets, from_partitioner
+from fedconcord.federation.partitions.own import flwr_datasets, from_partitioner
+from fedconcord.federation.partitions.simple import counts
 from fedconcord.settings.problem import divided, problem_of
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested
@@ -126,7 +127,7 @@ def test_overlapping_and_empty_partitions_are_refused() -> None:
             return self.dataset.select(self.partitions[partition_id])
 
     assert [part.tolist() for part in from_partitioner(Mine([[3, 1], [0]]), LABELS)] == [[1, 3], [0]]
-    with pytest.raises(UserError, match=r"^partitioner Mine gives a sample to two clients"):
+    with pytest.raises(UserError, match=r"^partitioner Mine gives a sample twice"):
         from_partitioner(Mine([[0, 1], [1]]), LABELS)
     with pytest.raises(UserError, match=r"^partitioner Mine leaves client 1 without samples"):
         from_partitioner(Mine([[0, 1], []]), LABELS)

@@ -284,7 +284,7 @@ def files_that_name(pattern: str) -> list[str]:
 def test_flower_is_imported_in_one_place() -> None:
     """The framework flwr in one file; the package flwr-datasets, which is another, in its own."""
     assert files_that_name(r"(?m)^\s*(from|import) flwr\b") == ["fedconcord_flower/grid.py"]
-    assert files_that_name(r"flwr_datasets\.") == ["fedconcord/flower.py"]
+    assert files_that_name(r"flwr_datasets\.") == ["fedconcord/own.py"]
 
 
 def test_method_files_are_short() -> None:

@@ -12,21 +12,13 @@ from torch import nn
 
 from fedconcord.basis import factories, imports
 from fedconcord.basis.errors import UserError
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, evaluate, start
 from fedconcord.problems import Supervised
-from fedconcord.problems.losses import (
-    DEFAULT_LOSS,
-    DEFAULT_METRICS,
-    LOSSES,
-    METRICS,
-    check_loss,
-    losses,
-    metric,
-    metrics_of,
-)
+from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, check_loss, losses
+from fedconcord.problems.metrics import DEFAULT_METRICS, METRICS, metric, metrics_of
 
 GEN = np.random.default_rng(0)
 PARTS = [np.arange(0, 9), np.arange(9, 12), np.arange(12, 30)]

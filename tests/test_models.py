@@ -9,7 +9,7 @@ from torch import nn
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core.flat import Layout
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 

@@ -10,7 +10,7 @@ import torch
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import roster_of
-from fedconcord.data import digits
+from fedconcord.data.offline import digits
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed, gaussian
@@ -18,8 +18,7 @@ from fedconcord.jobs import Job, advance, start
 from fedconcord.models import logreg
 from fedconcord.problems import Supervised, fednova_quadratics, quadratics
 from fedconcord.problems import optimum as optimum_module
-from fedconcord.problems.convex import Convex, Kind
-from fedconcord.problems.linear import logistic_cancer, softmax_digits
+from fedconcord.problems.linear import Convex, Kind, logistic_cancer, softmax_digits
 from fedconcord.problems.optimum import optimum
 
 CPU = torch.device("cpu")
@@ -108,7 +107,7 @@ def test_logistic_and_softmax_against_scipy_and_sklearn() -> None:
 def test_supervised_logreg_has_an_optimum_in_loss_despite_the_flat_directions() -> None:
     """Torch's own model and autograd: adding a vector to every class changes nothing, so H is singular."""
     p = small("softmax")
-    from fedconcord.data import Dataset
+    from fedconcord.data.dataset import Dataset
 
     x, y = p.a[:, :3].numpy(), p.y.numpy()
     noise = np.random.default_rng(1).integers(0, 3, 40)  # labels at random: not separable

@@ -17,6 +17,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.data import labels
 from fedconcord.report import load_runs
 from fedconcord.report.summary import summarise
+from new_tables import read_features
 
 
 def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:
@@ -100,10 +101,9 @@ def test_numbers_of_a_table_in_their_own_unit(files: Path) -> None:
     last = table(folder / "metrics.csv")[-1]
     assert math.sqrt(np.mean((given - truth) ** 2)) == pytest.approx(float(last["test_rmse"]), rel=1e-4)
     assert "squared_error" in table(folder / "clients.csv")[0]
-    from fedconcord.data.preprocess import read_features
     from fedconcord.trained.program import load
 
-    x, _ = read_features(files / "test.csv", load(folder).card["preprocessing"])
+    x = read_features(files / "test.csv", load(folder).card["preprocessing"])
     program = torch.export.load(fedconcord.export(folder, out=files / "m.pt2")).module()
     assert program(torch.from_numpy(x)).detach().numpy()[:, 0] == pytest.approx(given, rel=1e-5)
 
@@ -126,10 +126,9 @@ def test_large_numbers_that_vary_little_are_told_apart(tmp_path: Path) -> None:
     assert error < 5
     assert len(set(told)) == 100
     assert float(table(folder / "metrics.csv")[-1]["test_rmse"]) == pytest.approx(error, rel=1e-4)
-    from fedconcord.data.preprocess import read_features
     from fedconcord.trained.program import load
 
-    x, _ = read_features(test, load(folder).card["preprocessing"])
+    x = read_features(test, load(folder).card["preprocessing"])
     program = torch.export.load(fedconcord.export(folder, out=tmp_path / "m.pt2")).module()
     assert np.abs(program(torch.from_numpy(x)).detach().numpy()[:, 0] - told).max() < 1e-3
 
@@ -153,12 +152,13 @@ def test_a_column_that_never_varies_says_nothing_of_other_values(constant: float
 def test_a_target_that_never_varies_is_its_mean(constant: float) -> None:
     """As of a column: the rounding of a mean is no deviation that anything may be scaled by."""
     target = labels.Targets("number", np.full((300, 1), constant), ["y"], None)
-    divided = labels.divide(target, ["y"], np.zeros(300, int), np.zeros(300, bool), 1)
-    assert divided.unit is not None
-    mean, scale = divided.unit
+    inputs = np.zeros((300, 1)), np.zeros((0, 1))
+    data = labels.federation("d", inputs, target, ["y"], np.zeros(300, int), None, np.zeros(300, bool), {})
+    assert data.unit is not None
+    mean, scale = data.unit
     assert scale == [1.0]
     assert mean == pytest.approx([constant], rel=1e-12)
-    assert np.abs(divided.train).max() <= 1e-12 * abs(constant)
+    assert np.abs(data.train_y).max() <= 1e-12 * abs(constant)
 
 
 def test_a_text_that_no_training_row_had_shifts_no_answer(files: Path) -> None:
@@ -174,11 +174,10 @@ def test_a_text_that_no_training_row_had_shifts_no_answer(files: Path) -> None:
             east, west = table(fedconcord.predict(folder, new, files / "out.csv"))
         assert (east["unseen"], west["unseen"]) == ("ward=east", "")
         assert east["patient"] == "CH-7"
-        from fedconcord.data.preprocess import read_features
         from fedconcord.trained.program import load
 
         trained = load(folder)
-        x, _ = read_features(new, trained.card["preprocessing"])
+        x = read_features(new, trained.card["preprocessing"])
         inputs = trained.card["preprocessing"]["inputs"]
         assert x[0, inputs.index("ward other")] == 0
         assert not x[0, [inputs.index(f"ward={name}") for name in ("north", "south", "west")]].any()

@@ -25,9 +25,8 @@ from fedconcord.core import (
     Step,
 )
 from fedconcord.engines import Serial, Stacked
-from fedconcord.federation.draws import Keyed
 from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import uniform
+from fedconcord.federation.work import Keyed, uniform
 from fedconcord.jobs import Job, advance, start
 from fedconcord.local import step
 from fedconcord.local.assignment import Assignment

@@ -11,20 +11,17 @@ import pytest
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.federation.partitions import (
+from fedconcord.federation.partitions import PARTITIONS
+from fedconcord.federation.partitions.mixtures import dirichlet, dirichlet_unbalanced, dominant, split_by_proportions
+from fedconcord.federation.partitions.simple import (
     LABEL_FREE,
-    PARTITIONS,
     counts,
-    dirichlet,
-    dirichlet_unbalanced,
-    dominant,
     groups,
     iid,
     power_law,
     quantity,
     shards,
     sorted_fraction,
-    split_by_proportions,
 )
 
 CIFAR = np.repeat(np.arange(10), 5000)  # CIFAR-10's label counts

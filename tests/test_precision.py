@@ -13,7 +13,7 @@ from torch import nn
 
 import fedconcord
 from fedconcord.basis.errors import UserError
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import uniform

@@ -17,8 +17,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.problems import Supervised
 from fedconcord.problems.judging import client_figures
-from fedconcord.problems.losses import METRICS, check_metrics, metric
-from fedconcord.problems.probabilities import BINS, auroc, average_precision, brier, ece
+from fedconcord.problems.metrics import BINS, METRICS, auroc, average_precision, brier, check_metrics, ece, metric
 from fedconcord.settings.problem import problem_of
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.sources import from_nested

@@ -16,8 +16,8 @@ from fedconcord import cli
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.engines import Engine, Serial, Stacked, Wire
-from fedconcord.federation.rates import constant, cosine, linear, rate_at, step
 from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.work import constant, cosine, linear, rate_at, step
 from fedconcord.jobs import Job, advance, plan_of, start
 from fedconcord.problems import quadratics
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedconcord.basis import factories
-from fedconcord.federation.partitions import partitions, split_by_proportions
+from fedconcord.federation.partitions import partitions
+from fedconcord.federation.partitions.mixtures import split_by_proportions
 from fedconcord.jobs import train
 from fedconcord.settings import methods
 from fedconcord.settings.job import build

@@ -11,7 +11,7 @@ import pytest
 
 from fedconcord.analysis import fairness
 from fedconcord.basis.errors import UserError
-from fedconcord.problems.per_client import Scores
+from fedconcord.problems.evaluation import Scores
 from fedconcord.report import load_runs, write_report
 from fedconcord.report.clients import section
 from fedconcord.report.summary import summarise

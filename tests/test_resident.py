@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedconcord.data import Dataset
-from fedconcord.data.dataset import Scale
+from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
 from fedconcord.problems.resident import resident

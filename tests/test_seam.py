@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Client, Done, Objective, Problem, Tree, orders_of, tree_leaves
-from fedconcord.data import synthetic
+from fedconcord.data.offline import synthetic
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation import availability, clock, dropout, sampling
 from fedconcord.federation.schedule import Schedule

@@ -14,7 +14,8 @@ from fedconcord import cli
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import rng
-from fedconcord.data import Dataset, synthetic
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.offline import synthetic
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, start

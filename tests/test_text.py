@@ -8,7 +8,7 @@ from torch import nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.data import DATASETS
-from fedconcord.data.topics import SYMBOLS, encode, windows
+from fedconcord.data.offline import SYMBOLS, encode, windows
 from fedconcord.engines import Serial, Stacked
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, evaluate, start

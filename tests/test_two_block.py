@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem, tree_leaves
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Stacked
-from fedconcord.federation.labels import labelled
 from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.skew import labelled
 from fedconcord.federation.work import uniform
 from fedconcord.jobs import Job, State, advance, checkpoint, evaluate, start
-from fedconcord.problems.clustering import clustering, matched
 from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.semi import SemiSupervised
-from fedconcord.problems.two_block import PrivateBlocks, Stated
+from fedconcord.problems.two_block import PrivateBlocks, Stated, clustering, matched
 from table import make
 from tiers import tiers
 
@@ -277,11 +276,11 @@ def test_mistakes_are_one_sentence_that_names_the_client() -> None:
     masks = labelled(PARTS, 0, fraction=0.3)
     data = dataset()
     data.train_y[PARTS[1][2]] = 7
-    with pytest.raises(UserError, match="client 1 has the label 7, data noise have the classes 0 to 2"):
+    with pytest.raises(UserError, match="client 1 has the label 7, outside 0 to 2"):
         SemiSupervised(network, data, PARTS, masks)
     data = dataset()
     data.train_x[PARTS[4][0]] = np.nan
-    with pytest.raises(UserError, match="client 4 has NaN or infinite values"):
+    with pytest.raises(UserError, match="client 4 has 1 samples with NaN or infinite features"):
         SemiSupervised(network, data, PARTS, masks)
     with pytest.raises(UserError, match="client 4 has NaN"):
         clustering(data, PARTS, torch.float64, CPU)

@@ -13,7 +13,7 @@ from torch import nn
 from fedconcord.algorithms import METHODS
 from fedconcord.basis.errors import UserError
 from fedconcord.core import tree_leaves
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Serial, Wire, traffic_of
 from fedconcord.federation.clock import lognormal
 from fedconcord.federation.dropout import fixed

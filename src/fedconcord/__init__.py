@@ -43,7 +43,8 @@ if TYPE_CHECKING:
         Sender,
         Settle,
     )
-    from fedconcord.data import DATASETS, Dataset
+    from fedconcord.data import DATASETS
+    from fedconcord.data.dataset import Dataset
     from fedconcord.engines import Engine, Serial, Stacked, Wire
     from fedconcord.federation.partitions import PARTITIONS
     from fedconcord.federation.sampling import SAMPLERS, Drawn, Sampler
@@ -142,7 +143,8 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.algorithms": "METHODS",
     "fedconcord.api": "advise compare run tune write_report",
     "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender Settle",
-    "fedconcord.data": "DATASETS Dataset",
+    "fedconcord.data": "DATASETS",
+    "fedconcord.data.dataset": "Dataset",
     "fedconcord.trained.program": "export",
     "fedconcord.engines": "Engine Serial Stacked Wire",
     "fedconcord.basis.errors": "UserError",

@@ -16,7 +16,7 @@ import numpy as np
 from fedconcord.algorithms.alone import BASELINES
 from fedconcord.basis import grammar
 from fedconcord.basis.errors import UserError
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input
 from fedconcord.engines import Serial
 from fedconcord.jobs import Job, population_of

@@ -19,8 +19,8 @@ import torch
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.data import federated
-from fedconcord.data.arrays import SCALED
 from fedconcord.data.inputs import Input, held_out
+from fedconcord.data.own import SCALED
 from fedconcord.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
 from fedconcord.data.tables import columns_of
 from fedconcord.remote.codec import Frame

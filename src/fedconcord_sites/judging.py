@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.problems import Supervised
-from fedconcord.problems.losses import AT, METRICS, Metric
+from fedconcord.problems.metrics import AT, METRICS, Metric
 from fedconcord.problems.resident import Resident
 
 
@@ -152,7 +151,7 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
     for k, (inputs, targets) in enumerate((test, train)):
         outputs, each = targets.new_zeros(0, problem.classes, dtype=problem.dtype), torch.zeros(0)
         if len(targets):
-            [(each, outputs)] = problem.answers(x, (partial(_between, inputs), targets))
+            [(each, outputs)] = problem.answers(x, (inputs, targets))
         counts.append(len(targets))
         losses.append(float(each.double().sum()))
         if k == 0:
@@ -160,10 +159,6 @@ def figures(problem: Supervised, x: Tensor, test: tuple[Resident, Tensor], train
             metrics = map(_sums_of, problem.metrics)
             sums = tuple(metric.sums(*pairs[metric.in_units]).cpu() for metric in metrics)
     return Figures(torch.tensor(counts), torch.tensor(losses, dtype=torch.float64), sums)
-
-
-def _between(inputs: Resident, a: int, b: int) -> Tensor:
-    return inputs[a:b]
 
 
 def form_of(problem: Supervised) -> Figures:

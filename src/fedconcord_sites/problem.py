@@ -14,7 +14,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Objective, roster_of
 from fedconcord.problems import Supervised
-from fedconcord.problems.per_client import Scores
+from fedconcord.problems.evaluation import Scores
 from fedconcord.remote import codec
 from fedconcord.remote.codec import FrameError
 from fedconcord.remote.server import NOT_FINITE

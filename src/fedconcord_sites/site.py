@@ -32,7 +32,8 @@ from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, sentence
 from fedconcord.core import Objective, space_of
 from fedconcord.core.rng import SYSTEM, Chance
-from fedconcord.data import Dataset, federated
+from fedconcord.data import federated
+from fedconcord.data.dataset import Dataset
 from fedconcord.data.federated import Agreement, Means, Samples, SiteFile
 from fedconcord.data.preprocess import read_columns
 from fedconcord.jobs import Job

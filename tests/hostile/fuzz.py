@@ -36,10 +36,9 @@ from PIL import Image
 from fedconcord.algorithms import METHODS
 from fedconcord.basis import errors
 from fedconcord.basis.errors import UserError
-from fedconcord.data.cifar import read_rows
 from fedconcord.data.inputs import Input
-from fedconcord.data.mnist import read_idx
 from fedconcord.data.own import read_own
+from fedconcord.data.pixels import read_idx, read_rows
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.jobs import Job, advance, checkpoint, start

@@ -15,7 +15,7 @@ import numpy as np
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.core import rng, tree_bytes, weights
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.federation.describe import describe
 from fedconcord.jobs import Job, blank, plan_of
 from fedconcord.problems.streamed import Streamed

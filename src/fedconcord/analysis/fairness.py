@@ -19,9 +19,9 @@ from torch import Tensor
 from fedconcord.analysis.spread import Spread, spread
 from fedconcord.basis import files, sums
 from fedconcord.core import Problem
+from fedconcord.problems.evaluation import Scores
 from fedconcord.problems.judging import supervised
-from fedconcord.problems.losses import METRICS
-from fedconcord.problems.per_client import Scores
+from fedconcord.problems.metrics import METRICS
 
 
 def higher_is_better(metric: str) -> bool:
@@ -71,11 +71,7 @@ def description(round: int, scores: Scores, after: Scores | None) -> dict[str, A
 def _other(name: str, values: np.ndarray, scores: Scores) -> dict[str, Any]:
     """Another metric: over all samples, the spread over the clients where it is defined, and how many those are."""
     overall = {"overall": scores.overall[name]} if name in scores.overall else {}
-    return {
-        **overall,
-        **spread(values, higher_is_better(name))._asdict(),
-        "defined": int((~np.isnan(values)).sum()),
-    }
+    return {**overall, **spread(values, higher_is_better(name))._asdict(), "defined": int((~np.isnan(values)).sum())}
 
 
 def write(
@@ -90,25 +86,18 @@ def write(
     Args:
         marks: further columns of counts [N].
     """
-    counts = dict(marks or {})
-    columns: dict[str, np.ndarray] = dict(scores.values)
+    n, metrics = len(scores.samples), dict(scores.values)
     if after is not None:
-        columns |= {f"{name}_personalised": values for name, values in after.values.items()}
-    header = ["client", "name", "split", "samples", *counts, *columns]
-    client_names = names or [""] * len(scores.samples)
-    cells = zip(*(column.tolist() for column in columns.values()), strict=True)
-    rows = (
-        [
-            i,
-            name,
-            scores.split,
-            n,
-            *(column[i] for column in counts.values()),
-            *("" if math.isnan(v) else v for v in values),
-        ]
-        for i, (name, n, values) in enumerate(zip(client_names, scores.samples.tolist(), cells, strict=True))
-    )
-    sums.write(path, files.as_csv(header, rows))
+        metrics |= {f"{name}_personalised": values for name, values in after.values.items()}
+    columns: dict[str, Sequence[Any]] = {
+        "client": range(n),
+        "name": names or [""] * n,
+        "split": [scores.split] * n,
+        "samples": scores.samples.tolist(),
+        **(marks or {}),
+        **{name: ["" if math.isnan(v) else v for v in values.tolist()] for name, values in metrics.items()},
+    }
+    sums.write(path, files.as_csv([*columns], [*zip(*columns.values(), strict=True)]))
 
 
 def write_rounds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

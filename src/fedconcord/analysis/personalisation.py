@@ -22,8 +22,8 @@ from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job
 from fedconcord.local.assignment import Assignment
 from fedconcord.local.solver import Solver
+from fedconcord.problems.evaluation import Scores
 from fedconcord.problems.judging import figure_names, figures, supervised
-from fedconcord.problems.per_client import Scores
 from fedconcord.state import MemoryStore
 
 ENTRIES = 2**26  # numbers in the models of one group of clients

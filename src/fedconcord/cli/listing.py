@@ -101,7 +101,7 @@ def make_listing() -> dict[str, Any]:
     """Everything that `list` shows, as plain data, made anew."""
     from fedconcord.algorithms.plugins import available
     from fedconcord.analysis import catalogue
-    from fedconcord.problems.losses import MEANING, METRICS
+    from fedconcord.problems.metrics import METRICS, meaning
     from fedconcord.settings.parts import REGISTRIES
     from fedconcord.tracking import TRACKERS
 
@@ -113,7 +113,7 @@ def make_listing() -> dict[str, Any]:
     }
     entries["methods"] = [_entry(costs.name, methods) for group in groups for costs in group.methods]
     entries["metrics"] = [
-        (name, MEANING[name], f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
+        (name, meaning(name), f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
         for name, m in METRICS.items()
     ]
     entries |= {entry.name: base.load(entry)() for entry in base.added(base.TOPICS)}

@@ -8,39 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedconcord.data.cifar import cifar10, cifar100
+from fedconcord.basis.factories import by_name
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.digits import digits
-from fedconcord.data.esr import esr
-from fedconcord.data.har import har
-from fedconcord.data.mnist import fmnist, mnist
-from fedconcord.data.published import data_folder
-from fedconcord.data.synthetic import synthetic
-from fedconcord.data.topics import topics
+from fedconcord.data.offline import digits, synthetic, topics
+from fedconcord.data.pixels import cifar10, cifar100, fmnist, mnist
+from fedconcord.data.uci import esr, har
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fmnist": fmnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "har": har,
-    "esr": esr,
-    "synthetic": synthetic,
-    "topics": topics,
-}
+DATASETS: dict[str, Callable[..., Dataset]] = by_name(
+    digits, mnist, fmnist, cifar10, cifar100, har, esr, synthetic, topics
+)
 """Data sets by name; a factory takes the folder of the data, the seed, then its parameters."""
-
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "cifar10",
-    "cifar100",
-    "data_folder",
-    "digits",
-    "esr",
-    "fmnist",
-    "har",
-    "mnist",
-    "synthetic",
-]

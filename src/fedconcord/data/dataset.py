@@ -31,6 +31,11 @@ class Scale(NamedTuple):
         return x
 
 
+def scaling(divide: float, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    """`Dataset.preprocessing` of the kind "scale", which is what the fields of `Scale` say."""
+    return {"kind": "scale", "divide": divide, "mean": mean, "std": std}
+
+
 class Streams(NamedTuple):
     """Training samples that are made when a client takes part, where all of them would not fit in memory."""
 
@@ -54,8 +59,6 @@ class Dataset(NamedTuple):
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
     unit: tuple[list[float], list[float]] | None = None  # number: mean and scale [classes] that labels were scaled by
     streams: Streams | None = None  # all clients, where the arrays and `natural` hold the few that are judged
-
-    # kind "scale": x / divide, then (x - mean[c]) / std[c] for channel c, the first axis of a sample
 
     @property
     def shape(self) -> tuple[int, ...]:

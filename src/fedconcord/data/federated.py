@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.data import labels
-from fedconcord.data.arrays import columns_of, inputs_of, load
+from fedconcord.data.doubts import refuse_mixed
 from fedconcord.data.inputs import FEW, Input, Target, held_out, refuse_too_large
-from fedconcord.data.mixed import refuse_mixed
+from fedconcord.data.own import columns_of, inputs_of, load, pair_of
 from fedconcord.data.preprocess import CATEGORIES, Column, Sums, squares, sums, width
 from fedconcord.data.sources import Source, numbers, open_table, with_columns
-from fedconcord.data.tables import features_of, fill, first_sums, scan, second_sums
+from fedconcord.data.tables import features_of, fill, messages, scan
 
 MOST = 10_000  # classes
 ColumnKind = Literal["number", "text", "empty"]
@@ -84,12 +84,7 @@ def open_file(path: Path, settings: Input) -> SiteFile:
         raise UserError(f"{path} is a folder, and a site's data are one file: a table or an .npz")
     if path.suffix.lower() == ".npz":
         arrays, key = load(path, settings.memory), (settings.label or ("y",))[0]
-        for name in ("x", key):
-            if name not in arrays:
-                raise UserError(f"{where} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        x, y = arrays["x"], arrays[key]
-        if x.ndim < 2 or len(x) < 2 or y.ndim not in (1, 2) or len(y) != len(x):
-            raise UserError(f"{where}: x has shape {x.shape} and {key} {y.shape}; needed are x [n, ...] and y [n]")
+        x, y = pair_of(arrays, key, where)
         x = inputs_of(x, where)
         if not np.isfinite(x).all():
             raise UserError(f"{where}: x holds NaN or infinite numbers; drop or fill such samples")
@@ -189,10 +184,8 @@ def site_sums(
     columns, seen = Sums(np.zeros((1, 0)), np.zeros((1, 0))), dict[str, set[str]]()
     if site.source is not None:
         source = with_columns(site.source, [*digits, *words])
-        if means is None:
-            columns, seen = first_sums(source, digits, words, owner, tested, 1)
-        else:
-            columns = second_sums(source, digits, owner, tested, 1, means.columns)
+        names, mean = (words, None) if means is None else ((), means.columns)
+        columns, seen = messages(source, digits, names, owner, tested, 1, mean)
     target = Sums(np.zeros((1, 0)), np.zeros((1, 0)))
     if agreement.target == "number":
         y, who = _y(site, agreement._replace(unit=None))[~tested], owner[~tested]

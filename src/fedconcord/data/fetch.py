@@ -21,11 +21,9 @@ from pathlib import Path
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, unknown
-from fedconcord.data.cifar import CIFAR10, CIFAR100
-from fedconcord.data.esr import ESR
-from fedconcord.data.har import HAR
-from fedconcord.data.mnist import FMNIST, MNIST, check
+from fedconcord.data.pixels import CIFAR10, CIFAR100, FMNIST, MNIST, check
 from fedconcord.data.published import Download, Published
+from fedconcord.data.uci import ESR, HAR
 
 PUBLISHED: dict[str, Published] = {each.name: each for each in (MNIST, FMNIST, CIFAR10, CIFAR100, HAR, ESR)}
 BLOCK = 1 << 18  # bytes read at once

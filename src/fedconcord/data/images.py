@@ -11,8 +11,8 @@ import numpy as np
 
 from fedconcord.basis.errors import UserError
 from fedconcord.data import labels
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
+from fedconcord.data.dataset import Dataset, scaling
+from fedconcord.data.inputs import Input, refuse_too_large, split
 from fedconcord.data.sources import Source, column, open_table
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -32,7 +32,6 @@ class Listed(NamedTuple):
     """Images that can be read again and again, in order."""
 
     images: Iterable[Image]
-    total: int
     classes: list[str]  # of each
     clients: list[str] | None  # of each, where it is known
 
@@ -67,7 +66,7 @@ def listed(path: Path) -> Listed:
         )
     parts = [file.relative_to(path).parts for file in files]
     clients = [part[0] for part in parts] if depths == {3} else None
-    return Listed([(str(file), file) for file in files], len(files), [part[-2] for part in parts], clients)
+    return Listed([(str(file), file) for file in files], [part[-2] for part in parts], clients)
 
 
 def has_images(path: Path) -> bool:
@@ -106,7 +105,7 @@ def _rows(source: Source, name: str, settings: Input) -> Listed:
                         raise UserError(f"{source.path.name}: row {row} has no image in {name!r}; drop it")
                     yield f"row {row} of {source.path.name}", value["bytes"] or Path(value["path"])
 
-    return Listed(Rows(), len(columns[0]), columns[0], columns[1] if len(columns) > 1 else None)
+    return Listed(Rows(), columns[0], columns[1] if len(columns) > 1 else None)
 
 
 def federation(name: str, train: Listed, test: Listed | None, settings: Input) -> Dataset:
@@ -122,32 +121,22 @@ def federation(name: str, train: Listed, test: Listed | None, settings: Input) -
     if new:
         raise UserError(f"{name}: the class {new[0]!r} is not in the training data; map these images or drop them")
     how = _look([train, test] if test else [train], settings.image_size)
-    count = train.total + (test.total if test else 0)
+    count = len(train.classes) + (len(test.classes) if test else 0)
     need = 2 * count * how.channels * how.width * how.height
     refuse_too_large(need, f"{name}, {count} images of {how.width} x {how.height},", settings.memory)
-    x, y = pixels(train.images, train.total, how), _code(train.classes, names)
-    clients = sorted(set(train.clients)) if train.clients else [""]
-    owner = _code(train.clients, clients) if train.clients else np.zeros(len(y), np.int64)
-    tested = np.zeros(len(y), bool) if test else split(owner, len(clients), settings.test_share)
-    return Dataset(
-        name,
-        x[~tested],
-        y[~tested],
-        pixels(test.images, test.total, how) if test else x[tested],
-        _code(test.classes, names) if test else y[tested],
-        len(names),
-        natural=natural_of(owner[~tested], len(clients), clients) if train.clients else None,
-        client_names=clients if train.clients else None,
-        output_names=names,
-        preprocessing={
-            "kind": "scale",
-            "divide": 255.0,
-            "mean": [0.0] * how.channels,
-            "std": [1.0] * how.channels,
-            "size": [how.width, how.height],
-            "said": [],
-        },
-    )
+    x, y = pixels(train, how), _code(train.classes, names)
+    who = sorted(set(train.clients)) if train.clients else None
+    owner = _code(train.clients, who) if train.clients and who else np.zeros(len(y), np.int64)
+    tested = np.zeros(len(y), bool) if test else split(owner, len(who or [""]), settings.test_share)
+    test_x = pixels(test, how) if test else x[tested]
+    preprocessing = {
+        **scaling(255.0, [0.0] * how.channels, [1.0] * how.channels),
+        "size": [how.width, how.height],
+        "said": [],
+    }
+    target = labels.Targets("class", y, names, None)
+    other = target._replace(y=_code(test.classes, names)) if test else None
+    return labels.federation(name, (x[~tested], test_x), target, [], owner, who, tested, preprocessing, other)
 
 
 def _code(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -189,12 +178,12 @@ def _look(every: Sequence[Listed], size: int | None) -> Look:
     return Look(1 if grey else 3, width, height)
 
 
-def pixels(images: Iterable[Image], count: int, how: Look) -> np.ndarray:
-    """Images [count, channels, height, width] uint8."""
+def pixels(listing: Listed, how: Look) -> np.ndarray:
+    """Images [n, channels, height, width] uint8."""
     from PIL import Image as Pillow
 
-    out = np.empty((count, how.channels, how.height, how.width), np.uint8)
-    for k, image in enumerate(images):
+    out = np.empty((len(listing.classes), how.channels, how.height, how.width), np.uint8)
+    for k, image in enumerate(listing.images):
         with _open(image) as opened:
             try:
                 whole = opened.convert("L" if how.channels == 1 else "RGB")

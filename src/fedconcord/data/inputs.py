@@ -1,16 +1,17 @@
-"""What the user says of data of their own, and the checks that every kind of it shares."""
+"""Data of the user's own: what the settings say of it, arrays given from Python, and which samples are tested on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
+from fedconcord.data.dataset import Dataset
 
 Target = Literal["class", "number", "labels"]
 FEW = 20  # whole numbers with at most so many different values are taken for classes
@@ -67,13 +68,9 @@ def split(owner: np.ndarray, clients: int, share: float) -> np.ndarray:
     Raises:
         UserError: no client has a sample to spare.
     """
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=clients)
-    tested = np.zeros(len(owner), bool)
-    begin = 0
-    for i, count in enumerate(counts.tolist()):
-        tested[order[begin : begin + count][held_out(i, count, share)]] = True
-        begin += count
+    counts, tested = np.bincount(owner, minlength=clients), np.zeros(len(owner), bool)
+    for i, places in enumerate(np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])):
+        tested[places[held_out(i, len(places), share)]] = True
     if not tested.any():
         raise UserError(
             f"input.test_share {share:g} leaves no test sample of {len(owner)} samples at {clients} clients; raise it, "
@@ -108,13 +105,83 @@ def hold_out(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list
     return training, apart_of
 
 
-def natural_of(owner: np.ndarray, clients: int, who: Sequence[str]) -> list[np.ndarray]:
-    """Samples of each client, sorted.
+FORMS = (
+    "(X, y), a mapping of clients to (X, y), a mapping of arrays with x and y, a torch Dataset, a pair (train, test) "
+    "of these, or a fedconcord.Dataset"
+)
+
+
+def arrays_of(data: Any) -> Dataset | Mapping[str, np.ndarray]:
+    """The data as a Dataset, if they are one, else as arrays x, y and perhaps client, test_x and test_y.
+
+    Args:
+        data: `FORMS`; what is not an array is made one, tensors by copying them to the host.
 
     Raises:
-        UserError: a client has none.
+        UserError: it is none of these, or its samples differ in shape.
     """
-    counts = np.bincount(owner, minlength=clients)
-    if not counts.all():
-        raise UserError(f"client {who[int(counts.argmin())]!r} has no training sample; leave it out")
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, Mapping) and _is_array(data.get("x")):
+        return {name: _array(values, name) for name, values in data.items()}
+    if _is_pair(data) and not _is_array(data[0]):
+        train, test = (_part(one) for one in data)
+        return {**train, "test_x": test["x"], "test_y": test["y"]}
+    return _part(data)
+
+
+def _part(data: Any) -> dict[str, np.ndarray]:
+    """x, y and perhaps client."""
+    if isinstance(data, Mapping):
+        parts = {str(name): _part(one) for name, one in data.items()}
+        if not parts:
+            raise UserError("data has no clients; give a mapping of clients to (X, y)")
+        shapes = {name: part["x"].shape[1:] for name, part in parts.items()}
+        first = next(iter(shapes))
+        for name, shape in shapes.items():
+            if shape != shapes[first]:
+                raise UserError(
+                    f"data: samples of client {name!r} have shape {shape} and those of {first!r} {shapes[first]}; make "
+                    "them alike"
+                )
+        who = np.repeat(np.array(list(parts)), [len(part["x"]) for part in parts.values()])
+        return {key: np.concatenate([part[key] for part in parts.values()]) for key in ("x", "y")} | {"client": who}
+    if _is_pair(data) and _is_array(data[0]):
+        return {"x": _array(data[0], "X"), "y": _array(data[1], "y")}
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | tuple | list):
+        tensors = getattr(data, "tensors", None)  # of a TensorDataset, at once
+        if tensors is None:
+            samples = [data[i] for i in range(len(data))]
+            if any(not isinstance(sample, tuple | list) or len(sample) != 2 for sample in samples):
+                raise UserError(f"data: a sample of {type(data).__name__} is no pair (x, y); give {FORMS}")
+            tensors = [_stacked([sample[k] for sample in samples], name) for k, name in ((0, "x"), (1, "y"))]
+        return {"x": _array(tensors[0], "x"), "y": _array(tensors[1], "y")}
+    raise UserError(f"data is {type(data).__name__}, which is no data set; give {FORMS}")
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2
+
+
+def _is_array(data: Any) -> bool:
+    """Also lists of numbers, but not a list of two arrays."""
+    return hasattr(data, "__array__") or (isinstance(data, list) and bool(data) and not hasattr(data[0], "__array__"))
+
+
+def _stacked(values: list[Any], name: str) -> np.ndarray:
+    arrays = [_array(value, name) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        a, b = sorted(shapes)[:2]
+        raise UserError(f"data: samples of {name} have the shapes {a} and {b}; make them alike")
+    return np.stack(arrays)
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    """The values as an array of its own memory order."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        return np.ascontiguousarray(values) if np.ndim(values) else np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"data: {name} cannot be made an array: {error}") from None

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedconcord.basis.errors import UserError
+from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import FEW, Target
 from fedconcord.data.preprocess import mean_of, scale_of, squares, sums
 from fedconcord.data.sources import numbers
@@ -31,15 +32,6 @@ class Targets(NamedTuple):
     y: np.ndarray  # [n] int64 or [n, outputs] float64
     names: list[str]  # of the outputs
     note: str | None  # a sentence on the guess
-
-
-class Divided(NamedTuple):
-    """The targets of a federation's samples, as a `Dataset` has them."""
-
-    train: np.ndarray  # [n] int64 or [n, outputs] float32
-    test: np.ndarray  # [m, ...] as `train`
-    unit: tuple[list[float], list[float]] | None  # mean and scale of numbers
-    record: dict[str, Any]  # what preprocessing says of them
 
 
 def collect(name: str, chunks: Sequence[pa.Array], where: str) -> Values:
@@ -166,27 +158,55 @@ def _classes(
     return Targets("class", np.array([known.index(name) for name in texts])[code], list(known), note)
 
 
-def divide(
+def federation(
+    name: str,
+    inputs: tuple[np.ndarray, np.ndarray],
     target: Targets,
     columns: Sequence[str],
     owner: np.ndarray,
+    who: list[str] | None,
     tested: np.ndarray,
-    clients: int,
-    other: np.ndarray | None = None,
-) -> Divided:
-    """The targets of the training samples and of those that are tested on [n], or of other test samples.
+    preprocessing: dict[str, Any],
+    other: Targets | None = None,
+) -> Dataset:
+    """The data set of a file's samples [n] and perhaps of others, which are tested on.
 
     Numbers are scaled by the training samples' mean and deviation, from sums of the clients as for inputs.
+
+    Args:
+        inputs: of the training samples, and of those that are tested on.
+        columns: the labels'.
+        owner: [n] the client of each sample.
+        who: the clients' names, where they are known.
+        tested: [n] bool, which samples are tested on, where `other` is not.
+        preprocessing: what the data set says of it; what is learnt is filled in where it has a key `target`.
+
+    Raises:
+        UserError: a client has no training sample.
     """
-    y, unit = target.y, None
+    train, test, owner = target.y[~tested], target.y[tested] if other is None else other.y, owner[~tested]
+    clients, unit, record = len(who or [""]), None, {"kind": target.kind, "columns": [*columns], "names": target.names}
     if target.kind == "number":
-        train, who = y[~tested], owner[~tested]
-        mean = mean_of(sums(train, who, clients))
-        scale = scale_of(squares(train, who, clients, mean), mean)
-        y, other = (y - mean) / scale, None if other is None else (other - mean) / scale
+        mean = mean_of(sums(train, owner, clients))
+        scale = scale_of(squares(train, owner, clients, mean), mean)
+        train, test = (train - mean) / scale, (test - mean) / scale
         unit = (mean.tolist(), scale.tolist())
-    exact = np.int64 if target.kind == "class" else np.float32
-    record = {"kind": target.kind, "columns": list(columns), "names": target.names}
-    if unit is not None:
         record |= {"mean": unit[0], "scale": unit[1]}
-    return Divided(y[~tested].astype(exact), (y[tested] if other is None else other).astype(exact), unit, record)
+    counts = np.bincount(owner, minlength=clients)
+    if not counts.all() and who is not None:
+        raise UserError(f"client {who[int(counts.argmin())]!r} has no training sample; leave it out")
+    exact = np.int64 if target.kind == "class" else np.float32
+    return Dataset(
+        name,
+        inputs[0],
+        train.astype(exact),
+        inputs[1],
+        test.astype(exact),
+        len(target.names),
+        natural=None if who is None else np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1]),
+        target=target.kind,
+        client_names=who,
+        output_names=target.names,
+        preprocessing={key: record if key == "target" else value for key, value in preprocessing.items()},
+        unit=unit,
+    )

@@ -228,7 +228,12 @@ class Part(NamedTuple):
 
 
 def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[Part]:
-    """`read_features` in parts of bounded memory, with what else their rows say."""
+    """Inputs of a model from a new table, by the transform of its training, in parts of bounded memory, with what else
+    their rows say. No label is needed.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
     path = Path(path).expanduser()
     columns, source = (
         read_columns(preprocessing, "the model's preprocessing"),
@@ -245,12 +250,9 @@ def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[Par
         apply(columns, batch, out, path.name, row + np.arange(count))
         row += count
         if count:
-            beside = {name: texts(batch[name]).to_pylist() for name in others if _plain(batch[name].type)}
+            odd = {name for name in others if pa.types.is_nested(kind := batch[name].type) or pa.types.is_binary(kind)}
+            beside = {name: texts(batch[name]).to_pylist() for name in others if name not in odd}
             yield Part(out, beside, _unseen(columns, batch, count))
-
-
-def _plain(kind: pa.DataType) -> bool:
-    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 
 def _unseen(columns: Sequence[Column], batch: Batch, count: int) -> list[str]:
@@ -266,18 +268,3 @@ def _unseen(columns: Sequence[Column], batch: Batch, count: int) -> list[str]:
                 elif not c.other:
                     unknown[k].append(f"{c.name} missing")
     return [", ".join(one) for one in unknown]
-
-
-def read_features(path: str | Path, preprocessing: Mapping[str, Any]) -> tuple[np.ndarray, list[str]]:
-    """Inputs of a model from a new table, by the transform of its training: (x [n, width], the rows' names 1, 2, ...).
-
-    No label is needed. Columns that the transform does not name are not read.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a column.
-    """
-    parts = list(features(path, preprocessing))
-    if not parts:
-        raise UserError(f"{Path(path).name} has a header and no rows; there is nothing to predict")
-    x = np.concatenate([part.x for part in parts])
-    return x, [str(k + 1) for k in range(len(x))]

@@ -19,7 +19,7 @@ class Download(NamedTuple):
 
     urls: tuple[str, ...]  # tried in turn
     checksum: str | None  # "md5:<hex>" or "sha256:<hex>"; None: no sum is known
-    files: Mapping[str, str]  # path below the data folder -> member of the archive ("": the download itself)
+    files: Mapping[str, str] = {}  # path below the data folder -> member of the archive ("": the download itself)
     inside: str | None = None  # the archive in the archive that the members are in
     note: str = ""  # where the checksum is from, and what else there is to know
 
@@ -47,10 +47,14 @@ class Published(NamedTuple):
         Raises:
             UserError: a file is missing.
         """
+
+        def place(folder: Path, name: str) -> Path | None:
+            return next((path for path in (folder / name, folder / name.removesuffix(".gz")) if path.is_file()), None)
+
         folders = [data_folder / self.folder]
         if self.system is not None and data_folder == usual_folder():
             folders.append(self.system)
-        candidates = [{name: _find(folder, name) for name in self.files} for folder in folders]
+        candidates = [{name: place(folder, name) for name in self.files} for folder in folders]
         chosen = next((k for k, paths in enumerate(candidates) if any(paths.values())), 0)
         paths = [path for path in candidates[chosen].values() if path is not None]
         if len(paths) == len(self.files):
@@ -64,8 +68,10 @@ class Published(NamedTuple):
         )
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / name.removesuffix(".gz")) if path.is_file()), None)
+def archived(name: str, page: str, folder: str, files: tuple[str, ...], archive: Download) -> Published:
+    """The record of files that come in one archive, in which they lie at the paths that they get."""
+    members = {f"{folder}/{file}": f"{folder}/{file}" for file in files}
+    return Published(name, page, folder, files, (archive._replace(files=members),))
 
 
 def data_folder(named: str | None) -> Path:

@@ -224,7 +224,11 @@ def _arrow_batches(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Ba
     for path in paths:
         with _sentences(path), pa.memory_map(str(path)) as file:
             reader = _arrow_open(file)
-            stored = (reader.get_batch(k) for k in range(reader.num_record_batches)) if _has_footer(reader) else reader
+            stored = (
+                (reader.get_batch(k) for k in range(reader.num_record_batches))
+                if hasattr(reader, "get_batch")
+                else reader
+            )
             for batch in stored:
                 for begin in range(0, batch.num_rows, ROWS):
                     part = batch.slice(begin, ROWS)
@@ -235,10 +239,6 @@ def _sound(values: pa.Array) -> pa.Array:
     """The values, whose places in memory and texts the file may have wrong: they are believed, and end the process."""
     values.validate(full=True)
     return values
-
-
-def _has_footer(reader: Any) -> bool:
-    return isinstance(reader, pa.ipc.RecordBatchFileReader)
 
 
 def _saved(path: Path) -> Source:
@@ -312,11 +312,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def texts(values: pa.Array) -> pa.Array:
     """The values as texts, null where there is none."""
-    return (
-        values.dictionary_decode().cast(pa.string())
-        if pa.types.is_dictionary(values.type)
-        else values.cast(pa.string())
-    )
+    plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    return plain.cast(pa.string())
 
 
 def first_text(values: pa.Array) -> tuple[int, str]:

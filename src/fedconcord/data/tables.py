@@ -14,30 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
-from fedconcord.data import labels
+from fedconcord.data import labels, preprocess
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.doubts import doubts
-from fedconcord.data.inputs import Input, natural_of, refuse_too_large, split
-from fedconcord.data.mixed import refuse_mixed
-from fedconcord.data.preprocess import (
-    CATEGORIES,
-    NO_TEXT,
-    SENT,
-    Category,
-    Column,
-    Number,
-    Sums,
-    apply,
-    known_numbers,
-    mean_of,
-    names,
-    numbers_of,
-    read_statistics,
-    scale_of,
-    squares,
-    sums,
-    width,
-)
+from fedconcord.data.doubts import doubts, refuse_mixed
+from fedconcord.data.inputs import Input, refuse_too_large, split
+from fedconcord.data.preprocess import CATEGORIES, NO_TEXT, Category, Column, Number, Sums
 from fedconcord.data.sources import Batch, Source, column, first_text, open_table, texts
 
 
@@ -48,7 +29,12 @@ class Survey(NamedTuple):
     text: dict[str, tuple[int, str]]  # feature column that is no number -> the first such row and text
     target: labels.Targets
     owner: np.ndarray  # [n] int64
-    clients: list[str]  # names; one without a name where there is no column of clients
+    clients: list[str] | None  # names, where there is a column of clients
+
+    @property
+    def n(self) -> int:
+        """The number of clients."""
+        return len(self.clients or [""])
 
 
 def read_table(path: Path, settings: Input) -> Dataset:
@@ -64,43 +50,32 @@ def read_table(path: Path, settings: Input) -> Dataset:
         )
     features = features_of(source, settings)
     survey = look(source, features, settings)
-    n = len(survey.clients)
     other = None if settings.test is None else _other(Path(settings.test), source, features, survey, settings)
-    tested = np.zeros(survey.rows, bool) if other else split(survey.owner, n, settings.test_share)
-    columns = read_statistics(Path(settings.statistics).expanduser()) if settings.statistics else None
+    tested = np.zeros(survey.rows, bool) if other else split(survey.owner, survey.n, settings.test_share)
+    columns = preprocess.read_statistics(Path(settings.statistics).expanduser()) if settings.statistics else None
     if columns is None:
         refuse_mixed(source, [name for name in features if name in survey.text and name not in settings.categories])
         columns = fit(source, features, survey, tested, settings)
     else:
         for c in columns:
             column(source, c.name, "input.statistics")
-    rows = survey.rows + (other[1].rows if other else 0)
-    refuse_too_large(
-        rows * (8 * width(columns) + 100), f"{path.name}, {rows} rows of {width(columns)} inputs,", settings.memory
-    )
-
-    other_y = other[1].target.y if other else None
-    y_of = labels.divide(survey.target, settings.label, survey.owner, tested, n, other_y)
-    train_x = np.empty((len(y_of.train), width(columns)), np.float32)
-    test_x = np.empty((len(y_of.test), width(columns)), np.float32)
+    rows, size = survey.rows + (other[1].rows if other else 0), preprocess.width(columns)
+    refuse_too_large(rows * (8 * size + 100), f"{path.name}, {rows} rows of {size} inputs,", settings.memory)
+    train_x = np.empty((int((~tested).sum()), size), np.float32)
+    test_x = np.empty((rows - len(train_x), size), np.float32)
     fill(source, columns, tested, train_x, test_x)
     if other:
         fill(other[0], columns, np.ones(other[1].rows, bool), train_x[:0], test_x)
-    doubtful = doubts(source, features, settings.client)
-    named = settings.client is not None
-    return Dataset(
+    return labels.federation(
         path.stem,
-        train_x,
-        y_of.train,
-        test_x,
-        y_of.test,
-        len(survey.target.names),
-        natural=natural_of(survey.owner[~tested], n, survey.clients) if named else None,
-        target=survey.target.kind,
-        client_names=survey.clients if named else None,
-        output_names=survey.target.names,
-        preprocessing=_description(columns, survey, settings, y_of.record, doubtful),
-        unit=y_of.unit,
+        (train_x, test_x),
+        survey.target,
+        settings.label,
+        survey.owner,
+        survey.clients,
+        tested,
+        _description(columns, survey, settings, doubts(source, features, settings.client)),
+        other[1].target if other else None,
     )
 
 
@@ -137,7 +112,7 @@ def look(source: Source, features: Sequence[str], settings: Input, known: Sequen
     named = source.classes.get(settings.label[0])
     target = labels.targets([scanned.keys[name] for name in settings.label], settings.target, where, named, known)
     if settings.client is None:
-        return Survey(scanned.rows, scanned.text, target, np.zeros(scanned.rows, np.int64), [""])
+        return Survey(scanned.rows, scanned.text, target, np.zeros(scanned.rows, np.int64), None)
     return Survey(scanned.rows, scanned.text, target, *labels.ordered(scanned.keys[settings.client]))
 
 
@@ -164,7 +139,7 @@ def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
         for name in features:
             if name not in known and batch[name].null_count < len(batch[name]):
                 known.add(name)
-            if name not in text and numbers_of(batch[name], where, name) is None:
+            if name not in text and preprocess.numbers_of(batch[name], where, name) is None:
                 place, value = first_text(batch[name])
                 text[name] = (rows + place + 1, value)
         for name in keys:
@@ -176,10 +151,10 @@ def scan(source: Source, features: Sequence[str], keys: Sequence[str]) -> Scan:
 @np.errstate(over="ignore", invalid="ignore")  # `columns_of` refuses what overflows
 def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndarray, settings: Input) -> list[Column]:
     """The transform, from two messages of every client about its training samples."""
-    where, owner, n = source.path.name, survey.owner, len(survey.clients)
+    where, owner, n = source.path.name, survey.owner, survey.n
     words = [name for name in features if name in survey.text or name in settings.categories]
     digits = [name for name in features if name not in words]
-    first, seen = first_sums(source, digits, words, owner, tested, n)
+    first, seen = messages(source, digits, words, owner, tested, n)
     for name in words:
         if len(known_texts(seen[name])) > CATEGORIES:
             row, value = survey.text.get(name, (0, ""))
@@ -193,39 +168,36 @@ def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndar
         raise UserError(
             f"{where}: no training sample has a value in {unknown!r}; leave it out: --set input.ignore={unknown}"
         )
-    second = second_sums(source, digits, owner, tested, n, mean_of(first))
+    second, _ = messages(source, digits, (), owner, tested, n, preprocess.mean_of(first))
     return columns_of(features, digits, first, seen, second, int((~tested).sum()))
 
 
-def first_sums(
-    source: Source, digits: Sequence[str], words: Sequence[str], owner: np.ndarray, tested: np.ndarray, clients: int
+def messages(
+    source: Source,
+    digits: Sequence[str],
+    words: Sequence[str],
+    owner: np.ndarray,
+    tested: np.ndarray,
+    clients: int,
+    mean: np.ndarray | None = None,
 ) -> tuple[Sums, dict[str, set[str]]]:
     """The first messages: sums of the columns of numbers, and the texts of the others, of the training samples;
-    `NO_TEXT` among them where some have none.
+    `NO_TEXT` among them where some have none. Reading ends where a column has too many texts to be one of categories.
 
-    Reading ends where a column has too many texts to be one of categories.
+    With the means [C] the second messages: sums of squared deviations.
     """
     seen: dict[str, set[str]] = {name: set() for name in words}
-    first = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
-    for batch, rows in _training(source, [*digits, *words], tested):
-        values = _matrix(batch, digits, source.path.name, rows)
-        first = _add(first, sums(values, owner[rows], clients))
+    total = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
+    for batch, rows in _training(source, [*digits, *words], tested) if digits or words else ():
+        each = [preprocess.known_numbers(batch[name], source.path.name, name, rows) for name in digits]
+        values = np.stack(each, 1) if each else np.zeros((len(rows), 0))
+        more = preprocess.sums(values if mean is None else (values - mean) ** 2, owner[rows], clients)
+        total = Sums(total.known + more.known, total.total + more.total)
         for name in words:
             seen[name] |= {text or NO_TEXT for text in texts(batch[name]).unique().to_pylist()}
         if any(len(known_texts(values)) > CATEGORIES for values in seen.values()):
             break
-    return first, seen
-
-
-def second_sums(
-    source: Source, digits: Sequence[str], owner: np.ndarray, tested: np.ndarray, clients: int, mean: np.ndarray
-) -> Sums:
-    """The second messages, after the means [C] came."""
-    second = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
-    for batch, rows in _training(source, digits, tested) if digits else ():
-        values = _matrix(batch, digits, source.path.name, rows)
-        second = _add(second, squares(values, owner[rows], clients, mean))
-    return second
+    return total, seen
 
 
 def no_value(digits: Sequence[str], first: Sums, seen: Mapping[str, Collection[str]]) -> str | None:
@@ -248,8 +220,8 @@ def columns_of(
     Raises:
         UserError: the values of a column are so large that their squares are no numbers.
     """
-    mean, known = mean_of(first), first.known.sum(0)
-    scale = scale_of(second, mean)
+    mean, known = preprocess.mean_of(first), first.known.sum(0)
+    scale = preprocess.scale_of(second, mean)
     for name, finite in zip(digits, np.isfinite(mean + scale), strict=True):
         if not finite:
             raise UserError(
@@ -281,15 +253,6 @@ def _training(source: Source, columns: Sequence[str], tested: np.ndarray) -> Ite
         begin = end
 
 
-def _matrix(batch: Batch, columns: Sequence[str], where: str, rows: np.ndarray) -> np.ndarray:
-    each = [known_numbers(batch[name], where, name, rows) for name in columns]
-    return np.stack(each, 1) if each else np.zeros((len(rows), 0))
-
-
-def _add(one: Sums, other: Sums) -> Sums:
-    return Sums(one.known + other.known, one.total + other.total)
-
-
 def fill(
     source: Source, columns: Sequence[Column], tested: np.ndarray, train_x: np.ndarray, test_x: np.ndarray
 ) -> None:
@@ -297,8 +260,8 @@ def fill(
     begin, train, test = 0, 0, 0
     for batch in source.batches([c.name for c in columns]):
         count = len(batch[columns[0].name])
-        x = np.empty((count, width(columns)), np.float32)
-        apply(columns, batch, x, source.path.name, begin + np.arange(count))
+        x = np.empty((count, preprocess.width(columns)), np.float32)
+        preprocess.apply(columns, batch, x, source.path.name, begin + np.arange(count))
         test_rows = tested[begin : begin + count]
         more = int(test_rows.sum())
         test_x[test : test + more] = x[test_rows]
@@ -319,25 +282,20 @@ def _other(
     return other, look(other, features, settings._replace(client=None, target=survey.target.kind), survey.target.names)
 
 
-def _description(
-    columns: Sequence[Column],
-    survey: Survey,
-    settings: Input,
-    target: Mapping[str, Any],
-    doubtful: Sequence[str],
-) -> dict[str, Any]:
+def _description(columns: Sequence[Column], survey: Survey, settings: Input, doubtful: Sequence[str]) -> dict[str, Any]:
+    """All but the target."""
     are_given, notes = bool(settings.statistics), [*([survey.target.note] if survey.target.note else []), *doubtful]
-    if settings.client is not None:
+    if survey.clients is not None:
         alone = int((np.bincount(survey.owner) == 1).sum())
         if alone and settings.test is None:
             notes.append(f"{alone} of {len(survey.clients)} clients have one row, which is trained on and not tested")
     return {
         "kind": "table",
         "statistics": "given" if are_given else "sums over the clients' training rows",
-        "sent_by_each_client": [] if are_given else SENT,
+        "sent_by_each_client": [] if are_given else preprocess.SENT,
         "columns": [c.model_dump() for c in columns],
-        "inputs": names(columns),
+        "inputs": preprocess.names(columns),
         **({"missing": list(settings.missing)} if settings.missing else {}),
-        "target": target,
+        "target": {},
         "said": notes,
     }

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Chance, Count, Fraction, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import UNNAMED, Identity, definition
@@ -22,6 +23,11 @@ from fedconcord.federation.work import check_range
 
 Low = Annotated[Chance, about("smallest probability with which a client is available")]
 High = Annotated[Chance, about("largest probability with which a client is available")]
+CHANCES = "probability with which each client is available, in the order of their ids"
+Chances = Annotated[list[Chance], Field(min_length=1, description=CHANCES)]
+Period = Annotated[Positive, about("rounds in a day")]
+Zones = Annotated[Count, about("number of time zones, evenly around the day; clients are put into them at random")]
+TRACE = "CSV file with the columns round and client, and a row for every client that is available in a round"
 
 
 class Available(NamedTuple):
@@ -63,12 +69,7 @@ def coins(low: Low = 0.1, high: High = 1.0) -> Availability:
 
 
 @definition()
-def per_client(
-    chances: Annotated[
-        list[Chance],
-        Field(min_length=1, description="probability with which each client is available, in the order of their ids"),
-    ],
-) -> Availability:
+def per_client(chances: Chances) -> Availability:
     """Every client on its own coin each round, with the probability given for it."""
 
     def probability(seed: int, round: int, n: int) -> np.ndarray:
@@ -80,14 +81,7 @@ def per_client(
 
 
 @definition()
-def day_night(
-    low: Low = 0.1,
-    high: High = 0.9,
-    period: Annotated[Positive, about("rounds in a day")] = 24.0,
-    zones: Annotated[
-        Count, about("number of time zones, evenly around the day; clients are put into them at random")
-    ] = 4,
-) -> Availability:
+def day_night(low: Low = 0.1, high: High = 0.9, period: Period = 24.0, zones: Zones = 4) -> Availability:
     """Coins whose probability goes up and down with the hour: a sine from low to high, shifted by time zone."""
     check_range("day_night", low, high)
 
@@ -126,12 +120,7 @@ def markov(
 
 
 @definition()
-def trace(
-    path: Annotated[
-        str,
-        about("CSV file with the columns round and client, and a row for every client that is available in a round"),
-    ],
-) -> Availability:
+def trace(path: Annotated[str, about(TRACE)]) -> Availability:
     """Availability as recorded in a file, which starts again after its last round. Rounds and clients count from 0."""
     clients_of: dict[int, set[int]] = {}
     try:
@@ -161,10 +150,4 @@ def trace(
     return Availability(draw, known=False)
 
 
-AVAILABILITY: dict[str, Callable[..., Availability]] = {
-    "coins": coins,
-    "per_client": per_client,
-    "day_night": day_night,
-    "markov": markov,
-    "trace": trace,
-}
+AVAILABILITY: dict[str, Callable[..., Availability]] = by_name(coins, per_client, day_night, markov, trace)

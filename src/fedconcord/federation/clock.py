@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import NotNegative, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
@@ -96,6 +97,10 @@ Up = Annotated[Positive, about("bytes per second from a client")]
 Down = Annotated[Positive, about("bytes per second to a client")]
 Latency = Annotated[NotNegative, about("seconds before a message arrives, either way")]
 Jitter = Annotated[NotNegative, about("deviation of the logarithm of a client's speed from round to round")]
+Spread = Annotated[NotNegative, about("standard deviation, over the clients, of the logarithm of their speed")]
+LinkSpread = Annotated[NotNegative, about("standard deviation, over the clients, of the logarithm of their bandwidths")]
+SLOWDOWN = "factor by which each class's seconds of a gradient are multiplied"
+Slowdown = Annotated[list[Positive], Field(min_length=1, description=SLOWDOWN)]
 
 
 def _model(factor: Callable[[np.random.Generator], tuple[float, float]], base: Device, jitter: float) -> Devices:
@@ -122,16 +127,12 @@ def equal(
 
 @definition()
 def lognormal(
-    spread: Annotated[
-        NotNegative, about("standard deviation, over the clients, of the logarithm of their speed")
-    ] = 0.5,
+    spread: Spread = 0.5,
     step: Step = 0.01,
     up: Up = 1.25e6,
     down: Down = 6.25e6,
     latency: Latency = 0.05,
-    link_spread: Annotated[
-        NotNegative, about("standard deviation, over the clients, of the logarithm of their bandwidths")
-    ] = 0.0,
+    link_spread: LinkSpread = 0.0,
     jitter: Jitter = 0.0,
 ) -> Devices:
     """Speeds are drawn once for each client, lognormal around those of a typical client, the median."""
@@ -145,10 +146,7 @@ def lognormal(
 
 @definition()
 def classes(
-    slowdown: Annotated[
-        list[Positive],
-        Field(min_length=1, description="factor by which each class's seconds of a gradient are multiplied"),
-    ] = [1.0, 2.0, 5.0],  # noqa: B006
+    slowdown: Slowdown = [1.0, 2.0, 5.0],  # noqa: B006
     step: Step = 0.01,
     up: Up = 1.25e6,
     down: Down = 6.25e6,
@@ -190,9 +188,4 @@ def from_file(
     return of
 
 
-DEVICES: dict[str, Callable[..., Devices]] = {
-    "equal": equal,
-    "lognormal": lognormal,
-    "classes": classes,
-    "from_file": from_file,
-}
+DEVICES: dict[str, Callable[..., Devices]] = by_name(equal, lognormal, classes, from_file)

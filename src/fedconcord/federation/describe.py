@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.data.dataset import Dataset
-from fedconcord.federation.partitions import counts
+from fedconcord.federation.partitions.simple import counts
 
 PLURAL = {"class": "classes", "target": "spans of the target", "label": "labels"}
 BINS = 10  # of numbers to predict: between the deciles of all training samples

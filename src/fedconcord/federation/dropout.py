@@ -9,42 +9,35 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import BelowOne, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
 from fedconcord.federation.work import check_range
 
+Low = Annotated[BelowOne, about("probability of the client that drops out least")]
+High = Annotated[BelowOne, about("probability of the client that drops out most")]
+CHANCES = "probability with which each client is lost in a round, in the order of their ids"
+Chances = Annotated[list[BelowOne], Field(min_length=1, description=CHANCES)]
 Dropout = Callable[[int, int], float]
 """(seed, client) -> the probability that it is lost in a round."""
 
 
 @definition()
-def fixed(
-    chance: Annotated[BelowOne, about("probability that a client drops out, the same for all")] = 0.1,
-) -> Dropout:
+def fixed(chance: Annotated[BelowOne, about("probability that a client drops out, the same for all")] = 0.1) -> Dropout:
     """Every client with the same probability, in every round anew."""
     return lambda seed, client: chance
 
 
 @definition()
-def by_client(
-    low: Annotated[BelowOne, about("probability of the client that drops out least")] = 0.0,
-    high: Annotated[BelowOne, about("probability of the client that drops out most")] = 0.2,
-) -> Dropout:
+def by_client(low: Low = 0.0, high: High = 0.2) -> Dropout:
     """A probability that stays with the client, drawn once, uniform on [low, high]."""
     check_range("by_client", low, high)
     return lambda seed, client: low + (high - low) * rng.generator(seed, rng.Purpose.TRAIT, 1, client).random()
 
 
 @definition()
-def per_client(
-    chances: Annotated[
-        list[BelowOne],
-        Field(
-            min_length=1, description="probability with which each client is lost in a round, in the order of their ids"
-        ),
-    ],
-) -> Dropout:
+def per_client(chances: Chances) -> Dropout:
     """The probability given for each client."""
 
     def chance(seed: int, client: int) -> float:
@@ -57,7 +50,7 @@ def per_client(
     return chance
 
 
-DROPOUT: dict[str, Callable[..., Dropout]] = {"fixed": fixed, "by_client": by_client, "per_client": per_client}
+DROPOUT: dict[str, Callable[..., Dropout]] = by_name(fixed, by_client, per_client)
 
 
 def draw(dropout: Dropout, seed: int, round: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.imports import Open, maker
 from fedconcord.basis.parameters import Count, Fraction, about
 from fedconcord.core import rng
@@ -52,6 +53,15 @@ class Sampler(NamedTuple):
     identity: Identity = UNNAMED  # which sampling with which parameters; see `core.identity`
 
 
+def _keyed(
+    choose: Callable[[np.random.Generator, int, np.ndarray], Drawn],
+) -> Callable[[int, int, int, np.ndarray, Losses], Drawn]:
+    """A sampler's draw that asks for no losses, from one of (generator of the seed and round, cohort S, sizes [N])."""
+    return lambda seed, round, cohort, sizes, losses: choose(
+        rng.generator(seed, rng.Purpose.SAMPLE, round), cohort, sizes
+    )
+
+
 def _distinct(ids: np.ndarray, chance: float | np.ndarray, asked: int = 0) -> Drawn:
     """Distinct clients, each drawn with this probability."""
     ids = np.sort(ids).astype(np.int64)
@@ -70,23 +80,18 @@ def _counted(drawn: np.ndarray, cohort: int, p: Callable[[np.ndarray], np.ndarra
 def uniform() -> Sampler:
     """S distinct clients, all equally likely."""
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
-        chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).choice(len(sizes), cohort, replace=False)
-        return _distinct(chosen, cohort / len(sizes))
-
-    return Sampler(draw)
+    return Sampler(_keyed(lambda draw, s, sizes: _distinct(draw.choice(len(sizes), s, replace=False), s / len(sizes))))
 
 
 @definition()
 def with_replacement() -> Sampler:
     """S draws with replacement, all clients equally likely; a client drawn twice counts twice."""
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+    def choose(draw: np.random.Generator, cohort: int, sizes: np.ndarray) -> Drawn:
         n = len(sizes)
-        chosen = rng.generator(seed, rng.Purpose.SAMPLE, round).integers(n, size=cohort)
-        return _counted(chosen, cohort, lambda ids: np.full(len(ids), 1 / n))
+        return _counted(draw.integers(n, size=cohort), cohort, lambda ids: np.full(len(ids), 1 / n))
 
-    return Sampler(draw, takes_all="never", repeats=True)
+    return Sampler(_keyed(choose), takes_all="never", repeats=True)
 
 
 @definition()
@@ -96,12 +101,11 @@ def by_size() -> Sampler:
     FedNova (IEEE TSP 2021), Theorem 3; FedProx. With weights `unbiased` the server's step is the plain mean of draws.
     """
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
-        points = rng.generator(seed, rng.Purpose.SAMPLE, round).random(cohort)
-        chosen = cumulative(sizes).searchsorted(points, side="right")
+    def choose(draw: np.random.Generator, cohort: int, sizes: np.ndarray) -> Drawn:
+        chosen = cumulative(sizes).searchsorted(draw.random(cohort), side="right")
         return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
 
-    return Sampler(draw, takes_all="never", repeats=True, by_size=True)
+    return Sampler(_keyed(choose), takes_all="never", repeats=True, by_size=True)
 
 
 @once
@@ -117,15 +121,14 @@ def bernoulli(
 ) -> Sampler:
     """Every client on its own coin, at least one client (A-FedPD's simulator); S is then the expected cohort."""
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
+    def choose(draw: np.random.Generator, cohort: int, sizes: np.ndarray) -> Drawn:
         n, q = len(sizes), cohort / len(sizes) if share is None else share
-        generator = rng.generator(seed, rng.Purpose.SAMPLE, round)
         # the number of heads, then who: the same law as N coins
-        ids = generator.choice(n, max(generator.binomial(n, q), 1), replace=False)
+        ids = draw.choice(n, max(draw.binomial(n, q), 1), replace=False)
         # an empty draw is replaced by one client: E[count] = q + (1 - q)^n / n
         return _distinct(ids, q + (1 - q) ** n / n)
 
-    return Sampler(draw, from_all=True, takes_all="never")
+    return Sampler(_keyed(choose), from_all=True, takes_all="never")
 
 
 @definition()
@@ -156,10 +159,8 @@ def poisson_of(coins: Callable[[int, int, int, int], np.ndarray]) -> Sampler:
 def everyone() -> Sampler:
     """Everyone who is available; the cohort is not limited."""
 
-    def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
-        return _distinct(np.arange(len(sizes)), 1.0)
-
-    return Sampler(draw, from_all=True, takes_all="always")
+    everybody = _keyed(lambda draw, cohort, sizes: _distinct(np.arange(len(sizes)), 1.0))
+    return Sampler(everybody, from_all=True, takes_all="always")
 
 
 @definition()
@@ -194,16 +195,9 @@ def power_of_choice(
     return Sampler(draw, known=False, by_loss=True, by_size=True)
 
 
-SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "uniform": uniform,
-    "with_replacement": with_replacement,
-    "by_size": by_size,
-    "bernoulli": bernoulli,
-    "poisson": poisson,
-    "everyone": everyone,
-    "cyclic": cyclic,
-    "power_of_choice": power_of_choice,
-}
+SAMPLERS: dict[str, Callable[..., Sampler]] = by_name(
+    uniform, with_replacement, by_size, bernoulli, poisson, everyone, cyclic, power_of_choice
+)
 """Who is drawn for a round, by name."""
 
 

@@ -1,4 +1,6 @@
-"""What is drawn for a round: the cohort, its local work, its batches and its weights. A pure function of the keys."""
+"""What is drawn for a round: the cohort, its local work, its batches and its weights. A pure function of the keys.
+
+`Pooled` are the rounds of a model that is trained on all samples in one place, with the budget of a federation's."""
 
 from __future__ import annotations
 
@@ -12,12 +14,10 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Cohort, Plan, Roster, rng, weights
 from fedconcord.federation.availability import Availability
 from fedconcord.federation.clock import Cost, Devices
-from fedconcord.federation.draws import Keyed
 from fedconcord.federation.dropout import Dropout
 from fedconcord.federation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
-from fedconcord.federation.rates import Rate, rate_at
 from fedconcord.federation.sampling import Sampler, uniform
-from fedconcord.federation.work import Work, epoch_steps, fixed
+from fedconcord.federation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Schedule:
     devices: Devices | None = None  # how long clients take; without, no time is simulated
     deadline: float | None = None  # seconds of a round
     late: Literal["discard", "keep"] = "discard"  # replies after the deadline
-    _memo: dict[str, _Seen] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _memo: dict[str, _Past] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def rules(self) -> Rules:
@@ -94,33 +94,25 @@ class Schedule:
     def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
         """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends
         on the rounds before, of which the last is kept."""
-        joining = self.devices is not None and algorithm.needs.x0
+        joining, nothing = self.devices is not None and algorithm.needs.x0, _Past(algorithm, roster.samples)
         if not joining and (self.deadline is None or self.late == "discard"):
-            return self._next(round, algorithm, roster, view, (), frozenset())
-        seen = self._memo.get("last")
-        if seen is None or seen.round >= round or not seen.is_of(algorithm, roster):
-            seen = _Seen(-1, (), algorithm, roster.samples, frozenset())
-        for t in range(seen.round + 1, round):
-            then = self._next(t, algorithm, roster, view, seen.pending, seen.joined)
-            joined = seen.joined.union(then.ids.tolist()) if joining else seen.joined
-            seen = seen._replace(round=t, pending=then.pending, joined=joined)
-        self._memo["last"] = seen
-        return self._next(round, algorithm, roster, view, seen.pending, seen.joined)
+            return self._next(round, algorithm, roster, view, nothing)
+        past = self._memo.get("last")
+        if past is None or past.round >= round or not past.is_of(algorithm, roster):
+            past = nothing
+        for t in range(past.round + 1, round):
+            then = self._next(t, algorithm, roster, view, past)
+            joined = past.joined.union(then.ids.tolist()) if joining else past.joined
+            past = past._replace(round=t, pending=then.pending, joined=joined)
+        self._memo["last"] = past
+        return self._next(round, algorithm, roster, view, past)
 
-    def _next(
-        self,
-        round: int,
-        algorithm: Algorithm,
-        roster: Roster,
-        view: View | None,
-        pending: tuple[Reply, ...],
-        joined: frozenset[int],
-    ) -> Turnout:
+    def _next(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None, past: _Past) -> Turnout:
         needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
         if view is None and needs:
             raise UserError("this schedule must know the run to plan a round; use jobs.plan_of")
         losses = np.zeros_like if view is None else view.losses
-        drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, pending)
+        drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, past.pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()
         samples = roster.samples[drawn.ids]
         full = self.draws.full_cost(algorithm, samples)
@@ -135,10 +127,10 @@ class Schedule:
             talks = algorithm.phases.communicates(
                 Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
             )
-        joins = np.array([i not in joined for i in drawn.ids.tolist()], bool)
+        joins = np.array([i not in past.joined for i in drawn.ids.tolist()], bool)
         if not algorithm.needs.x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
             joins[:] = False
-        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, pending, talks, joins)
+        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, past.pending, talks, joins)
 
     def _lr(self, round: int) -> float:
         lr = rate_at(self.lr, round)
@@ -160,14 +152,53 @@ class Schedule:
         return int(amount) * (algorithm.step.blocks or epoch_steps(n, self.batch_size))
 
 
-class _Seen(NamedTuple):
+class _Past(NamedTuple):
     """What the rounds up to one leave to the next, for one method and federation."""
 
-    round: int
-    pending: tuple[Reply, ...]
     algorithm: Algorithm
     samples: np.ndarray  # of the roster
-    joined: frozenset[int]  # clients that have x^0, for a method that needs it
+    round: int = -1
+    pending: tuple[Reply, ...] = ()
+    joined: frozenset[int] = frozenset()  # clients that have x^0, for a method that needs it
 
     def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
         return self.algorithm is algorithm and self.samples is roster.samples
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One client that holds all samples takes in every round as many local steps, of the same size and on as many
+    samples each, as the cohort of a federated round takes together.
+
+    Args:
+        of: the federation's schedule.
+        clients: its roster.
+    """
+
+    of: Schedule
+    clients: Roster = field(compare=False)
+
+    @property
+    def seed(self) -> int:
+        return self.of.seed
+
+    @property
+    def cohort(self) -> int:
+        return 1
+
+    @property
+    def draws(self) -> Keyed:
+        """Epochs of fresh permutations of all samples."""
+        return self.of.draws
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        """Why the federation's rounds cannot be planned, or None."""
+        return self.of.refuse(algorithm, self.clients.n)
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
+        """The plan of one round; nobody takes part where nobody does in the federation."""
+        theirs = self.of.plan(round, algorithm, self.clients, view)
+        there = min(len(theirs.ids), 1)
+        one = np.ones(there)
+        steps = np.full(there, theirs.steps.sum(), np.int64)
+        return Plan(round, np.zeros(there, np.int64), steps, one, one, one, theirs.lr, theirs.seed)

@@ -1,16 +1,21 @@
-"""How much local work a client does in a round, and on which samples."""
+"""What a client does in a round: how much local work, on which samples, and with which step size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.parameters import Count, NotNegative, about
-from fedconcord.core import rng
+from fedconcord.basis.factories import by_name
+from fedconcord.basis.imports import Open, with_options
+from fedconcord.basis.parameters import Count, Fraction, NotNegative, about
+from fedconcord.core import Algorithm, Drawn, Orders, rng
 from fedconcord.core.identity import definition
 
 Low = Annotated[Count, about("smallest amount of work (inclusive)")]
@@ -96,14 +101,7 @@ def from_file(
     return per_client(amounts)
 
 
-WORK: dict[str, Callable[..., Work]] = {
-    "fixed": fixed,
-    "uniform": uniform,
-    "gaussian": gaussian,
-    "by_client": by_client,
-    "per_client": per_client,
-    "from_file": from_file,
-}
+WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_client, per_client, from_file)
 """How much local work a client does, by name."""
 
 
@@ -124,3 +122,147 @@ def batches(seed: int, round: int, client: int, n: int, batch_size: int, steps: 
     for epoch in out:
         epoch[:n] = draw.permutation(n)
     return out.reshape(-1, size)[:steps]
+
+
+class Keyed(NamedTuple):
+    """Mini-batches by epochs of fresh permutations; methods with a table of M blocks draw a block a step instead.
+
+    `batch_size` None means that every step uses all samples of the client.
+    """
+
+    seed: int
+    batch_size: int | None
+
+    def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
+        """The samples of every local step of a client that holds n."""
+        if algorithm.step.blocks is not None:
+            members = self.members(algorithm, orders.id, n)
+            padded = np.full((len(members), max(map(len, members))), -1, np.int64)
+            for row, block in zip(padded, members, strict=True):
+                row[: len(block)] = block
+            generator = rng.generator(self.seed, rng.Purpose.BLOCK, orders.round + 1, orders.id)
+            drawn = generator.integers(len(members), size=orders.steps)
+            return Drawn(padded[drawn], drawn)
+        if self.batch_size is None or (algorithm.step.oracle is not None and algorithm.step.oracle.kind == "full"):
+            return Drawn(None)
+        return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))
+
+    def members(self, algorithm: Algorithm, client: int, n: int) -> list[np.ndarray]:
+        """The sample positions of each of a client's M blocks, the same in every round.
+
+        Raises:
+            UserError: the client has fewer samples than blocks.
+        """
+        assert algorithm.step.blocks is not None
+        if n < algorithm.step.blocks:
+            raise UserError(
+                f"client {client} has {n} samples, which cannot be cut in {algorithm.step.blocks} blocks; give the "
+                "method fewer blocks or its clients more samples"
+            )
+        order = rng.generator(self.seed, rng.Purpose.BLOCK, 0, client).permutation(n)
+        return np.array_split(order, algorithm.step.blocks)
+
+    def width(self, algorithm: Algorithm, n: int) -> int:
+        """The most samples in one step of a client that holds n."""
+        if algorithm.step.blocks is not None:
+            return -(-n // algorithm.step.blocks)
+        return n if self.batch_size is None else min(self.batch_size, n)
+
+    def full_cost(self, algorithm: Algorithm, n: np.ndarray) -> np.ndarray:
+        """Mini-batches [S] in a full gradient of clients that hold n [S] samples."""
+        if algorithm.step.blocks is not None:
+            return np.full(len(n), algorithm.step.blocks, np.int64)
+        return np.ones(len(n), np.int64) if self.batch_size is None else -(-n // self.batch_size)
+
+
+WHAT = "schedule of step sizes"
+Rate = Callable[[int], float]
+"""Round, from 0 -> a number > 0: the local step size of the round, or a factor on it."""
+
+Warm = Annotated[
+    int, Field(ge=0, description="rounds over which the step size rises to its full value, in equal parts")
+]
+Rounds = Annotated[Count, about("round from which on the factor stays at the floor")]
+Floor = Annotated[Fraction, about("factor at the end of the schedule")]
+
+
+@definition()
+def constant(warmup: Warm = 0) -> Rate:
+    """The same in every round, after a warm-up if there is one."""
+    return lambda round: _warm(round, warmup)
+
+
+@definition()
+def cosine(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
+    """Half a cosine from 1 to the floor over so many rounds, the warm-up among them (Loshchilov and Hutter, 2017)."""
+    return _falling("cosine", rounds, floor, warmup, lambda share: (1 - math.cos(math.pi * share)) / 2)
+
+
+@definition()
+def linear(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
+    """A straight line from 1 to the floor over so many rounds, the warm-up among them."""
+    return _falling("linear", rounds, floor, warmup, lambda share: share)
+
+
+@definition()
+def step(
+    every: Annotated[Count, about("rounds between two reductions")],
+    factor: Annotated[Fraction, about("factor of each reduction")] = 0.1,
+    warmup: Warm = 0,
+) -> Rate:
+    """Falls by a factor every so many rounds, as torch's StepLR by epochs."""
+    return lambda round: _warm(round, warmup) * factor ** (round // every)
+
+
+def _warm(round: int, warmup: int) -> float:
+    return min((round + 1) / warmup, 1.0) if warmup else 1.0
+
+
+def _falling(name: str, rounds: int, floor: float, warmup: int, depth: Callable[[float], float]) -> Rate:
+    """From 1 to the floor; `depth`: share of the rounds after the warm-up -> share of the way down."""
+    if warmup >= rounds:
+        raise UserError(f"{name} with rounds {rounds} has no round after a warmup of {warmup}; give a shorter warmup")
+
+    def rate(round: int) -> float:
+        share = min(max(round - warmup, 0) / (rounds - warmup), 1.0)
+        return _warm(round, warmup) * (1 - (1 - floor) * depth(share))
+
+    return rate
+
+
+RATES: dict[str, Callable[..., Rate]] = by_name(constant, cosine, linear, step)
+"""How the local step size goes on from round to round, by name."""
+
+
+def rates() -> Mapping[str, Callable[..., Rate]]:
+    """`RATES`, and functions (round, options...) -> factor of your own by import path, `package.module:function`."""
+    return Open(RATES, WHAT, _own)
+
+
+def _own(function: Callable[..., float], path: str) -> Callable[..., Rate]:
+    called = with_options(function, path, WHAT, ("round",))
+
+    def make(**options: Any) -> Rate:
+        return partial(called, **options)
+
+    make.__signature__, make.__doc__ = inspect.signature(called), function.__doc__  # type: ignore[attr-defined]
+    return make
+
+
+def rate_at(lr: float | Rate, round: int) -> float:
+    """The local step size of a round.
+
+    Raises:
+        UserError: a function of one's own gives no number > 0.
+    """
+    if not callable(lr):
+        return lr
+    value = lr(round)
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"the step size of round {round} is {value!r}; the function of rounds must give a number > 0")
+    return float(value)
+
+
+def scaled(lr: float, rate: Rate) -> Rate:
+    """A step size times a schedule's factor."""
+    return lambda round: lr * rate_at(rate, round)

@@ -10,22 +10,15 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.imports import open_factories
-from fedconcord.models.charlm import charlm
-from fedconcord.models.convolutional import cnn1, cnn2, lenet
-from fedconcord.models.dense import logreg, two_nn
-from fedconcord.models.resnet18 import resnet18
-from fedconcord.models.vgg11 import vgg11
+from fedconcord.models.convolutional import cnn1, cnn2, lenet, resnet18, vgg11
+from fedconcord.models.dense import charlm, logreg, two_nn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "logreg": logreg,
+    **by_name(logreg),
     "2nn": two_nn,
-    "cnn1": cnn1,
-    "cnn2": cnn2,
-    "lenet": lenet,
-    "resnet18": resnet18,
-    "vgg11": vgg11,
-    "charlm": charlm,
+    **by_name(cnn1, cnn2, lenet, resnet18, vgg11, charlm),
 }
 """Models by name; a factory takes the shape of a sample, the number of outputs, then its parameters."""
 

@@ -1,10 +1,15 @@
-"""Small convolutional models: CNN 1 and CNN 2 of FedADMM (ICDE 2022), and the LeNet of FedDyn, FedVRA and A-FedPD."""
+"""Convolutional models.
+
+CNN 1 and CNN 2 of FedADMM (ICDE 2022), the LeNet of FedDyn, FedVRA and A-FedPD, the ResNet-18 of A-FedPD and
+FL-Simulator with GroupNorm in place of BatchNorm, and the VGG-11 of FedNova (IEEE TSP 2021) without normalisation."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from torch import nn
+from pydantic import Field
+from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.parameters import about
@@ -17,6 +22,9 @@ FormOption = Annotated[
         "softmax at the end, which the loss applies again"
     ),
 ]
+GROUPS = "number of groups of every GroupNorm; it must divide 64"
+Groups = Annotated[int, Field(ge=1, le=64, description=GROUPS)]
+HIDDEN = "layers of 512 units before the last; FedNova's released code has 2"
 
 
 def image_shape(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
@@ -109,3 +117,92 @@ def lenet(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
 def _side(pixels: int) -> int:
     """Pixels left of a side after two 5-wide convolutions without padding, each followed by a halving pool."""
     return ((pixels - 4) // 2 - 4) // 2
+
+
+WIDTHS = (64, 128, 256, 512)
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions around a shortcut (He et al., CVPR 2016, Fig. 2), each followed by a norm."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.GroupNorm(groups, after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.body(x) + self.shortcut(x))
+        return out
+
+
+def resnet18(shape: tuple[int, ...], classes: int, /, groups: Groups = 2) -> nn.Sequential:
+    """ResNet-18 with a 3x3 stem, no first pool and GroupNorm (A-FedPD); 11,173,962 parameters on CIFAR-10.
+
+    He et al., CVPR 2016, in the form for 32x32 images. FL-Simulator keeps torchvision's 7x7 stem with stride 2 and
+    pool, 11,181,642 parameters: this one sees small images at their full size, at several times the cost.
+
+    Raises:
+        UserError: samples are not images of at least 8x8, or `groups` does not divide 64.
+    """
+    channels, _, _ = image_shape("resnet18", shape, smallest=8)
+    if WIDTHS[0] % groups:
+        raise UserError(
+            f"model 'resnet18' has layers of 64 channels, which {groups} groups do not divide; give 1, 2, 4"
+        )
+    blocks: list[nn.Module] = []
+    before = WIDTHS[0]
+    for width in WIDTHS:
+        blocks += [Block(before, width, 1 if width == WIDTHS[0] else 2, groups), Block(width, width, 1, groups)]
+        before = width
+    return nn.Sequential(
+        nn.Conv2d(channels, WIDTHS[0], 3, 1, 1, bias=False),
+        nn.GroupNorm(groups, WIDTHS[0]),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(WIDTHS[-1], classes),
+    )
+
+
+LAYERS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
+
+
+def vgg11(
+    shape: tuple[int, ...], classes: int, /, hidden: Annotated[int, Field(ge=0, description=HIDDEN)] = 0
+) -> nn.Sequential:
+    """VGG-11 without normalisation (FedNova); 9,225,610 parameters on CIFAR-10, 9,750,922 with hidden=2.
+
+    Simonyan and Zisserman, ICLR 2015, configuration A, with a classifier for 32x32 images. FedNova's released code has
+    hidden=2 and dropout before each of these layers, which is left out here. Convolutions start as there, N(0, 2 / (9 x
+    output channels)) with zero bias: with torch's default the signal dies before the last layer.
+
+    Raises:
+        UserError: samples are not images of at least 32x32.
+    """
+    channels, height, width = image_shape("vgg11", shape, smallest=32)
+    layers: list[nn.Module] = []
+    for layer in LAYERS:
+        if isinstance(layer, str):
+            layers.append(nn.MaxPool2d(2))
+            continue
+        convolution = nn.Conv2d(channels, layer, 3, padding=1)
+        nn.init.normal_(convolution.weight, 0.0, math.sqrt(2.0 / (9 * layer)))
+        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a convolution with bias has one
+        layers += [convolution, nn.ReLU()]
+        channels = layer
+    layers.append(nn.Flatten())
+    inputs = channels * (height // 32) * (width // 32)
+    for _ in range(hidden):
+        layers += [nn.Linear(inputs, 512), nn.ReLU()]
+        inputs = 512
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))

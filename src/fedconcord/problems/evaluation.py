@@ -1,13 +1,15 @@
-"""One model's outputs on many samples: forward passes of batches that stay in the cache, spread over threads."""
+"""One model on many samples: forward passes of batches that stay in the cache, spread over threads; and what comes of
+them for every client, all samples going through the model once."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -15,16 +17,17 @@ from torch.func import functional_call
 from fedconcord.basis.errors import UserError
 from fedconcord.core import workers
 from fedconcord.core.flat import Layout
-from fedconcord.problems import convolution
+from fedconcord.problems import kernels
+from fedconcord.problems.resident import Resident
 
 CACHED = 2**24  # bytes of the widest layer's outputs for a batch
 FEWEST, MOST = 32, 512  # samples in a batch
 ON_GPU = 2048  # the same on a GPU
 
-Gather = Callable[[int, int], Tensor]
-"""(a, b) -> samples a .. b-1 of a set [b - a, *shape]."""
+Inputs = Resident | Tensor
+"""Samples [n, *shape], of which a slice can be taken."""
 
-Piece = tuple[Gather, int, int]
+Piece = tuple[Inputs, int, int]
 
 
 class Counted(NamedTuple):
@@ -38,7 +41,7 @@ class Forward:
     """The outputs of a model for whatever parameters.
 
     Batches depend on the model and the shape of a sample alone, and one thread computes each of them on a CPU, so that
-    the number of threads changes no bit. Plain convolutional and dense networks go through `convolution.forward`, other
+    the number of threads changes no bit. Plain convolutional and dense networks go through `kernels.forward`, other
     networks of torch's and this package's layers through a copy of the module a thread, channels last. A module of
     somebody else's, whose forward may keep something or ask for a memory format, has one batch at a time, by all
     threads.
@@ -51,21 +54,22 @@ class Forward:
         self.layout = layout
         self.cost = counted(model, few)
         self.on_cpu = few.device.type == "cpu"
-        self.chain = convolution.forward(model, few.shape[1:]) if self.on_cpu else None
+        self.chain = kernels.forward(model, few.shape[1:]) if self.on_cpu else None
         self.spare = [model]  # the module and copies of it, those that no thread uses
         self.known = all(_ours(module) for module in model.modules())
         self.images = self.known and few.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
         fitting = CACHED // (self.cost.widest * few.element_size())
         self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
 
-    def outputs(self, x: Tensor, sets: Sequence[tuple[int, Gather]]) -> list[Tensor]:
-        """Outputs [n, C] of the model x [d] on each set of n samples, all sets in one pass."""
+    def outputs(self, x: Tensor, sets: Sequence[Inputs]) -> list[Tensor]:
+        """Outputs [n, C] of the model x [d] on each set of samples, all sets in one pass."""
         views = self.layout.values(x)
         if self.images:
             views = {k: _last(v) for k, v in views.items()}
-        pieces = [(gather, a, min(a + self.batch, n)) for n, gather in sets for a in range(0, max(n, 1), self.batch)]
+        starts = [range(0, max(len(one), 1), self.batch) for one in sets]
+        pieces = [(one, a, min(a + self.batch, len(one))) for one, of in zip(sets, starts, strict=True) for a in of]
         outputs_of = self._all(partial(self._one, views), pieces)
-        counts = [math.ceil(max(n, 1) / self.batch) for n, _ in sets]
+        counts = [len(of) for of in starts]
         return [torch.cat(outputs_of[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
 
     def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
@@ -84,8 +88,8 @@ class Forward:
 
     @torch.no_grad()  # which a thread has of its own
     def _one(self, views: Mapping[str, Tensor], piece: Piece) -> Tensor:
-        gather, a, b = piece
-        inputs = gather(a, b)
+        samples, a, b = piece
+        inputs = samples[a:b]
         if self.chain is not None:
             return self.chain(list(views.values()), inputs)
         if self.images:
@@ -105,7 +109,7 @@ def _ours(module: nn.Module) -> bool:
 
 def _last(values: Tensor) -> Tensor:
     """The same values [n, channels, height, width] with the channels side by side in memory; others as they are."""
-    return values.contiguous(memory_format=convolution.LAST) if values.ndim == 4 else values
+    return values.contiguous(memory_format=kernels.LAST) if values.ndim == 4 else values
 
 
 def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
@@ -161,3 +165,39 @@ def counted(model: nn.Module, few: Tensor) -> Counted:
             hook.remove()
     least = sum(p.numel() for p in model.parameters())
     return Counted(max(sum(products) // len(few), least), max(widest) // len(few))
+
+
+class Samples(NamedTuple):
+    """What clients are judged on: samples of all of them in one list, client after client."""
+
+    split: Literal["train", "validation"]  # what the clients trained on, or what they set apart
+    x: Resident  # [n, *shape]
+    y: Tensor  # [n, ...]
+    offsets: np.ndarray  # [N + 1] int64: those of client i are offsets[i] .. offsets[i+1]-1, perhaps none
+
+
+class Scores(NamedTuple):
+    """The figures of each client."""
+
+    split: str
+    samples: np.ndarray  # [N] int64 it was judged on
+    values: dict[str, np.ndarray]  # metric -> [N] float64, NaN for a client without such samples
+    overall: Mapping[str, float] = MappingProxyType({})  # metrics that are no mean over samples, of all samples
+
+
+def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:
+    """The mean over each client's samples [N] float64 of values [n]; NaN for none. Summed in order, on the host."""
+    counts = np.diff(offsets)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def validation(scores: Scores, score: str, judged: np.ndarray) -> dict[str, float]:
+    """`validation_loss` and `validation_<score>` over all samples of the clients that are judged [N] bool, and
+    `validation_client_<score>`, in which each of them weighs the same."""
+    means = {}
+    for name in ("loss", score):
+        values = scores.values[name]
+        means[f"validation_{name}"] = float(np.average(values[judged], weights=scores.samples[judged]))
+    return means | {f"validation_client_{score}": float(scores.values[score][judged].mean())}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem, rng
-from fedconcord.problems.losses import SCORES, Metric
-from fedconcord.problems.per_client import Scores, validation
-from fedconcord.problems.regularised import Regularised
+from fedconcord.problems.evaluation import Scores, validation
+from fedconcord.problems.metrics import SCORES, Metric
+from fedconcord.problems.regularisers import Regularised
 from fedconcord.problems.supervised import Supervised
 
 Models = Callable[[int], Tensor | None]
@@ -52,7 +51,7 @@ def client_figures(problem: Supervised, x: Tensor) -> Scores:
     if not problem.others:
         return scores
     _, inputs, targets, offsets = problem.judged
-    [(_, outputs)] = problem.answers(x, (lambda a, b: inputs[a:b], targets))
+    [(_, outputs)] = problem.answers(x, (inputs, targets))
     outputs, targets = problem.in_units(outputs), problem.in_units(targets)
     pieces = [slice(a, b) for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
     more = {m.name: np.array([_value(m, outputs[one], targets[one]) for one in pieces]) for m in problem.others}
@@ -91,7 +90,7 @@ def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
     """Those of a model [d] on some of the samples that clients are judged on; NaN for none."""
     _, inputs, targets, _ = problem.judged
     samples, wanted = inputs[mine], targets[mine]
-    [(loss, outputs)] = problem.answers(x, (lambda a, b: samples[a:b], wanted))
+    [(loss, outputs)] = problem.answers(x, (samples, wanted))
     outputs, wanted = problem.in_units(outputs), problem.in_units(wanted)
     each = loss, SCORES[problem.target].per_sample(outputs, wanted)
     return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in problem.others)]
@@ -113,9 +112,7 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
             continue
         trained = problem.probe[torch.as_tensor(owner == i, device=problem.probe.device)]
         samples = problem.x[trained]
-        (test, outputs), (train, _) = problem.answers(
-            x, (partial(_between, test_x), test_y), (partial(_between, samples), problem.y[trained])
-        )
+        (test, outputs), (train, _) = problem.answers(x, (test_x, test_y), (samples, problem.y[trained]))
         outputs = problem.in_units(outputs)
         rows.append([*(metric.value(outputs, truth) for metric in problem.metrics), float(test.double().mean())])
         losses.append(train.double())
@@ -126,10 +123,6 @@ def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:
         scores = own_figures(problem, models)
         means |= validation(scores, SCORES[problem.target].name, ~np.isnan(scores.values["loss"]))
     return means
-
-
-def _between(inputs: Tensor, a: int, b: int) -> Tensor:
-    return inputs[a:b]
 
 
 def tested(problem: Supervised) -> Tensor:

@@ -27,12 +27,34 @@ class Optimum(NamedTuple):
 
 
 class _Pooled(NamedTuple):
-    """F by its derivatives at x [d]."""
+    """F = sum_i p_i f_i by its derivatives at x [d]."""
 
-    value: Callable[[Tensor], float]
-    gradient: Callable[[Tensor], Tensor]
-    hessian: Callable[[Tensor], Tensor]  # [d, d]
-    product: Callable[[Tensor], Callable[[Tensor], Tensor]]  # x -> (v -> Hessian(x) v)
+    objective: Objective
+    parts: list[tuple[float, Tensor]]  # (p, samples): one of all samples where p is in proportion to the clients'
+
+    def _sum(self, f: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+        total = self.parts[0][0] * f(x, self.parts[0][1])
+        for p, samples in self.parts[1:]:
+            total = total + p * f(x, samples)
+        return total
+
+    @torch.no_grad()
+    def value(self, x: Tensor) -> float:
+        return float(self._sum(self.objective.loss, x))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self._sum(self.objective.gradient, x).detach()
+
+    def hessian(self, x: Tensor) -> Tensor:
+        assert self.objective.hessian is not None
+        return self._sum(self.objective.hessian, x).detach()
+
+    def product(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> Hessian(x) v."""
+        at = x.detach().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self._sum(self.objective.loss, at), at, create_graph=True)
+        return lambda v: torch.autograd.grad(slope, at, v, retain_graph=True)[0]
 
 
 def optimum(problem: Problem, p: np.ndarray | None = None, tolerance: float = 1e-10) -> Optimum:
@@ -63,8 +85,8 @@ def optimum(problem: Problem, p: np.ndarray | None = None, tolerance: float = 1e
         )
     weights = sizes / sizes.sum() if p is None else np.asarray(p, np.float64)
     if weights.shape != (len(sizes),) or not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
-        raise UserError(f"p needs {len(sizes)} weights >= 0 with sum 1, given {weights.shape} summing to "
-                        f"{weights.sum():.6g}")  # fmt: skip
+        shape, total = weights.shape, weights.sum()
+        raise UserError(f"p needs {len(sizes)} weights >= 0 with sum 1, given {shape} summing to {total:.6g}")
     F = _pooled(objective, weights)
     x = problem.init(0).detach()
     value, g = F.value(x), F.gradient(x)
@@ -94,9 +116,7 @@ def optimum(problem: Problem, p: np.ndarray | None = None, tolerance: float = 1e
     )
 
 
-def _search(
-    F: _Pooled, x: Tensor, value: float, g: Tensor, step: Tensor
-) -> tuple[Tensor, float, Tensor, bool]:  # fmt: skip
+def _search(F: _Pooled, x: Tensor, value: float, g: Tensor, step: Tensor) -> tuple[Tensor, float, Tensor, bool]:
     """Halve the step until F falls enough or, where rounding hides that, until the gradient is shorter."""
     slope, noise = float(g @ step), 1e-14 * max(1.0, abs(value))
     t = 1.0
@@ -147,44 +167,9 @@ def _conjugate(product: Callable[[Tensor], Tensor], g: Tensor, tolerance: float)
 
 
 def _pooled(objective: Objective, weights: np.ndarray) -> _Pooled:
-    """sum_i p_i f_i; one call over all samples where p is in proportion to the clients' samples."""
-    hessian = objective.hessian
-    if hessian is None:
+    if objective.hessian is None:
         raise UserError("a reference optimum needs the problem's Hessian, and it has none")
     counts = np.diff(objective.offsets)
-    index = torch.arange(int(objective.offsets[-1]), device=objective.device)
     if np.allclose(weights, counts / counts.sum(), rtol=1e-13, atol=0):
-        parts = [(1.0, index)]
-    else:
-        parts = [
-            (float(w), index[a:b])
-            for w, a, b in zip(weights, objective.offsets[:-1], objective.offsets[1:], strict=True)
-            if w > 0
-        ]
-
-    def summed(f: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
-        total = parts[0][0] * f(x, parts[0][1])
-        for w, samples in parts[1:]:
-            total = total + w * f(x, samples)
-        return total
-
-    def product(x: Tensor) -> Callable[[Tensor], Tensor]:
-        at = x.detach().requires_grad_()
-        with torch.enable_grad():
-            (slope,) = torch.autograd.grad(summed(objective.loss, at), at, create_graph=True)
-
-        def times(v: Tensor) -> Tensor:
-            return torch.autograd.grad(slope, at, v, retain_graph=True)[0]
-
-        return times
-
-    @torch.no_grad()
-    def value(x: Tensor) -> float:
-        return float(summed(objective.loss, x))
-
-    return _Pooled(
-        value,
-        lambda x: summed(objective.gradient, x).detach(),
-        lambda x: summed(hessian, x).detach(),
-        product,
-    )
+        return _Pooled(objective, [(1.0, torch.arange(int(counts.sum()), device=objective.device))])
+    return _Pooled(objective, [(float(w), objective.samples(i)) for i, w in enumerate(weights) if w > 0])

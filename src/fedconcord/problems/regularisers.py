@@ -1,24 +1,31 @@
 """Non-smooth terms psi of the objective sum_i p_i f_i(x) + psi(x), by name, each with its proximal operator.
 
 To add one: a factory that returns a `core.Regulariser` for vectors [..., d] and its line in `REGULARISERS`. `combine`
-adds two where the prox of the sum has a closed form. Closed forms: Parikh and Boyd, Proximal Algorithms, 2014, ch. 6.
-"""
+adds two where the prox of the sum has a closed form; `Regularised` adds one to any one-block problem, as the setting
+`regulariser = "l1(0.01)"` does. Closed forms: Parikh and Boyd, Proximal Algorithms, 2014, ch. 6."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedconcord.basis.errors import UserError
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Count, NotNegative, about
-from fedconcord.core import Regulariser
+from fedconcord.core import Evaluator, Objective, Problem, Regulariser
 
 Weight = Annotated[NotNegative, about("weight lambda of the term")]
+Group = Annotated[Count, about("number of consecutive entries in a group")]
+Rows = Annotated[Count | None, about("number of rows of the matrix x; if none, it is square")]
+Low = Annotated[float, about("smallest entry")]
+High = Annotated[float, about("largest entry")]
+Block = Annotated[Count | None, about("number of entries of a block; if none, all of x is one block")]
+GroupWeight = Annotated[NotNegative, about("weight of the groups' norms")]
 
 
 def soft(x: Tensor, threshold: float) -> Tensor:
@@ -58,8 +65,7 @@ def _blocks(x: Tensor, size: int, name: str) -> Tensor:
 # Each term is one object with its parameters, so that `combine` can tell what it is given.
 
 
-@dataclass(frozen=True)
-class _L1:
+class _L1(NamedTuple):
     lam: float
 
     def value(self, x: Tensor) -> Tensor:
@@ -69,8 +75,7 @@ class _L1:
         return soft(x, eta * self.lam)
 
 
-@dataclass(frozen=True)
-class _GroupL1:
+class _GroupL1(NamedTuple):
     lam: float
     size: int
 
@@ -85,8 +90,7 @@ class _GroupL1:
         return (keep * groups).flatten(-2)
 
 
-@dataclass(frozen=True)
-class _Nuclear:
+class _Nuclear(NamedTuple):
     lam: float
     rows: int | None
 
@@ -113,8 +117,7 @@ class _Nuclear:
         return torch.where(finite, shrunk.flatten(-2), torch.nan)
 
 
-@dataclass(frozen=True)
-class _Box:
+class _Box(NamedTuple):
     low: float
     high: float
 
@@ -126,8 +129,7 @@ class _Box:
         return x.clamp(self.low, self.high)
 
 
-@dataclass(frozen=True)
-class _Simplex:
+class _Simplex(NamedTuple):
     size: int | None
 
     def value(self, x: Tensor) -> Tensor:
@@ -138,38 +140,7 @@ class _Simplex:
         return to_simplex(_blocks(x, self.size or x.shape[-1], "simplex")).flatten(-2)
 
 
-@dataclass(frozen=True)
-class _Then:
-    """The sum of two terms whose prox is the prox of `first` and then that of `second`."""
-
-    first: _Term
-    second: _Term
-
-    def value(self, x: Tensor) -> Tensor:
-        return self.first.value(x) + self.second.value(x)
-
-    def prox(self, x: Tensor, eta: float) -> Tensor:
-        return self.second.prox(self.first.prox(x, eta), eta)
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """The sum of two terms of which `first` is constant where `second` is finite."""
-
-    first: _L1
-    second: _Simplex
-
-    def value(self, x: Tensor) -> Tensor:
-        return self.first.value(x) + self.second.value(x)
-
-    def prox(self, x: Tensor, eta: float) -> Tensor:
-        return self.second.prox(x, eta)
-
-
-_Term = _L1 | _GroupL1 | _Nuclear | _Box | _Simplex | _Then | _Constant
-
-
-def _named(name: str, term: _Term) -> Regulariser:
+def _named(name: str, term: _L1 | _GroupL1 | _Nuclear | _Box | _Simplex) -> Regulariser:
     return Regulariser(name, term.value, term.prox)
 
 
@@ -178,26 +149,17 @@ def l1(lam: Weight = 0.01) -> Regulariser:
     return _named(f"l1({lam:g})", _L1(lam))
 
 
-def group_l1(
-    lam: Weight = 0.01,
-    size: Annotated[Count, about("number of consecutive entries in a group")] = 2,
-) -> Regulariser:
+def group_l1(lam: Weight = 0.01, size: Group = 2) -> Regulariser:
     """lam sum_g ||x_g||_2 over groups of consecutive entries: whole groups vanish."""
     return _named(f"group_l1({lam:g},{size})", _GroupL1(lam, size))
 
 
-def nuclear(
-    lam: Weight = 0.01,
-    rows: Annotated[Count | None, about("number of rows of the matrix x; if none, it is square")] = None,
-) -> Regulariser:
+def nuclear(lam: Weight = 0.01, rows: Rows = None) -> Regulariser:
     """lam times the sum of the singular values of the matrix x: low rank (LoSAC, eq. (20))."""
     return _named(f"nuclear({lam:g})" if rows is None else f"nuclear({lam:g},{rows})", _Nuclear(lam, rows))
 
 
-def box(
-    low: Annotated[float, about("smallest entry")] = 0.0,
-    high: Annotated[float, about("largest entry")] = 1.0,
-) -> Regulariser:
+def box(low: Low = 0.0, high: High = 1.0) -> Regulariser:
     """The constraint low <= x <= high, entry by entry.
 
     Raises:
@@ -208,27 +170,17 @@ def box(
     return _named(f"box({low:g},{high:g})", _Box(low, high))
 
 
-def simplex(
-    size: Annotated[Count | None, about("number of entries of a block; if none, all of x is one block")] = None,
-) -> Regulariser:
+def simplex(size: Block = None) -> Regulariser:
     """The constraint that x, or every block of consecutive entries, is >= 0 with sum 1."""
     return _named("simplex" if size is None else f"simplex({size})", _Simplex(size))
 
 
-def l1_box(
-    lam: Weight = 0.01,
-    low: Annotated[float, about("smallest entry")] = 0.0,
-    high: Annotated[float, about("largest entry")] = 1.0,
-) -> Regulariser:
+def l1_box(lam: Weight = 0.01, low: Low = 0.0, high: High = 1.0) -> Regulariser:
     """lam ||x||_1 with low <= x <= high."""
     return combine(l1(lam), box(low, high))
 
 
-def sparse_group(
-    lam: Weight = 0.01,
-    group: Annotated[NotNegative, about("weight of the groups' norms")] = 0.01,
-    size: Annotated[Count, about("number of consecutive entries in a group")] = 2,
-) -> Regulariser:
+def sparse_group(lam: Weight = 0.01, group: GroupWeight = 0.01, size: Group = 2) -> Regulariser:
     """lam ||x||_1 + group sum_g ||x_g||_2 (sparse group LASSO)."""
     return combine(l1(lam), group_l1(group, size))
 
@@ -254,21 +206,70 @@ def combine(first: Regulariser, second: Regulariser) -> Regulariser:
             case _Box(), _Box():
                 return box(max(a.low, b.low), min(a.high, b.high))
             case _L1(), _Box() | _GroupL1():
-                return _named(f"{x.name} + {y.name}", _Then(a, b))
+                return _sum(x, y)
             case _L1(), _Simplex():
-                return _named(f"{x.name} + {y.name}", _Constant(a, b))
+                return _sum(x, y, constant=True)
     raise UserError(
         f"the sum of {first.name} and {second.name} has no proximal operator in closed form; combine l1 with box, "
         "group_l1 or simplex, or give one of the two"
     )
 
 
-REGULARISERS: dict[str, Callable[..., Regulariser]] = {
-    "l1": l1,
-    "group_l1": group_l1,
-    "nuclear": nuclear,
-    "box": box,
-    "simplex": simplex,
-    "l1_box": l1_box,
-    "sparse_group": sparse_group,
-}
+def _sum(first: Regulariser, second: Regulariser, constant: bool = False) -> Regulariser:
+    """The prox is that of `first`, unless it is constant where `second` is finite, and then that of `second`."""
+
+    def prox(x: Tensor, eta: float) -> Tensor:
+        return second.prox(x if constant else first.prox(x, eta), eta)
+
+    return Regulariser(f"{first.name} + {second.name}", lambda x: first.value(x) + second.value(x), prox)
+
+
+REGULARISERS: dict[str, Callable[..., Regulariser]] = by_name(l1, group_l1, nuclear, box, simplex, l1_box, sparse_group)
+
+
+OF_THE_SMOOTH = {"gap", "distance"}  # metrics that compare with the minimiser of the smooth part alone
+
+
+class Regularised:
+    """min sum_i p_i f_i(x) + psi(x) with the f_i of another problem.
+
+    Raises:
+        UserError: the problem has a regulariser or two blocks, or psi does not fit its dimension.
+    """
+
+    def __init__(self, problem: Problem, regulariser: Regulariser) -> None:
+        objective = problem.objective
+        if objective.regulariser is not None:
+            raise UserError(
+                f"the problem already has {objective.regulariser.name}, so {regulariser.name} cannot be added; build "
+                "it with regularisers.combine of the two"
+            )
+        if objective.private is not None:
+            raise UserError(f"{regulariser.name} cannot be added to a two-block problem; state it in the problem")
+        regulariser.value(torch.zeros(objective.dim, dtype=objective.dtype))
+        self.smooth, self.regulariser = problem, regulariser
+        self.objective, self.roster = _with(objective, regulariser), problem.roster
+        self.evaluator: Evaluator = self
+
+    def init(self, seed: int) -> Tensor:
+        return self.smooth.init(seed)
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """The smooth problem's metrics, `objective` (its train loss or loss plus psi) and `nonzero`, the share of x.
+
+        Without those that compare with the minimiser of the smooth part.
+        """
+        measured = self.smooth.evaluator.evaluate(x)
+        metrics = {name: value for name, value in measured.items() if name not in OF_THE_SMOOTH}
+        loss = metrics.get("train_loss", metrics.get("loss"))
+        if loss is not None:
+            metrics["objective"] = loss + float(self.regulariser.value(x))
+        return metrics | {"nonzero": float((x != 0).double().mean())}
+
+    def export(self, x: Tensor) -> Mapping[str, Tensor]:
+        return self.smooth.evaluator.export(x)
+
+
+def _with(objective: Objective, regulariser: Regulariser) -> Objective:
+    return replace(objective, regulariser=regulariser, alone=lambda place: _with(objective.alone(place), regulariser))

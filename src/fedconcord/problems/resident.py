@@ -63,6 +63,10 @@ class Resident:
         """These samples [k] alone, in memory of their own."""
         return replace(self, raw=self._raw(samples).clone(), order=None)
 
+    def taken(self, samples: Tensor) -> Resident:
+        """These samples [k], in the same memory."""
+        return replace(self, order=samples if self.order is None else self.order[samples])
+
     def finite(self) -> np.ndarray:
         """Which samples [n] have neither NaN nor infinity."""
         if self.scale or not self.dtype.is_floating_point:

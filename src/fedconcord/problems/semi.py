@@ -29,7 +29,7 @@ from fedconcord.basis.errors import UserError
 from fedconcord.basis.parameters import Count, NotNegative, Positive, about
 from fedconcord.core import Evaluator, Objective, Regulariser, Roster, roster_of
 from fedconcord.data.dataset import Dataset
-from fedconcord.problems.alone import alone
+from fedconcord.problems.common import alone
 from fedconcord.problems.regularisers import to_simplex
 from fedconcord.problems.supervised import Supervised, probe
 from fedconcord.problems.two_block import Inputs, objective_in_both
@@ -75,8 +75,12 @@ class SemiSupervised:
         train_samples: int = 10_000,
         regulariser: Regulariser | None = None,
     ) -> None:
-        for i, (part, mask) in enumerate(zip(parts, labelled, strict=True)):
-            _check(i, data, part, mask)
+        for i, mask in enumerate(labelled):
+            if not mask.any():
+                raise UserError(
+                    f"client {i} has no labelled sample among its {len(mask)}; label a larger fraction or use fewer "
+                    "clients"
+                )
         ordered = [np.concatenate([part[mask], part[~mask]]) for part, mask in zip(parts, labelled, strict=True)]
         # the probe of the supervised objective would be of hidden labels, so it is kept at one sample and not used
         self.base = Supervised(build, data, ordered, dtype=dtype, device=device, train_samples=1)
@@ -203,23 +207,6 @@ class SemiSupervised:
     def label_counts(self) -> np.ndarray | None:
         """Samples of each class at each client [N, C], hidden labels included."""
         return self.base.label_counts()
-
-
-def _check(client: int, data: Dataset, part: np.ndarray, mask: np.ndarray) -> None:
-    labels = data.train_y[part]
-    if not mask.any():
-        raise UserError(
-            f"client {client} has no labelled sample among its {len(part)}; label a larger fraction or use fewer "
-            "clients"
-        )
-    wrong = labels[(labels < 0) | (labels >= data.classes)]
-    if len(wrong):
-        raise UserError(
-            f"client {client} has the label {wrong[0]}, data {data.name} have the classes 0 to {data.classes - 1}; "
-            "correct or remove those samples"
-        )
-    if data.train_x.dtype != np.uint8 and not np.isfinite(data.train_x[part]).all():
-        raise UserError(f"client {client} has NaN or infinite values in its samples; remove those samples")
 
 
 def semi(

@@ -17,23 +17,12 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Accumulate, Evaluator, Network, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset, Scale
-from fedconcord.problems import convolution, dense, precision
-from fedconcord.problems.alone import alone
-from fedconcord.problems.evaluation import Forward, Gather, check_outputs
-from fedconcord.problems.losses import (
-    DEFAULT_LOSS,
-    LOSSES,
-    SCORES,
-    Loss,
-    Metric,
-    check_loss,
-    check_metrics,
-    defined,
-    metrics_of,
-)
-from fedconcord.problems.per_client import Samples, Scores, by_client, validation
+from fedconcord.problems import kernels, precision
+from fedconcord.problems.common import alone, hessian_of, vectorised
+from fedconcord.problems.evaluation import Forward, Inputs, Samples, Scores, by_client, check_outputs, validation
+from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
+from fedconcord.problems.metrics import SCORES, Metric, check_metrics, defined, metrics_of
 from fedconcord.problems.resident import Resident, resident
-from fedconcord.problems.vectorised import hessian_of, vectorised
 
 Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
 """samples [..., B] -> their inputs [..., B, *shape] and targets [..., B]."""
@@ -108,19 +97,9 @@ class Supervised:
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
         self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
-        self._kernel = self._kernel_of(self.loss_of.delta)
+        shorter = torch.bfloat16 if numbers == "bf16" else None
+        self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
         self._reader: Reader | None = None  # of training samples, in place of x and y
-
-    def _kernel_of(self, delta: dense.Delta | None) -> dense.Kernel | None:
-        """Hand-written gradients, where the model and the loss have them."""
-        if delta is None:
-            return None
-        kernel = dense.kernel(self.model, self.layout, delta) if self.numbers != "bf16" else None
-        if kernel is None and self.device.type == "cpu":
-            kernel = convolution.kernel(
-                self.model, self.layout, delta, torch.bfloat16 if self.numbers == "bf16" else None
-            )
-        return kernel
 
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
@@ -173,7 +152,7 @@ class Supervised:
         )
 
     def _network(self) -> Network | None:
-        widths, form, x = dense.widths(self.model), self.loss_of.form, self.x
+        widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
             return None
         if self.layout.constants:
@@ -310,9 +289,8 @@ class Supervised:
         weighs as much as it has), and `validation_client_accuracy`, in which every client weighs the same; other
         targets have other scores (`losses.SCORES`).
         """
-        tested = (lambda a, b: self.test_x[a:b]), self.test_y
-        trained = (lambda a, b: self.x[self.probe[a:b]]), self.y[self.probe]
-        (test, outputs), (train, _) = self.answers(x, tested, trained)
+        trained = self.x.taken(self.probe), self.y[self.probe]
+        (test, outputs), (train, _) = self.answers(x, (self.test_x, self.test_y), trained)
         pair = self.in_units(outputs), self.in_units(self.test_y)
         metrics = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
         metrics |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
@@ -329,7 +307,7 @@ class Supervised:
         """
         if self._looked is None or not torch.equal(self._looked[0], x):
             _, inputs, targets, offsets = self.judged
-            [(loss, outputs)] = self.answers(x, (lambda a, b: inputs[a:b], targets))
+            [(loss, outputs)] = self.answers(x, (inputs, targets))
             score, pair = SCORES[self.target], (self.in_units(outputs), self.in_units(targets))
             each = {"loss": loss, score.name: score.per_sample(*pair)}
             means = {name: by_client(values, offsets) for name, values in each.items()}
@@ -361,9 +339,9 @@ class Supervised:
         return Forward(self.model, self.layout, self.x[:2])
 
     @torch.no_grad()
-    def answers(self, x: Tensor, *sets: tuple[Gather, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, x: Tensor, *sets: tuple[Inputs, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
-        outputs = self.forward.outputs(x, [(len(targets), gather) for gather, targets in sets])
+        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets])
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]
 
 

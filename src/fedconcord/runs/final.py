@@ -14,8 +14,8 @@ from fedconcord.analysis.personalisation import Finetune, personalised
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.jobs import Job, State, Step, model_of, own_models
 from fedconcord.problems import Supervised
+from fedconcord.problems.evaluation import Scores
 from fedconcord.problems.judging import client_figures, own_figures, supervised
-from fedconcord.problems.per_client import Scores
 from fedconcord.runs.observers import Observer
 from fedconcord.runs.stopping import Patience, Stopping
 from fedconcord.state import tensors

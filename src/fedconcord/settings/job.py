@@ -12,9 +12,8 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Oracle, Problem
 from fedconcord.engines import Engine, Serial, Stacked, Wire, distributed
 from fedconcord.engines.team import ALONE, Team
-from fedconcord.federation.rates import scaled
 from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import epoch_steps
+from fedconcord.federation.work import epoch_steps, scaled
 from fedconcord.jobs import Job
 from fedconcord.local.graphs import Graphs
 from fedconcord.local.solver import Solver

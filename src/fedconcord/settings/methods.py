@@ -13,8 +13,7 @@ from fedconcord.basis import factories, grammar, objects
 from fedconcord.basis.errors import UserError, closest, unknown
 from fedconcord.basis.grammar import Value
 from fedconcord.core import Algorithm
-from fedconcord.federation.pooled import Pooled
-from fedconcord.federation.schedule import Schedule
+from fedconcord.federation.schedule import Pooled, Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems.judging import pooled, supervised
 from fedconcord.settings.own import kind_of

@@ -25,7 +25,7 @@ from fedconcord.basis.objects import NamedObject
 from fedconcord.core import Algorithm
 from fedconcord.core.identity import UNNAMED, Identity
 from fedconcord.data.dataset import Dataset
-from fedconcord.data.objects import arrays_of
+from fedconcord.data.inputs import arrays_of
 from fedconcord.federation.partitions.own import of_partitioner, of_samples
 from fedconcord.federation.sampling import Sampler
 from fedconcord.settings.parts import REGISTRIES

@@ -10,8 +10,10 @@ from typing import Any
 
 from fedconcord.basis import factories, files, grammar, imports, objects
 from fedconcord.basis.errors import UserError
-from fedconcord.data import DATASETS, Dataset, data_folder
+from fedconcord.data import DATASETS
+from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, is_file
+from fedconcord.data.published import data_folder
 from fedconcord.problems import PROBLEMS
 from fedconcord.settings.sections import InputSettings
 from fedconcord.settings.settings import Config

@@ -22,20 +22,19 @@ from fedconcord.data import DATASETS
 from fedconcord.federation.availability import AVAILABILITY
 from fedconcord.federation.clock import DEVICES
 from fedconcord.federation.dropout import DROPOUT
-from fedconcord.federation.features import FEATURES
-from fedconcord.federation.labels import LABELS
 from fedconcord.federation.partitions import partitions
-from fedconcord.federation.rates import WHAT, rates
 from fedconcord.federation.sampling import samplers
-from fedconcord.federation.work import WORK, Work
+from fedconcord.federation.skew import FEATURES, LABELS
+from fedconcord.federation.work import WHAT, WORK, Work, rates
 from fedconcord.local.sizes import RULES
 from fedconcord.local.solver import ORACLES
 from fedconcord.models import models
 from fedconcord.problems import PROBLEMS
-from fedconcord.problems.clustering import clustering
-from fedconcord.problems.losses import METRICS, losses
+from fedconcord.problems.losses import losses
+from fedconcord.problems.metrics import METRICS
 from fedconcord.problems.regularisers import REGULARISERS
 from fedconcord.problems.semi import semi
+from fedconcord.problems.two_block import clustering
 from fedconcord.transforms.hostile import ATTACKS
 from fedconcord.transforms.privacy import CLIPS, Adaptive
 from fedconcord.transforms.robust import AGGREGATES

@@ -13,12 +13,12 @@ from torch import nn
 from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Problem, rng
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import hold_out
-from fedconcord.federation.features import skewed
+from fedconcord.federation.skew import skewed
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
-from fedconcord.problems.losses import metrics_of
+from fedconcord.problems.metrics import metrics_of
 from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.settings.own import dataset_of, stamp

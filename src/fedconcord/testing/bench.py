@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, rng, weights
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Engine, Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import Work, uniform

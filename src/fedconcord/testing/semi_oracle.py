@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedconcord.algorithms.fedvra import fedvra
-from fedconcord.data import Dataset
+from fedconcord.data.dataset import Dataset
 from fedconcord.engines import Engine
 from fedconcord.jobs import Job
 from fedconcord.problems import semi

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedconcord.core import Problem
-from fedconcord.problems.losses import SCORES
+from fedconcord.problems.metrics import SCORES
 from fedconcord.report.metric import Metric, metric_of
 from fedconcord.report.stats import first_at, tail_mean
 from fedconcord.report.summary import WINDOW

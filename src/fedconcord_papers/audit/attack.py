@@ -13,7 +13,7 @@ from torch import Tensor
 from fedconcord.basis.errors import UserError
 from fedconcord.core import Protection, rng
 from fedconcord.jobs import Job
-from fedconcord.problems import Supervised, dense
+from fedconcord.problems import Supervised, kernels
 from fedconcord.problems.judging import supervised
 from fedconcord_papers.audit.message import Seen, capture, readings, touched
 
@@ -66,7 +66,7 @@ def infer_labels(problem: Supervised, x: Tensor, gradient: Tensor, inputs: Tenso
     Raises:
         UserError: the loss is not cross-entropy, or the model's last parameter is not a bias of one entry a class.
     """
-    if problem.loss_of.delta is not dense.cross_entropy:
+    if problem.loss_of.delta is not kernels.cross_entropy:
         raise UserError(
             f"labels are inferred from gradients of cross-entropy, and this job's loss is {problem.loss_of.name}; "
             "audit it with known labels"

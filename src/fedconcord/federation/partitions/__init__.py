@@ -13,50 +13,18 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from fedconcord.basis.factories import by_name
 from fedconcord.basis.imports import Open
-from fedconcord.federation.partitions.base import LABEL_FREE, counts
-from fedconcord.federation.partitions.by_label import groups, shards, sorted_fraction
-from fedconcord.federation.partitions.dirichlet import dirichlet, dirichlet_unbalanced, split_by_proportions
-from fedconcord.federation.partitions.dominant import dominant
-from fedconcord.federation.partitions.flower import flwr_datasets, from_partitioner
-from fedconcord.federation.partitions.own import by_function
-from fedconcord.federation.partitions.sizes import iid, power_law, quantity
+from fedconcord.federation.partitions.mixtures import dirichlet, dirichlet_unbalanced, dominant
+from fedconcord.federation.partitions.own import by_function, flwr_datasets
+from fedconcord.federation.partitions.simple import groups, iid, power_law, quantity, shards, sorted_fraction
 
-PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
-    "iid": iid,
-    "shards": shards,
-    "groups": groups,
-    "sorted_fraction": sorted_fraction,
-    "dirichlet": dirichlet,
-    "dirichlet_unbalanced": dirichlet_unbalanced,
-    "dominant": dominant,
-    "power_law": power_law,
-    "quantity": quantity,
-    "flwr_datasets": flwr_datasets,
-}
+PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = by_name(
+    iid, shards, groups, sorted_fraction, dirichlet, dirichlet_unbalanced, dominant, power_law, quantity, flwr_datasets
+)
 """Divisions of data by name; a factory takes labels, number of clients and generator, then its parameters."""
 
 
 def partitions() -> Mapping[str, Callable[..., list[np.ndarray]]]:
     """`PARTITIONS`, and functions of your own by import path."""
     return Open(PARTITIONS, "partition", by_function)
-
-
-__all__ = [
-    "LABEL_FREE",
-    "PARTITIONS",
-    "counts",
-    "dirichlet",
-    "dirichlet_unbalanced",
-    "dominant",
-    "flwr_datasets",
-    "from_partitioner",
-    "groups",
-    "iid",
-    "partitions",
-    "power_law",
-    "quantity",
-    "shards",
-    "sorted_fraction",
-    "split_by_proportions",
-]

@@ -25,10 +25,11 @@ from torch.nn import functional as F
 
 from fedconcord.algorithms import METHODS
 from fedconcord.core import rng
-from fedconcord.data import Dataset, data_folder
-from fedconcord.data.digits import digits
-from fedconcord.data.mnist import MEAN, STD, mnist
-from fedconcord.federation.partitions import iid
+from fedconcord.data.dataset import Dataset
+from fedconcord.data.offline import digits
+from fedconcord.data.pixels import MEAN, STD, mnist
+from fedconcord.data.published import data_folder
+from fedconcord.federation.partitions.simple import iid
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
 from fedconcord.jobs import Job

@@ -1,4 +1,8 @@
-"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) from their published IDX files."""
+"""Data sets of small images from their published binary files.
+
+MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), IDX files; CIFAR-10 and CIFAR-100
+(Krizhevsky 2009), whose pickled versions are never read.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
 from fedconcord.basis.parameters import about
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.published import Download, Published, damaged
+from fedconcord.data.dataset import Dataset, scaling
+from fedconcord.data.published import Download, Published, archived, damaged
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 COUNTS = (60_000, 10_000)  # published samples, to train and to test
@@ -73,17 +77,12 @@ FMNIST = _published(
     ),
     Path("/usr/share/datasets/fashion-mnist"),  # Debian's package dataset-fashion-mnist
 )
+SCALES = "scale of the pixels: normal, with mean 0 and deviation 1 over the training samples; unit, from 0 to 1"
+Scaled = Annotated[Literal["normal", "unit"], about(SCALES)]
+Coarse = Annotated[bool, about("whether labels are the 20 superclasses in place of the 100 classes")]
 
 
-def mnist(
-    folder: Path,
-    seed: int,
-    /,
-    pixels: Annotated[
-        Literal["normal", "unit"],
-        about("scale of the pixels: normal, with mean 0 and deviation 1 over the training samples; unit, from 0 to 1"),
-    ] = "normal",
-) -> Dataset:
+def mnist(folder: Path, seed: int, /, pixels: Scaled = "normal") -> Dataset:
     """MNIST handwritten digits, 28x28 grey, 10 classes, 60,000 + 10,000 samples; four files in mnist/.
 
     Samples are [1, 28, 28], pixels divided by 255, then (x - 0.1307) / 0.3081 where they are normal. The files are read
@@ -114,12 +113,9 @@ def _images(
 ) -> Dataset:
     """Pixels divided by 255, then (x - mean) / std. Files with as many samples as the published ones must be those."""
     paths = published.paths(folder)
-    train_x, train_y = _pair(paths[0], paths[1], COUNTS[0], published.contents)
-    test_x, test_y = _pair(paths[2], paths[3], COUNTS[1], published.contents)
-    scale = {"kind": "scale", "divide": 255.0, "mean": [mean], "std": [std]}
-    return Dataset(
-        published.name, train_x, train_y, test_x, test_y, CLASSES, output_names=output_names, preprocessing=scale
-    )
+    train, test = (_pair(paths[k], paths[k + 1], COUNTS[k // 2], published.contents) for k in (0, 2))
+    scale = scaling(255.0, [mean], [std])
+    return Dataset(published.name, *train, *test, CLASSES, output_names=output_names, preprocessing=scale)
 
 
 def _pair(image_path: Path, label_path: Path, count: int, contents: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -132,21 +128,19 @@ def _pair(image_path: Path, label_path: Path, count: int, contents: Mapping[str,
     if labels.max() >= CLASSES:
         raise damaged(label_path, f"it holds the label {labels.max()}, the published are 0 to 9")
     if len(pixels) == count:
-        _check(image_path, pixels, contents)
-        _check(label_path, labels, contents)
+        check(image_path, contents, pixels)
+        check(label_path, contents, labels)
     return pixels[:, None], labels.astype(np.int64)
 
 
-def check(path: Path, contents: Mapping[str, str]) -> None:
-    """Refuse a file that is not as published.
+def check(path: Path, contents: Mapping[str, str], array: np.ndarray | None = None) -> None:
+    """Refuse a file, or what was read of it, that is not as published.
 
     Raises:
         UserError: it cannot be read, or holds something else.
     """
-    _check(path, read_idx(path, 3 if "images" in path.name else 1), contents)
-
-
-def _check(path: Path, array: np.ndarray, contents: Mapping[str, str]) -> None:
+    if array is None:
+        array = read_idx(path, 3 if "images" in path.name else 1)
     name = path.name.removesuffix(".gz")
     digest = hashlib.sha256(bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape))
     digest.update(np.ascontiguousarray(array).data)
@@ -192,3 +186,87 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     if filled < expected:
         raise damaged(path, f"its header says {expected} bytes of data and it has {filled}")
     return body.reshape(sizes)
+
+
+SHAPE = (3, 32, 32)
+PHOTOGRAPHS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+CIFAR10 = archived(
+    "cifar10",
+    "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-10 binary version)",  # which has the checksums
+    "cifar-10-batches-bin",
+    (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"),
+    Download(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), "md5:c32a1d4ab5d03f1284b67883e8d87530"),
+)
+CIFAR100 = archived(
+    "cifar100",
+    "https://www.cs.toronto.edu/~kriz/cifar.html (CIFAR-100 binary version)",
+    "cifar-100-binary",
+    ("train.bin", "test.bin"),
+    Download(("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",), "md5:03b5dce01913d631647c71ecec9e9cb8"),
+)
+
+
+def cifar10(folder: Path, seed: int, /) -> Dataset:
+    """CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 + 10,000 samples; six files in cifar-10-batches-bin/.
+
+    Samples are [3, 32, 32], pixels divided by 255, then scaled a channel with mean (0.491, 0.482, 0.447) and standard
+    deviation (0.247, 0.243, 0.262), as FedDyn and A-FedPD do. `seed` is not used.
+
+    Raises:
+        UserError: a file is missing or not as published.
+    """
+    paths = CIFAR10.paths(folder)
+    (train_x, train), (test_x, test) = (_rows(some, 10_000, [9]) for some in (paths[:-1], paths[-1:]))
+    scale = scaling(255.0, [0.491, 0.482, 0.447], [0.247, 0.243, 0.262])
+    return Dataset(
+        "cifar10", train_x, train[:, 0], test_x, test[:, 0], 10, output_names=PHOTOGRAPHS, preprocessing=scale
+    )
+
+
+def cifar100(folder: Path, seed: int, /, coarse: Coarse = False) -> Dataset:
+    """CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 + 10,000 samples; two files in cifar-100-binary/.
+
+    Samples are [3, 32, 32], pixels divided by 255, then scaled a channel with mean (0.507, 0.487, 0.441) and standard
+    deviation (0.267, 0.256, 0.276). Each row of a file is a coarse label, a fine label and three planes. `seed` is not
+    used.
+
+    Raises:
+        UserError: a file is missing or not as published.
+    """
+    train_path, test_path = CIFAR100.paths(folder)
+    train_x, train = _rows([train_path], 50_000, [19, 99])
+    test_x, test = _rows([test_path], 10_000, [19, 99])
+    kind, classes = (0, 20) if coarse else (1, 100)
+    scale = scaling(255.0, [0.507, 0.487, 0.441], [0.267, 0.256, 0.276])
+    return Dataset("cifar100", train_x, train[:, kind], test_x, test[:, kind], classes, preprocessing=scale)
+
+
+def _rows(paths: Sequence[Path], rows: int, last: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [n, 3, 32, 32] and the labels [n, k] before them, of files of so many rows each; labels end at `last`."""
+    pixels = np.empty((len(paths), rows, *SHAPE), np.uint8)  # once, and without the labels between them
+    labels = np.empty((len(paths), rows, len(last)), np.int64)
+    for k, path in enumerate(paths):
+        labels[k], pixels[k] = read_rows(path, rows, len(last))
+        most = labels[k].max(axis=0).tolist()
+        if any(a > b for a, b in zip(most, last, strict=True)):
+            raise damaged(path, f"it holds labels up to {most}, the published ones end at {list(last)}")
+    return pixels.reshape(-1, *SHAPE), labels.reshape(-1, len(last))
+
+
+def read_rows(path: Path, rows: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels [rows, label_bytes] int64 and pixels [rows, 3, 32, 32] uint8 of a file in CIFAR's binary form.
+
+    Raises:
+        UserError: the file cannot be read or has another length.
+    """
+    try:
+        data = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise damaged(path, str(error)) from error
+    row_bytes = label_bytes + math.prod(SHAPE)
+    if data.size != rows * row_bytes:
+        raise damaged(path, f"it has {data.size} bytes, the published file {rows * row_bytes}")
+    table = data.reshape(rows, row_bytes)
+    return table[:, :label_bytes].astype(np.int64), table[:, label_bytes:].reshape(rows, *SHAPE)

@@ -1,4 +1,4 @@
-"""Label mixtures and shares of classes from Dirichlet distributions."""
+"""Partitions that draw for every client which classes it holds: from Dirichlet distributions, or a few of its own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import numpy as np
 from pydantic import Field
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.parameters import Count, Positive, about
-from fedconcord.federation.partitions.base import MAX_DRAWS, check_alpha, check_labels, even, parts_of
+from fedconcord.basis.parameters import Count, Fraction, Positive, about
+from fedconcord.federation.partitions.simple import MAX_DRAWS, check_alpha, check_labels, check_least, even, parts_of
 
 CHUNK = 1 << 16  # samples whose class is drawn at once
+Mixtures = Annotated[Positive, about("concentration of the label mixtures; a small one gives few labels")]
+Spread = Annotated[Positive, about("concentration of a class; a small one gives it to few clients")]
+LEAST = "smallest number of samples of a client; the partition is drawn again until all have it"
+OLD = "seed of numpy's old generator, in place of the run's; FedNova's released code has 2020"
+OldSeed = Annotated[int | None, Field(ge=0, lt=2**32, description=OLD)]
+Share = Annotated[Fraction, about("fraction of a client's samples from its own classes")]
+Classes = Annotated[Count, about("number of a client's own classes")]
 
 
 def dirichlet(
-    labels: np.ndarray,
-    n_clients: int,
-    rng: np.random.Generator,
-    /,
-    alpha: Annotated[Positive, about("concentration of the label mixtures; a small one gives few labels")] = 0.1,
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, /, alpha: Mixtures = 0.1
 ) -> list[np.ndarray]:
     """Label mixtures from Dir(alpha), equal client sizes (FedDyn, A-FedPD): sizes differ by at most 1.
 
@@ -68,18 +71,9 @@ def dirichlet_unbalanced(
     n_clients: int,
     rng: np.random.Generator,
     /,
-    alpha: Annotated[Positive, about("concentration of a class; a small one gives it to few clients")] = 0.1,
-    min_samples: Annotated[
-        Count, about("smallest number of samples of a client; the partition is drawn again until all have it")
-    ] = 10,
-    numpy_seed: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            lt=2**32,
-            description="seed of numpy's old generator, in place of the run's; FedNova's released code has 2020",
-        ),
-    ] = None,
+    alpha: Spread = 0.1,
+    min_samples: Annotated[Count, about(LEAST)] = 10,
+    numpy_seed: OldSeed = None,
 ) -> list[np.ndarray]:
     """Each class divided over clients by Dir(alpha), unequal client sizes (FedNova); every sample is used.
 
@@ -93,11 +87,7 @@ def dirichlet_unbalanced(
 
 
 def split_by_proportions(
-    labels: np.ndarray,
-    n_clients: int,
-    rng: np.random.Generator | np.random.RandomState,
-    alpha: float,
-    min_samples: int,
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator | np.random.RandomState, alpha: float, min_samples: int
 ) -> list[np.ndarray]:
     """FedNova's split, draw for draw: np.random.RandomState(2020) and CIFAR-10's label counts give the paper's sizes.
 
@@ -112,11 +102,7 @@ def split_by_proportions(
     check_alpha("dirichlet_unbalanced", alpha)
     n = len(labels)
     mean = n / n_clients
-    if not 1 <= min_samples <= mean:
-        raise UserError(
-            f"partition 'dirichlet_unbalanced' needs 1 <= min_samples <= samples / clients = {n} / {n_clients} = "
-            f"{mean:.4g}, given min_samples = {min_samples}; change min_samples or the number of clients"
-        )
+    check_least("dirichlet_unbalanced", n, n_clients, min_samples)
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     owner = np.empty(n, np.int64)
     smallest = 0  # of the best draw, for the sentence
@@ -157,3 +143,73 @@ def _draw_classes(
         u = rng.random((len(edge), 1)) * edge[:, -1:]
         drawn[start : start + CHUNK] = (edge <= u).sum(axis=1)
     return drawn
+
+
+def dominant(
+    labels: np.ndarray, n_clients: int, rng: np.random.Generator, /, share: Share = 0.8, classes: Classes = 2
+) -> list[np.ndarray]:
+    """A share of a client's samples from a few classes of its own, the rest from all (FedVRA); equal client sizes.
+
+    Clients come in random order. Each takes round(share * size) samples from `classes` classes, in equal parts, drawn
+    with probability in proportion to what is left of those that hold its part; where too few do, it takes the fullest
+    classes, in parts as equal as they allow. What remains is shuffled and dealt, so it may hold a client's own classes
+    too. Sizes differ by at most 1; every sample is used.
+
+    FedVRA states the aim ("80 % from about 2 classes") and names FedDyn's procedure, which is `dirichlet`; this is the
+    aim to the letter.
+
+    Raises:
+        UserError: the data have fewer classes, or no draw gives every client its share.
+    """
+    check_labels("dominant", labels, n_clients)
+    _, y, amount = np.unique(labels, return_inverse=True, return_counts=True)
+    if not (0 < share <= 1 and 1 <= classes <= len(amount)):
+        raise UserError(
+            f"partition 'dominant' needs 0 < share <= 1 and classes from 1 to the {len(amount)} in the data, "
+            f"given share = {share} and classes = {classes}"
+        )
+    sizes = even(len(labels), n_clients)
+    quota = np.rint(share * sizes).astype(np.int64)
+    for _ in range(MAX_DRAWS):
+        taken = _own_classes(amount, quota, classes, rng)
+        if taken is not None:
+            break
+    else:
+        raise UserError(
+            f"partition 'dominant' cannot give each of {n_clients} clients {quota[0]} samples (share = {share}) from "
+            f"classes = {classes} of its own, the classes having {amount.min()} to {amount.max()} samples; lower share "
+            f"or change classes or the number of clients"
+        )
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    owner = np.full(len(labels), -1, np.int64)
+    clients = np.arange(n_clients)
+    for samples, parts in zip(np.split(by_class, np.cumsum(amount)[:-1]), taken.T, strict=True):
+        owner[samples[: parts.sum()]] = np.repeat(clients, parts)
+    rest = np.flatnonzero(owner < 0)
+    owner[rng.permutation(rest)] = np.repeat(clients, sizes - quota)
+    return parts_of(owner, n_clients)
+
+
+def _own_classes(amount: np.ndarray, quota: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray | None:
+    """Samples [N, C] that each client takes from its own classes, quota[i] in all; None if this draw does not fit."""
+    left = amount.copy()
+    taken = np.zeros((len(quota), len(amount)), np.int64)
+    for i in rng.permutation(len(quota)):
+        parts = even(int(quota[i]), classes)
+        fitting = np.flatnonzero(left >= parts[0])
+        weight = left[fitting]
+        if np.count_nonzero(weight) >= classes:
+            chosen = rng.choice(fitting, classes, replace=False, p=weight / weight.sum())
+        else:
+            chosen = np.argsort(left, kind="stable")[-classes:]  # the fullest, smallest of them first
+            room = left[chosen]
+            open_quota = int(quota[i])
+            for j in range(classes):
+                parts[j] = min(room[j], -(-open_quota // (classes - j)))
+                open_quota -= int(parts[j])
+            if open_quota:
+                return None
+        taken[i, chosen] = parts
+        left[chosen] -= parts
+    return taken
