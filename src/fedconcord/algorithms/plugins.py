@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from fedconcord.algorithms import METHODS
 from fedconcord.algorithms.alone import BASELINES
+from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.imports import Open, maker
 from fedconcord.core import Algorithm
 
 OURS = {**METHODS, **BASELINES}
@@ -54,33 +54,24 @@ def available() -> Mapping[str, Callable[..., Algorithm]]:
     for entry in entry_points(group=GROUP):
         if not entry.name.isidentifier():
             raise UserError(
-                f"package {_package(entry)} registers a method under the name {entry.name!r}, which is no identifier; "
-                f"its author should rename the entry point in {GROUP}"
+                f"package {imports.package_of(entry)} registers a method under the name {entry.name!r}, which is no "
+                f"identifier; its author should rename the entry point in {GROUP}"
             )
         if entry.name in OURS or entry.name in found:
-            other = "fedconcord itself" if entry.name in OURS else f"package {_package(found[entry.name])}"
+            other = "fedconcord itself" if entry.name in OURS else f"package {imports.package_of(found[entry.name])}"
             raise UserError(
-                f"package {_package(entry)} registers a method {entry.name!r}, a name that {other} has already; "
-                f"uninstall one of them, or its author should rename the entry point in {GROUP}"
+                f"package {imports.package_of(entry)} registers a method {entry.name!r}, a name that {other} has "
+                f"already; uninstall one of them, or its author should rename the entry point in {GROUP}"
             )
         found[entry.name] = entry
-    return Open(Methods(found), "method", partial(maker, what="method", kind=Algorithm))
+    return imports.Open(Methods(found), "method", partial(imports.maker, what="method", kind=Algorithm))
 
 
 def _load(entry: EntryPoint) -> Callable[..., Algorithm]:
-    where = f"method {entry.name!r} of package {_package(entry)} (entry point {entry.value})"
-    try:
-        factory: Callable[..., Algorithm] = entry.load()
-    except Exception as error:  # whatever somebody else's module raises when imported
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"cannot load the {where}: {why}; repair or uninstall that package") from error
+    factory: Callable[..., Algorithm] = imports.from_entry_point(entry, "the method ")
     if not callable(factory):
         raise UserError(
-            f"the {where} is {type(factory).__name__}, not a function that makes an Algorithm; repair or uninstall "
-            "that package"
+            f"the method {entry.name!r} of package {imports.package_of(entry)} (entry point {entry.value}) is "
+            f"{type(factory).__name__}, not a function that makes an Algorithm; repair or uninstall that package"
         )
     return factory
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "(unknown)"

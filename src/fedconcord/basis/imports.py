@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from fedconcord.basis import objects
@@ -91,6 +92,27 @@ def load(path: str, what: str) -> Callable[..., Any]:
     if not callable(thing):
         raise UserError(f"{what} {path} is {type(thing).__name__}, not a function")
     return thing  # type: ignore[no-any-return]
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The package that an entry point is of."""
+    return entry.dist.name if entry.dist is not None else "(unknown)"
+
+
+def from_entry_point(entry: EntryPoint, what: str = "") -> Any:
+    """What an entry point names; `what` stands before its name in the sentence.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    try:
+        return entry.load()
+    except Exception as error:  # whatever somebody else's module raises when imported
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"cannot load {what}{entry.name!r} of package {package_of(entry)} (entry point {entry.value}): {why}; "
+            "repair or uninstall that package"
+        ) from error
 
 
 def with_options(function: Callable[..., Any], path: str, what: str, leading: tuple[str, ...]) -> Callable[..., Any]:

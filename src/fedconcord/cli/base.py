@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 import fedconcord
 from fedconcord.basis.errors import UserError, sentence
+from fedconcord.basis.imports import from_entry_point
 
 COMMANDS = "fedconcord.commands"  # name of a command = "module:app", an app of typer that has this command alone
 TOPICS = "fedconcord.topics"  # name of a topic = "module:function", which returns the topic's entries
@@ -32,23 +33,6 @@ ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 def added(group: str) -> EntryPoints:
     """The entry points of a group, looked for once a process: it reads the metadata of every installed package."""
     return entry_points(group=group)
-
-
-def load(entry: EntryPoint) -> Any:
-    """What an entry point names.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
-    try:
-        return entry.load()
-    except Exception as error:  # whatever somebody else's module raises when imported
-        package = entry.dist.name if entry.dist is not None else "(unknown)"
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(
-            f"cannot load {entry.name!r} of package {package} (entry point {entry.value}): {why}; repair or uninstall "
-            "that package"
-        ) from error
 
 
 class Commands(TyperGroup):
@@ -66,7 +50,7 @@ class Commands(TyperGroup):
 def _command(entry: EntryPoint) -> Any:
     """A command of another package; of a broken one a command that says so, since all others have to stay listed."""
     try:
-        return typer.main.get_command(load(entry))
+        return typer.main.get_command(from_entry_point(entry))
     except UserError as error:
         broken, why = typer.Typer(add_completion=False, rich_markup_mode=None), error
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, unknown
+from fedconcord.basis.imports import from_entry_point
 from fedconcord.cli import base
 from fedconcord.cli.base import app, console, say
 
@@ -116,7 +117,7 @@ def make_listing() -> dict[str, Any]:
         (name, meaning(name), f"For {' and '.join(m.targets)}; {'more' if m.higher else 'less'} is better.", [])
         for name, m in METRICS.items()
     ]
-    entries |= {entry.name: base.load(entry)() for entry in base.added(base.TOPICS)}
+    entries |= {entry.name: from_entry_point(entry)() for entry in base.added(base.TOPICS)}
     return {
         "groups": [(group.title, [catalogue.cells(costs) for costs in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,

@@ -60,9 +60,7 @@ class Client(NamedTuple):
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs.full_gradient`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`step.hessian_at`)
     late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `transforms.late`
-    normal: Callable[[int], Tensor] | None = (
-        None  # n -> [n] standard normal, keyed as `noise`, for `transforms.privacy`
-    )
+    normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed as `noise`, for privacy
 
 
 class Sender(NamedTuple):

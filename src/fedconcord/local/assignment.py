@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,10 @@ from fedconcord.core import (
     TwoBlockRow,
     rng,
 )
+from fedconcord.core.pieces import Ascent, Clip, Decay, HasPotential, HasUnit, Limit, Momentum, Piece, Place, Pull
 from fedconcord.local import sizes
-from fedconcord.local.solver import Solver, chain_of, costs
+from fedconcord.local.sizes import Fixed, StepSize
+from fedconcord.local.solver import Solver
 from fedconcord.local.walk import Chain, Walked, response
 
 
@@ -56,28 +58,129 @@ class Assignment(NamedTuple):
         """Whether a client's local problem or its message is made with its full gradient at the server's model."""
         return self.algorithm.needs.full_gradient or self.oracle.kind == "svrg"
 
+    @property
+    def uses_normaliser(self) -> bool:
+        """Whether the method is told ||a_i||_1, for which the sizes of a rule's steps are kept."""
+        return self.algorithm.needs.normaliser and self.solver.kind == "sgd"
+
     def chain(
         self, local: Local, lr: float, steps: np.ndarray, regulariser: Regulariser | None, on_host: bool = True
     ) -> Chain:
-        """The local steps [S] of a cohort, as `walk` takes them; `regulariser`: whose proximal steps clients take."""
+        """The local steps [S] of a cohort, as `walk` takes them: the method's pieces and the solver's, in their order.
+
+        Args:
+            local: of a cohort; of one client, with a leading axis.
+            lr: the round's step size.
+            regulariser: whose proximal steps clients take.
+            on_host: a number that all clients share may be read from its tensor.
+
+        Raises:
+            UserError: a piece of the method does not go with what is asked for.
+        """
+        solver = self.solver
+        mine = [piece for piece in local.pieces if not _is_nothing(piece)]
+        for piece in mine:
+            kind = type(piece).__name__
+            if self.uses_normaliser and not isinstance(piece, HasUnit):
+                raise UserError(f"the method divides by ||a_i||_1, which steps with its {kind} do not have")
+            if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
+                raise UserError(
+                    f"L-BFGS minimises the client's problem, and the method's {kind} is no term of it; use sgd"
+                )
+        owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
+        theirs = [piece for piece in _user_pieces(solver, self.oracle, local.x) if piece.traits.place not in owned]
+        pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
+        if on_host:
+            pieces = [_plain(piece) for piece in pieces]
+        stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
+        if solver.clip_direction is not None and solver.clip_form == "released":
+            pieces = _in_released_order(pieces, solver.clip_direction)
+        if self.rule is None:
+            size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
+        else:
+            x = local.x.expand(len(steps), -1)
+            most = int(steps.max(initial=0)) if self.uses_normaliser else None
+            size = sizes.begin(self.rule, lr * local.lr_scale, x, stiffness, local.first, most)
         prox = None if regulariser is None else regulariser.prox
-        needed = self.algorithm.needs.normaliser and self.solver.kind == "sgd"
-        return chain_of(self.solver, self.oracle, self.rule, local, lr, steps, prox, needed, on_host)
+        return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
         """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
-        each = costs(chain) * (full if self.oracle.kind == "full" else 1)
+        each = (1 + sum(piece.traits.costs for piece in chain.pieces)) * (full if self.oracle.kind == "full" else 1)
         cost: np.ndarray = (each + (0 if chain.tolerance is None else full)) * walked.taken
         return cost
 
     def done(self, local: Local, chain: Chain, walked: Walked) -> Done:
         """What the method is told of the steps."""
         count = torch.as_tensor(walked.taken, device=walked.x.device).to(walked.x.dtype)[:, None]
-        has_normaliser = self.algorithm.needs.normaliser and self.solver.kind == "sgd"
-        normaliser = response(chain, walked) if has_normaliser else count * torch.nan
+        normaliser = response(chain, walked) if self.uses_normaliser else count * torch.nan
         ended = {type(piece): piece for piece in walked.pieces}
         pieces = tuple(ended.get(type(piece), piece) for piece in local.pieces)
         return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count))
+
+
+def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
+    """The pieces that a user chose, for models like x [..., d]."""
+    pieces: list[Piece] = []
+    if oracle.kind == "sam":
+        pieces.append(Ascent(oracle.radius))
+    if solver.clip is not None:
+        pieces.append(Clip(solver.clip))
+    if solver.weight_decay:
+        pieces.append(Decay(solver.weight_decay))
+    if solver.momentum:
+        pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
+    if solver.clip_direction is not None:
+        pieces.append(Limit(solver.clip_direction))
+    return pieces
+
+
+def _is_nothing(piece: Piece) -> bool:
+    """Whether a piece changes nothing, by its numbers."""
+    if isinstance(piece, Pull):
+        return not isinstance(piece.rho, Tensor) and piece.rho == 0.0
+    return isinstance(piece, Scale) and not isinstance(piece.kappa, Tensor) and piece.kappa == 1.0
+
+
+def _plain(piece: Piece) -> Piece:
+    """The piece with plain numbers for those that all clients share: they need not go with each."""
+    fields: Any = piece
+    values = [
+        float(value) if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" else value
+        for value in fields
+    ]
+    plain: Piece = type(fields)._make(values)
+    return plain
+
+
+def _with_one_constant(pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The pieces with neighbouring constants as their sum."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Constant) and isinstance(last, Constant):
+            joined[-1] = Constant(last.c + piece.c)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _in_released_order(pieces: list[Piece], limit: float) -> list[Piece]:
+    """The pieces in the order of FL-Simulator's and FedDyn's code.
+
+    The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.
+    """
+    early = [p for p in pieces if p.traits.place <= Place.CONSTANT and not isinstance(p, Decay)]
+    decays: list[Piece] = [piece for piece in pieces if isinstance(piece, Decay)]
+    pulls = [piece for piece in pieces if isinstance(piece, Pull)]
+    anchors: list[Piece] = [Constant(-pull.rho * pull.anchor) for pull in pulls]
+    free: list[Piece] = [pull._replace(anchor=torch.zeros_like(pull.anchor)) for pull in pulls]
+    optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
+    late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
+    return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]
+
+
+# -- what clients know and keep ----------------------------------------------------------------------------------------
 
 
 def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool) -> Client:
@@ -109,14 +212,8 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
     client = clients_of(objective, [orders], keeps_late)
     noise, normal = client.noise, client.normal
     assert normal is not None
-    return client._replace(
-        id=client.id[0, 0],
-        p=client.p[0, 0],
-        steps=client.steps[0, 0],
-        noise=lambda n: noise(n)[0],
-        late=None if client.late is None else client.late[0, 0],
-        normal=lambda n: normal(n)[0],
-    )
+    single = Client._make(column[0, 0] if isinstance(column, Tensor) else column for column in client)
+    return single._replace(noise=lambda n: noise(n)[0], normal=lambda n: normal(n)[0])
 
 
 def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:

@@ -92,10 +92,6 @@ class Fixed(NamedTuple):
     eta: float
     decay: float = 1.0
 
-    @property
-    def moves(self) -> tuple[str, ...]:
-        return ()
-
     def size(self, v: Tensor, at: At) -> float:
         return self.eta * self.decay**at.k
 
@@ -104,10 +100,6 @@ class Recorded(NamedTuple):
     """The sizes that steps had."""
 
     etas: Tensor  # [S, K]
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        return ()
 
     def size(self, v: Tensor, at: At) -> Tensor:
         return self.etas[:, at.k : at.k + 1]

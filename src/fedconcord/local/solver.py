@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import by_name
-from fedconcord.core import Algorithm, Local, Oracle, Rule
-from fedconcord.core.pieces import (
-    Ascent,
-    Clip,
-    Constant,
-    Decay,
-    HasPotential,
-    HasUnit,
-    Limit,
-    Momentum,
-    Piece,
-    Place,
-    Pull,
-    Scale,
-)
-from fedconcord.local import sizes
-from fedconcord.local.sizes import Fixed, StepSize
-from fedconcord.local.walk import Chain
+from fedconcord.core import Algorithm, Oracle, Rule
 
 
 class Solver(NamedTuple):
@@ -170,121 +149,3 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
             "clients take proximal steps of the regulariser, all of one size, and a rule gives each its own; "
             f"{advice}, or a method whose server takes them"
         )
-
-
-# -- the steps of a round ------------------------------------------------------------------------------------------
-
-
-def chain_of(
-    solver: Solver,
-    oracle: Oracle,
-    rule: Rule | None,
-    local: Local,
-    lr: float,
-    steps: np.ndarray,
-    prox: Callable[[Tensor, float], Tensor] | None,
-    needs_normaliser: bool,
-    on_host: bool = True,
-) -> Chain:
-    """The local steps of clients: the method's pieces and the solver's, in their order.
-
-    Args:
-        oracle, rule: in force, the method's own where it has them.
-        local: of a cohort; of one client, with a leading axis.
-        lr: the round's step size.
-        steps: [S] of every client.
-        prox: the regulariser's, where clients take its steps.
-        needs_normaliser: whether ||a_i||_1 is asked for afterwards, for which the sizes of a rule's steps are kept.
-        on_host: a number that all clients share may be read from its tensor.
-
-    Raises:
-        UserError: a piece of the method does not go with what is asked for.
-    """
-    mine = [piece for piece in local.pieces if not _is_nothing(piece)]
-    for piece in mine:
-        kind = type(piece).__name__
-        if needs_normaliser and not isinstance(piece, HasUnit):
-            raise UserError(f"the method divides by ||a_i||_1, which steps with its {kind} do not have")
-        if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
-            raise UserError(f"L-BFGS minimises the client's problem, and the method's {kind} is no term of it; use sgd")
-    owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
-    theirs = [piece for piece in user_pieces(solver, oracle, local.x) if piece.traits.place not in owned]
-    pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
-    if on_host:
-        pieces = [_plain(piece) for piece in pieces]
-    stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
-    if solver.clip_direction is not None and solver.clip_form == "released":
-        pieces = _in_released_order(pieces, solver.clip_direction)
-    if rule is None:
-        size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
-    else:
-        x = local.x.expand(len(steps), -1)
-        most = int(steps.max(initial=0)) if needs_normaliser else None
-        size = sizes.begin(rule, lr * local.lr_scale, x, stiffness, local.first, most)
-    return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
-
-
-def user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
-    """The pieces that a user chose, for models like x [..., d]."""
-    pieces: list[Piece] = []
-    if oracle.kind == "sam":
-        pieces.append(Ascent(oracle.radius))
-    if solver.clip is not None:
-        pieces.append(Clip(solver.clip))
-    if solver.weight_decay:
-        pieces.append(Decay(solver.weight_decay))
-    if solver.momentum:
-        pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
-    if solver.clip_direction is not None:
-        pieces.append(Limit(solver.clip_direction))
-    return pieces
-
-
-def costs(chain: Chain) -> int:
-    """Gradients that a step evaluates."""
-    return 1 + sum(piece.traits.costs for piece in chain.pieces)
-
-
-def _is_nothing(piece: Piece) -> bool:
-    """Whether a piece changes nothing, by its numbers."""
-    if isinstance(piece, Pull):
-        return not isinstance(piece.rho, Tensor) and piece.rho == 0.0
-    return isinstance(piece, Scale) and not isinstance(piece.kappa, Tensor) and piece.kappa == 1.0
-
-
-def _plain(piece: Piece) -> Piece:
-    """The piece with plain numbers for those that all clients share: they need not go with each."""
-    fields: Any = piece
-    values = [
-        float(value) if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" else value
-        for value in fields
-    ]
-    plain: Piece = type(fields)._make(values)
-    return plain
-
-
-def _with_one_constant(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """The pieces with neighbouring constants as their sum."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Constant) and isinstance(last, Constant):
-            joined[-1] = Constant(last.c + piece.c)
-        else:
-            joined.append(piece)
-    return tuple(joined)
-
-
-def _in_released_order(pieces: list[Piece], limit: float) -> list[Piece]:
-    """The pieces in the order of FL-Simulator's and FedDyn's code.
-
-    The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.
-    """
-    early = [p for p in pieces if p.traits.place <= Place.CONSTANT and not isinstance(p, Decay)]
-    decays: list[Piece] = [piece for piece in pieces if isinstance(piece, Decay)]
-    pulls = [piece for piece in pieces if isinstance(piece, Pull)]
-    anchors: list[Piece] = [Constant(-pull.rho * pull.anchor) for pull in pulls]
-    free: list[Piece] = [pull._replace(anchor=torch.zeros_like(pull.anchor)) for pull in pulls]
-    optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
-    late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
-    return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]

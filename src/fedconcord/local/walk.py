@@ -173,8 +173,8 @@ def rows_of(piece: T, here: Here) -> T:
 
 def moves(piece: Any) -> tuple[str, ...]:
     """The fields that steps change."""
-    found: tuple[str, ...] = piece.traits.moves if hasattr(piece, "traits") else piece.moves
-    return found
+    names: tuple[str, ...] = piece.traits.moves if hasattr(piece, "traits") else getattr(piece, "moves", ())
+    return names
 
 
 def _put(piece: Any, here: Here, rows: Any) -> None:

@@ -89,41 +89,38 @@ def momentum(
     return Optimizer(torch.zeros_like, step, units)
 
 
-class _Adaptive(NamedTuple):
-    """What the adaptive optimisers share."""
+def _adaptive(
+    second: Callable[[Tensor, Tensor], Tensor],
+    lr: float,
+    beta1: float,
+    tau: float,
+    v0: float | None,
+    eps_root: float,
+    corrected: float | None = None,
+    m0: float = 0.0,
+) -> Optimizer:
+    """An optimiser by its rule for the second moment, from it and the squared step; `corrected`: beta2, for the bias.
 
-    lr: float
-    beta1: float
-    tau: float
-    v0: float | None
-    eps_root: float
-    m0: float = 0.0
-    corrected: float | None = None  # beta2, where bias is corrected
+    Raises:
+        UserError: nothing keeps the denominator from 0.
+    """
+    if tau == 0 and eps_root == 0:
+        raise UserError("tau 0 and eps_root 0 let the server divide by 0; give one of them > 0")
 
-    def optimizer(self, second: Callable[[Tensor, Tensor], Tensor]) -> Optimizer:
-        """With this rule for the second moment, from it and the squared step.
+    def init(x: Tensor) -> Moments:
+        v = torch.full_like(x, tau**2 if v0 is None else v0)
+        return Moments(torch.full_like(x, m0), v, () if corrected is None else x.new_zeros(()))
 
-        Raises:
-            UserError: nothing keeps the denominator from 0.
-        """
-        if self.tau == 0 and self.eps_root == 0:
-            raise UserError("tau 0 and eps_root 0 let the server divide by 0; give one of them > 0")
-        beta2 = self.corrected
+    def step(state: Moments, delta: Tensor) -> tuple[Tensor, Moments]:
+        m = beta1 * state.m + (1 - beta1) * delta
+        v = second(state.v, delta.square())
+        if corrected is None:
+            return lr * m / ((v + eps_root).sqrt() + tau), Moments(m, v)
+        t = state.t + 1  # type: ignore[operator]
+        unbiased = v / (1 - corrected**t)
+        return lr * m / (1 - beta1**t) / ((unbiased + eps_root).sqrt() + tau), Moments(m, v, t)
 
-        def init(x: Tensor) -> Moments:
-            v = torch.full_like(x, self.tau**2 if self.v0 is None else self.v0)
-            return Moments(torch.full_like(x, self.m0), v, () if beta2 is None else x.new_zeros(()))
-
-        def step(state: Moments, delta: Tensor) -> tuple[Tensor, Moments]:
-            m = self.beta1 * state.m + (1 - self.beta1) * delta
-            v = second(state.v, delta.square())
-            if beta2 is None:
-                return self.lr * m / ((v + self.eps_root).sqrt() + self.tau), Moments(m, v)
-            t = state.t + 1  # type: ignore[operator]
-            unbiased = v / (1 - beta2**t)
-            return self.lr * m / (1 - self.beta1**t) / ((unbiased + self.eps_root).sqrt() + self.tau), Moments(m, v, t)
-
-        return Optimizer(init, step)
+    return Optimizer(init, step)
 
 
 @definition()
@@ -137,8 +134,8 @@ def adam(
     eps_root: EpsRoot = 0.0,
 ) -> Optimizer:
     """FedAdam's server step."""
-    rule = _Adaptive(lr, beta1, tau, v0, eps_root, corrected=beta2 if bias_correction else None)
-    return rule.optimizer(lambda v, square: beta2 * v + (1 - beta2) * square)
+    corrected = beta2 if bias_correction else None
+    return _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, lr, beta1, tau, v0, eps_root, corrected)
 
 
 @definition()
@@ -153,14 +150,18 @@ def yogi(
     m0: M0 = 0.0,
 ) -> Optimizer:
     """FedYogi's server step."""
-    rule = _Adaptive(lr, beta1, tau, v0, eps_root, m0, beta2 if bias_correction else None)
-    return rule.optimizer(lambda v, square: v - (1 - beta2) * square * torch.sign(v - square))
+    corrected = beta2 if bias_correction else None
+
+    def second(v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - beta2) * square * torch.sign(v - square)
+
+    return _adaptive(second, lr, beta1, tau, v0, eps_root, corrected, m0)
 
 
 @definition()
 def adagrad(lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, v0: V0 = None, eps_root: EpsRoot = 0.0) -> Optimizer:
     """FedAdagrad's server step."""
-    return _Adaptive(lr, beta1, tau, v0, eps_root).optimizer(lambda v, square: v + square)
+    return _adaptive(torch.add, lr, beta1, tau, v0, eps_root)
 
 
 @definition()
