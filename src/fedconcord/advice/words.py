@@ -124,7 +124,10 @@ def _arguments(config: Config, file: File | None) -> list[str]:
         is_stated = (key in ("data", "rounds") and file is None) or usual.get(key) != value
         if not is_stated or key.partition(".")[0] in UNSAID or (key == "clients" and config.partition == NATURAL):
             continue
-        text = _relative(value) if key == "data" and kind_of(value) == "file" else _text(value)
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        if key == "data" and kind_of(value) == "file":
+            text = str(Path(value).relative_to(Path.cwd())) if Path(value).is_relative_to(Path.cwd()) else value
+        text = text if isinstance(text, str) else grammar.text(text)
         words += [flags[key], text] if key in flags else ["--set", f"{key}={text}"]
     return words
 
@@ -134,14 +137,3 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
     for head, part in nested.items():
         flat |= {f"{head}.{tail}": value for tail, value in part.items()} if isinstance(part, dict) else {head: part}
     return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return value if isinstance(value, str) else grammar.text(value)
-
-
-def _relative(path: str) -> str:
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

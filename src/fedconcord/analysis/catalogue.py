@@ -6,16 +6,17 @@ Numbers are those of a method's defaults. No cost is written by hand, so none ca
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedconcord.algorithms import METHODS, plugins
 from fedconcord.basis import factories
-from fedconcord.core import Algorithm, Cohort, Facts, Sender, Tree, tree_leaves
+from fedconcord.core import Algorithm, Facts, Tree, tree_leaves
 from fedconcord.engines import Serial
 from fedconcord.federation.schedule import Schedule
 from fedconcord.federation.work import fixed
@@ -107,37 +108,33 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
     up: list[Tree] = []
     down: list[Tree] = []
 
-    def contribute(message: Tree, sender: Sender, cohort: Cohort) -> Tree:
-        up.append(message)
-        return algorithm.contribute(message, sender, cohort)
+    def noting(function: Callable[..., Tree], seen: list[Tree], argument: int | None = None) -> Callable[..., Tree]:
+        """The function, with its result written down, or one of its arguments."""
 
-    def broadcast(server: Tree) -> Tree:
-        down.append(algorithm.broadcast(server))
-        return down[-1]
+        def noted(*arguments: Any) -> Tree:
+            result = function(*arguments)
+            seen.append(result if argument is None else arguments[argument])
+            return result
 
-    def absorb(sent: Tree, total: Tree) -> Tree:
-        assert algorithm.phases.prelude is not None
-        down.append(total)
-        return algorithm.phases.prelude.absorb(sent, total)
+        return noted
 
-    def settled(sent: Tree, server: Tree) -> Tree:
-        assert algorithm.phases.settle is not None
-        down.append(algorithm.phases.settle.send(sent, server))
-        return down[-1]
-
-    watched = replace(algorithm, contribute=contribute, broadcast=broadcast)
-    if algorithm.phases.settle is not None:
-        settle = algorithm.phases.settle._replace(send=settled)
-        watched = replace(watched, phases=watched.phases._replace(settle=settle))
-    if algorithm.phases.prelude is not None:
-        prelude = algorithm.phases.prelude._replace(absorb=absorb)
-        watched = replace(watched, phases=watched.phases._replace(prelude=prelude))
+    settle, prelude = algorithm.phases.settle, algorithm.phases.prelude
+    if settle is not None:
+        settle = settle._replace(send=noting(settle.send, down))
+    if prelude is not None:
+        prelude = prelude._replace(absorb=noting(prelude.absorb, down, argument=1))
+    watched = replace(
+        algorithm,
+        contribute=noting(algorithm.contribute, up, argument=0),
+        broadcast=noting(algorithm.broadcast, down),
+        phases=algorithm.phases._replace(settle=settle, prelude=prelude),
+    )
     problem = quadratics(0, CLIENTS, torch.float32, torch.device("cpu"), dim=DIM, blocks=SAMPLES)
     schedule = Schedule(seed=0, cohort=CLIENTS, lr=0.01, work=fixed(steps), unit="steps", batch_size=BATCH)
     job = Job(problem, watched, schedule, engine=Serial())
     before = start(job)
     after = advance(job, before)
-    gradient = () if algorithm.phases.prelude is None else (torch.zeros(DIM),)  # a prelude's message
+    gradient = () if prelude is None else (torch.zeros(DIM),)  # a prelude's message
     return Exchange(
         row=algorithm.init_client(problem.init(0)),
         server=after.server,
@@ -207,13 +204,7 @@ def cells(costs: Costs) -> tuple[str, ...]:
     def message(vectors: float, scalars: float) -> str:
         return number(vectors) + (f"+{scalars:.0f}s" if scalars > 0 else "")
 
-    return (
-        costs.name,
-        number(costs.client),
-        number(costs.server),
-        message(costs.up, costs.up_scalars),
-        message(costs.down, costs.down_scalars),
-        number(costs.step_gradients),
-        number(costs.round_gradients) + ("+H" if costs.hessian else ""),
-        "all" if costs.everyone else "any",
-    )
+    hessian, who = "+H" if costs.hessian else "", "all" if costs.everyone else "any"
+    messages = message(costs.up, costs.up_scalars), message(costs.down, costs.down_scalars)
+    gradients = number(costs.step_gradients), number(costs.round_gradients) + hessian
+    return costs.name, number(costs.client), number(costs.server), *messages, *gradients, who

@@ -82,7 +82,8 @@ def section(s: Summary) -> Section | None:
     if tuned:
         drawings.append(_fine_tuned(tuned, metric))
     header = ("method", *FIGURES.values(), *(AFTER.values() if tuned else ()))
-    rows = tuple(_row(j, metric, bool(tuned)) for j in judged)
+    of = [(figure, False) for figure in FIGURES] + [(figure, True) for figure in AFTER if tuned]
+    rows = tuple((j.name, *(metric_cell(metric, interval(j.figures(*one))) for one in of)) for j in judged)
     tables = [Table(header, rows, _caption(judged, metric, splits.pop(), bool(tuned)))]
     others = tuple(line for j in judged for line in _others(j))
     if others:
@@ -213,12 +214,6 @@ def _fine_tuned(judged: Sequence[Judged], metric: Metric) -> Drawing:
 # -- table ---------------------------------------------------------------------------------------------------------
 
 
-def _row(j: Judged, metric: Metric, tuned: bool) -> tuple[str, ...]:
-    cells = [metric_cell(metric, interval(j.figures(figure))) for figure in FIGURES]
-    after = [metric_cell(metric, interval(j.figures(figure, after=True))) for figure in AFTER] if tuned else []
-    return (j.name, *cells, *after)
-
-
 def _others(j: Judged) -> Iterator[tuple[str, ...]]:
     """A row for each other metric that all of a method's runs have."""
     others = [spread.get("others", {}) for spread in j.spreads]
@@ -262,10 +257,8 @@ def _caption(judged: Sequence[Judged], metric: Metric, split: str, tuned: bool) 
 def _csv(runs_by_method: Sequence[tuple[Any, Sequence[Run]]]) -> str:
     facts = ("round", "split", "metric", "judged", "without_samples", *FIGURES)
     rows = []
-    for method, runs in runs_by_method:
-        for r in runs:
-            about = r.head.clients_judged or {}
-            personalised = about.get("personalised", {})
-            cells = [*(about[fact] for fact in facts), *(personalised.get(figure, "") for figure in FIGURES)]
-            rows.append([method.name, r.head.seed, *cells])
+    for method, run in ((method, run) for method, runs in runs_by_method for run in runs):
+        about = run.head.clients_judged or {}
+        personalised = (about.get("personalised", {}).get(figure, "") for figure in FIGURES)
+        rows.append([method.name, run.head.seed, *(about[fact] for fact in facts), *personalised])
     return as_csv(["name", "seed", *facts, *(f"{figure}_personalised" for figure in FIGURES)], rows).decode()

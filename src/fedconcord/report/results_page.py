@@ -83,14 +83,19 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     if drawn["more"]:
         page.section("Other recorded metrics", legend(s), page.figures(drawn["more"]))
     page.parts.append(again.settings(s, paths, out))
-    titled = main._replace(caption=f"Final {s.primary.title}. {job}. {main.caption}")
-    page.files |= {
-        "tables/summary.csv": method_tables.to_csv(s),
-        "tables/summary.md": method_tables.to_markdown(main),
-        "tables/summary.tex": method_tables.to_latex(titled, files.folder_name(data_of(s))),
-        "figures/figures.tex": method_tables.figures_tex(page.drawn),
-    }
+    page.files |= _forms("summary", method_tables.to_csv(s), main, f"Final {s.primary.title}. {job}. ", data_of(s))
+    page.files["figures/figures.tex"] = method_tables.figures_tex(page.drawn)
     return page
+
+
+def _forms(name: str, numbers: str, t: Table, before: str = "", key: str = "") -> dict[str, str | bytes]:
+    """A table's files: plain numbers, Markdown, and LaTeX, which has more words before its caption and a key."""
+    titled = t._replace(caption=f"{before}{t.caption}")
+    return {
+        f"tables/{name}.csv": numbers,
+        f"tables/{name}.md": method_tables.to_markdown(t),
+        f"tables/{name}.tex": method_tables.to_latex(titled, files.folder_name(key or name)),
+    }
 
 
 def data_of(s: Summary) -> str:
@@ -156,20 +161,12 @@ def build_several(sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out:
     for name, s in every.items():
         key = files.folder_name(name)
         one = method_tables.table(s, s.rows)
-        page.files |= {
-            f"tables/{key}.csv": method_tables.to_csv(s),
-            f"tables/{key}.md": method_tables.to_markdown(one),
-            f"tables/{key}.tex": method_tables.to_latex(one._replace(caption=f"{name}. {one.caption}"), key),
-        }
+        page.files |= _forms(key, method_tables.to_csv(s), one, f"{name}. ")
         figures = [d._replace(name=f"{key}-{d.name}") for d in (*ranked(s), by_axis(s, s.primary, "round"))]
         shown = table(one, [row.style for row in s.rows]) + legend(s) + page.figures(figures)
         page.parts.append(details(f"<b>{esc(name)}</b>: {_job(s)}", paragraphs(words(s)) + shown))
-    page.files |= {
-        "tables/ranks.csv": _ranks_csv(every, r),
-        "tables/ranks.md": method_tables.to_markdown(main),
-        "tables/ranks.tex": method_tables.to_latex(main, "ranks"),
-        "figures/figures.tex": method_tables.figures_tex(page.drawn),
-    }
+    page.files |= _forms("ranks", _ranks_csv(every, r), main)
+    page.files["figures/figures.tex"] = method_tables.figures_tex(page.drawn)
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])
     page.section(
         "How to get this again",

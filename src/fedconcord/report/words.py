@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -183,16 +182,12 @@ def _answer_words(s: Summary) -> list[str]:
 def _privacy_words(s: Summary) -> list[str]:
     """What each private method spent, at most over its seeds, and that its metrics are no part of what is protected."""
     private = [(m.name, [r.head.privacy for r in m.runs if r.head.privacy is not None]) for m in s.methods]
-    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(_most(runs))}" for name, runs in private if runs]
+    most = [(name, max(runs, key=lambda spent: float(spent["epsilon"]))["said"]) for name, runs in private if runs]
+    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(said)}" for name, said in most]
     if not sentences:
         return []
     figures = "The figures of this page are the simulator's view: they were measured without noise."
     return [f"Differential privacy of a client: {'; '.join(sentences)}. {figures}"]
-
-
-def _most(runs: Sequence[Mapping[str, Any]]) -> str:
-    most: str = max(runs, key=lambda spent: float(spent["epsilon"]))["said"]
-    return most
 
 
 def _lead(s: Summary, c: Comparison) -> str:

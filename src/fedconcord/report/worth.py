@@ -302,10 +302,8 @@ def _unsaid(w: Worth) -> str:
 
 def _verdict(w: Worth, g: Gain) -> str:
     if not math.isfinite(g.mean.low):
-        what = (
-            f"seeds for an interval over seeds ({len(w.seeds)})" if w.sites else f"clients for an interval ({g.units})"
-        )
-        return f"There are too few {what}."
+        clients = f"clients for an interval ({g.units})"
+        return f"There are too few {f'seeds for an interval over seeds ({len(w.seeds)})' if w.sites else clients}."
     here = "at these sites" if w.sites else "here"
     if g.mean.low > 0:
         return f"Federation is worth it {here}."
@@ -315,15 +313,12 @@ def _verdict(w: Worth, g: Gain) -> str:
 def _gains(w: Worth, m: Model, g: Gain) -> str:
     same = f", {g.same} {'are' if g.same != 1 else 'is'} as well off" if g.same else ""
     clients = _who(w) if len(w.seeds) == 1 else f"{_who(w)} of {len(w.seeds)} seeds"
+    low, high = 100 * max(g.share.low, 0), 100 * min(g.share.high, 1)
+    share = f"{100 * g.share.mean:.0f} %" + (f", {low:.0f} to {high:.0f} %" if math.isfinite(g.share.low) else "")
     return (
-        f"{g.more} of {g.units} {clients} ({_share(g.share)}) fare better under {m.name} than alone{same}, {g.less} "
+        f"{g.more} of {g.units} {clients} ({share}) fare better under {m.name} than alone{same}, {g.less} "
         f"{'fare' if g.less != 1 else 'fares'} worse; the mean gain is {lead(w.metric, g.mean)}."
     )
-
-
-def _share(i: Interval) -> str:
-    known = f", {100 * max(i.low, 0):.0f} to {100 * min(i.high, 1):.0f} %" if math.isfinite(i.low) else ""
-    return f"{100 * i.mean:.0f} %{known}"
 
 
 def lead(metric: Metric, i: Interval) -> str:

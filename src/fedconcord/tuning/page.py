@@ -32,7 +32,6 @@ from fedconcord.settings.methods import single
 from fedconcord.settings.settings import Config
 from fedconcord.tuning.plan import Tuning, save, sentences
 from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
-from fedconcord.tuning.scores import Score
 from fedconcord.tuning.search import remarks
 from fedconcord.tuning.space import text_of
 
@@ -62,15 +61,6 @@ def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
         "<code>final/</code>, the trials for Optuna's tools in <code>study.journal</code>."
     )
     page = Page(heading, " · ".join(part for part in job if part), footer)
-    _fill(page, tuning, searches, summary)
-    return page.write(tuning.folder / "report.html")
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary: Summary) -> None:
     tuned = [search for search in searches if search.trials]
     at = {search.space.method: edges(tuning.config, search) for search in tuned}
     warnings = [f"{search.space.method}: {remark}" for search in tuned for remark in remarks(tuning, search)]
@@ -79,7 +69,9 @@ def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary:
         f"Each method with its best settings, with seeds {_listed(tuning.spec.final_seeds or ())}, which tuning has "
         'not seen: <a href="final/report.html">the whole comparison</a>.'
     )
-    page.parts.append(in_words([*words(summary), *_worth(summary), whole], warnings))
+    answer = worth(summary)  # where the final comparison has baselines
+    said = [] if answer is None else [esc(sentence) for sentence in sentences_of_worth(answer)]
+    page.parts.append(in_words([*words(summary), *said, whole], warnings))
     page.section("The winners, with fresh seeds", table(main, [row.style for row in summary.rows]))
     page.section("What tuning changed", _changed(tuning, searches))
     if tuned:
@@ -93,13 +85,15 @@ def _fill(page: Page, tuning: Tuning, searches: Sequence[MethodSearch], summary:
         page.section("Sensitivity", page.figures(_figures(tuning, tuned, at, summary), keep=False), lead=lead)
         page.section("What tuning cost", _cost(tuning, tuned))
         page.section("All trials", *(_trials(tuning, search) for search in tuned))
-    page.section("How to get this again", _again(tuning))
+    plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
+    command = f"fedconcord compare --config {shlex.quote(str(tuning.folder))}/best.toml --out runs/again"
+    winners_again = f"<p>The winners again, or one of them, as any comparison:</p>{code_block(command)}"
+    page.section("How to get this again", f"<ul>{plan}</ul>{winners_again}")
+    return page.write(tuning.folder / "report.html")
 
 
-def _worth(summary: Summary) -> list[str]:
-    """Whether federation is worth it, where the final comparison has baselines."""
-    answer = worth(summary)
-    return [] if answer is None else [esc(sentence) for sentence in sentences_of_worth(answer)]
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _changed(tuning: Tuning, searches: Sequence[MethodSearch]) -> str:
@@ -140,50 +134,47 @@ def _sensitivity(tuning: Tuning, search: MethodSearch, index: int, key: str, edg
     """The metric of every trial of a method against one of its parameters."""
     metric, best = tuning.objective.metric, search.best
     stands = "" if best is None else f" Best: {key} {best.values[key]:g}, {shown(tuning.objective, best.last)}."
+    place, first = search.space.places[key], tuning.rungs[search.space.method][0].rounds
+    colour, _, marker = look(index)
+    points: dict[str, Any] = {
+        "color": colour, "marker": marker, "markersize": 4.5, "markeredgecolor": colour, "markeredgewidth": 0.9,
+    }  # fmt: skip
+
+    def plot(ax: Axes) -> None:
+        whole = [trial for trial in search.trials if not trial.scores[first].broken]
+        early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
+        width = 0.9 if len(search.space.places) == 1 else 0.0  # else neighbours on this axis differ in the others
+        ax.plot([x for x, _ in early], [y for _, y in early], linewidth=width, markerfacecolor="white", **points)
+        late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
+        for trial in late:
+            x = trial.values[key]
+            ax.plot([x, x], [trial.scores[first].value, trial.last.value], color=colour, linewidth=0.7, alpha=0.6)
+            ax.plot([x], [trial.last.value], linewidth=0.0, markerfacecolor=colour, **points)
+        if search.best is not None:
+            x, y = search.best.values[key], search.best.last.value
+            ax.plot([x], [y], "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5)
+        if place.scale == "log":
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        y_axis(ax, metric, metric.log)
+        ax.set_xlabel(key)
+        lost = [trial.values[key] for trial in search.trials if trial.last.broken]
+        bottom = ax.get_xaxis_transform()
+        ax.plot(lost, [0.03] * len(lost), "x", color=colour, transform=bottom, clip_on=False, markersize=5)
+        if edge is not None:
+            ax.axvline(
+                edge.range.low if edge.side == "low" else edge.range.high, color=MUTED, linewidth=0.9, linestyle=":"
+            )
+        ax.margins(x=0.08, y=0.12)
+
     return drawing(
         f"{search.space.method}-{key}",
         f"{metric.title} of {len(search.trials)} trials of {search.space.method} against {key}.{stands}",
         f"{search.space.method}.{stands}{'' if edge is None else f' {extend_words(edge)}'}",
-        lambda ax: _plot(ax, tuning, search, index, key, edge),
+        plot,
         size=SIZE,
     )
-
-
-def _plot(ax: Axes, tuning: Tuning, search: MethodSearch, index: int, key: str, edge: Edge | None) -> None:
-    metric, place = tuning.objective.metric, search.space.places[key]
-    first = tuning.rungs[search.space.method][0].rounds
-    colour, _, marker = look(index)
-    whole = [trial for trial in search.trials if not trial.scores[first].broken]
-    early = sorted((trial.values[key], trial.scores[first].value) for trial in whole)
-    is_single = len(search.space.places) == 1  # else neighbours on this axis differ in the others
-    ax.plot([x for x, _ in early], [y for _, y in early], **_look(colour, marker, "white", 0.9 if is_single else 0.0))
-    late = [trial for trial in whole if trial.rounds > first and not trial.last.broken]
-    for trial in late:
-        x = trial.values[key]
-        ax.plot([x, x], [trial.scores[first].value, trial.last.value], color=colour, linewidth=0.7, alpha=0.6)
-        ax.plot([x], [trial.last.value], **_look(colour, marker, colour, 0.0))
-    if search.best is not None:
-        x, y = search.best.values[key], search.best.last.value
-        ax.plot([x], [y], "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5)
-    if place.scale == "log":
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-    y_axis(ax, metric, metric.log)
-    ax.set_xlabel(key)
-    lost = [trial.values[key] for trial in search.trials if trial.last.broken]
-    bottom = ax.get_xaxis_transform()
-    ax.plot(lost, [0.03] * len(lost), "x", color=colour, transform=bottom, clip_on=False, markersize=5)
-    if edge is not None:
-        ax.axvline(edge.range.low if edge.side == "low" else edge.range.high, color=MUTED, linewidth=0.9, linestyle=":")
-    ax.margins(x=0.08, y=0.12)
-
-
-def _look(colour: str, marker: str, fill: str, width: float) -> dict[str, Any]:
-    return {
-        "color": colour, "linewidth": width, "marker": marker, "markersize": 4.5,
-        "markerfacecolor": fill, "markeredgecolor": colour, "markeredgewidth": 0.9,
-    }  # fmt: skip
 
 
 def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
@@ -202,35 +193,22 @@ def _cost(tuning: Tuning, tuned: Sequence[MethodSearch]) -> str:
 
 
 def _trials(tuning: Tuning, search: MethodSearch) -> str:
-    keys = tuple(search.space.places)
-    order = sorted(
-        search.trials, key=lambda trial: (search.best is None or trial.number != search.best.number, trial.number)
-    )
-    rows = [
-        (_name(search, trial), *(f"{trial.values[key]:g}" for key in keys), *_went(tuning, trial)) for trial in order
-    ]
+    keys, best = tuple(search.space.places), None if search.best is None else search.best.number
+    rows = []
+    for trial in sorted(search.trials, key=lambda trial: (trial.number != best, trial.number)):
+        name = f"{trial.number}{' (as it was)' if trial.number == 0 else ''}{', best' if trial.number == best else ''}"
+        values = (f"{trial.values[key]:g}" for key in keys)
+        rows.append((name, *values, str(trial.rounds), _outcome(tuning, trial)))
     title = f"{esc(search.space.method)}: {len(search.trials)} trials"
     return details(title, pairs(rows, ("trial", *keys, "rounds", "outcome")))
 
 
-def _name(search: MethodSearch, trial: Trial) -> str:
-    best = search.best is not None and trial.number == search.best.number
-    return f"{trial.number}{' (as it was)' if trial.number == 0 else ''}{', best' if best else ''}"
-
-
-def _went(tuning: Tuning, trial: Trial) -> tuple[str, str]:
+def _outcome(tuning: Tuning, trial: Trial) -> str:
     if trial.errors:
-        return str(trial.rounds), f"failed: {trial.errors[0]}"
+        return f"failed: {trial.errors[0]}"
     if trial.last.broken:
-        return str(trial.rounds), f"diverged ({trial.last.broken} of {len(tuning.seeds)} seeds)"
-    return str(trial.rounds), shown(tuning.objective, trial.last)
-
-
-def _again(tuning: Tuning) -> str:
-    folder = shlex.quote(str(tuning.folder))
-    plan = "".join(f"<li>{esc(line)}</li>" for line in sentences(tuning))
-    command = f"fedconcord compare --config {folder}/best.toml --out runs/again"
-    return f"<ul>{plan}</ul><p>The winners again, or one of them, as any comparison:</p>{code_block(command)}"
+        return f"diverged ({trial.last.broken} of {len(tuning.seeds)} seeds)"
+    return shown(tuning.objective, trial.last)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -272,21 +250,10 @@ def write(tuning: Tuning, searches: Sequence[MethodSearch]) -> None:
             files.write_text(tuning.folder / name, _toml(tuning, [texts[search.space.method]], _why(tuning, search)))
     comment = "The best settings of each method, for fedconcord compare --config"
     files.write_text(tuning.folder / "best.toml", _toml(tuning, list(texts.values()), comment))
-    objective = tuning.objective
-    save(
-        tuning,
-        {
-            "status": "complete",
-            "objective": {
-                "column": objective.metric.column,
-                "higher": objective.metric.higher,
-                "target": objective.target,
-                "held": objective.is_held_out,
-            },
-            "methods": [_method(tuning, search) for search in searches],
-            "final": "final",
-        },
-    )
+    metric, target = tuning.objective.metric, tuning.objective.target
+    judged = {"column": metric.column, "higher": metric.higher, "target": target, "held": tuning.objective.is_held_out}
+    methods = [_method(tuning, search) for search in searches]
+    save(tuning, {"status": "complete", "objective": judged, "methods": methods, "final": "final"})
 
 
 def _toml(tuning: Tuning, methods: Sequence[str], comment: str) -> str:
@@ -311,11 +278,9 @@ def _why(tuning: Tuning, search: MethodSearch) -> str:
     """Where the values of a method come from, on one line."""
     if search.best is None:
         return "nothing to tune"
-    seeds = ", ".join(map(str, tuning.seeds))
-    return (
-        f"{shown(tuning.objective, search.best.last)} after {search.best.rounds} rounds, the best of "
-        f"{len(search.trials)} trials with seed {seeds}; untuned: {shown(tuning.objective, search.trials[0].last)}"
-    )
+    best, untuned = (shown(tuning.objective, trial.last) for trial in (search.best, search.trials[0]))
+    of = f"{len(search.trials)} trials with seed {_listed(tuning.seeds)}"
+    return f"{best} after {search.best.rounds} rounds, the best of {of}; untuned: {untuned}"
 
 
 def _method(tuning: Tuning, search: MethodSearch) -> dict[str, Any]:
@@ -333,19 +298,16 @@ def _method(tuning: Tuning, search: MethodSearch) -> dict[str, Any]:
 
 
 def _trial(tuning: Tuning, search: MethodSearch, trial: Trial) -> dict[str, Any]:
+    scores = []
+    for rounds, score in trial.scores.items():
+        known = math.isfinite(score.value)
+        value, error = (score.value, score.standard_error) if known else (None, None)
+        met = {"rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
+        scores.append({"rounds": rounds, "value": value, "standard_error": error, **met})
     return {
         "number": trial.number,
         "method": text_of(tuning.config, search.space.method, trial.values),
         "values": dict(trial.values),
-        "scores": [{"rounds": rounds, **_score(score)} for rounds, score in trial.scores.items()],
+        "scores": scores,
         **({"errors": list(trial.errors)} if trial.errors else {}),
     }
-
-
-def _score(score: Score) -> Mapping[str, Any]:
-    value = score.value if math.isfinite(score.value) else None
-    error = None if value is None else score.standard_error
-    return {
-        "value": value, "standard_error": error, "rounds_to_target": score.reached, "missed": score.missed,
-        "broken": score.broken,
-    }  # fmt: skip

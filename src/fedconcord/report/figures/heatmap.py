@@ -30,7 +30,14 @@ def partitions(runs: Sequence[Run]) -> list[Drawing]:
     drawn = min((r for r in runs if r.counts is not None), key=lambda r: r.head.seed, default=None)
     if drawn is None:
         return []
-    words = _partition_words(drawn)
+    counts, classes = drawn.counts, drawn.classes
+    assert counts is not None
+    sizes, several = counts.sum(1), (counts > 0).sum(1)
+    share = np.median(counts.max(1)[sizes > 0] / sizes[sizes > 0]) if np.any(sizes > 0) else 0.0
+    words = (
+        f"The median client holds {np.median(sizes):g} samples (all clients: {span(sizes)}) of "
+        f"{np.median(several):g} of the {len(classes)} classes; its most common class makes up {percent(share)}."
+    )
     seeds = {r.head.seed for r in runs}
     seed = f" Drawn: seed {drawn.head.seed}; other seeds draw theirs by the same rule." if len(seeds) > 1 else ""
     return [
@@ -39,7 +46,7 @@ def partitions(runs: Sequence[Run]) -> list[Drawing]:
             f"Heat map of clients by classes for {drawn.head.partition}. {words}",
             f"{words} Colour: the share of a client's data that is of a class; grey: how much it holds.{seed}",
             True,
-            lambda legend: _partition(drawn),
+            lambda in_file: partition(counts, classes),
         )
     ]
 
@@ -104,22 +111,6 @@ def partition(counts: Array, names: Sequence[str], sizes: Array | None = None, w
     return fig
 
 
-def _partition(run: Run) -> Figure:
-    assert run.counts is not None
-    return partition(run.counts, run.classes)
-
-
-def _partition_words(run: Run) -> str:
-    assert run.counts is not None
-    sizes = run.counts.sum(1)
-    classes = (run.counts > 0).sum(1)
-    share = np.median(run.counts.max(1)[sizes > 0] / sizes[sizes > 0]) if np.any(sizes > 0) else 0.0
-    return (
-        f"The median client holds {np.median(sizes):g} samples (all clients: {span(sizes)}) of "
-        f"{np.median(classes):g} of the {run.counts.shape[1]} classes; its most common class makes up {percent(share)}."
-    )
-
-
 def write_description(folder: Path, description: Description, title: str) -> Path:
     """Write partition.md, partition.png|svg|pdf and clients.csv into a folder; the path of the first.
 
@@ -127,21 +118,15 @@ def write_description(folder: Path, description: Description, title: str) -> Pat
     column.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    counts, sizes = description.counts.astype(float), description.sizes.astype(float)
     with styled():
-        forms = to_files(
-            partition(
-                description.counts.astype(float), description.names, description.sizes.astype(float), description.what
-            )
-        )
+        forms = to_files(partition(counts, description.names, sizes, description.what))
     for suffix, content in forms.items():
         files.write_bytes(folder / f"partition.{suffix}", content)
     header = ["client", "samples", "entropy", "distance", *(f"{description.what} {name}" for name in description.names)]
     rows = zip(description.sizes, description.entropy, description.distance, description.counts, strict=True)
-    files.write_csv(
-        folder / "clients.csv",
-        header,
-        [[i, int(n), float(bits), float(far), *map(int, row)] for i, (n, bits, far, row) in enumerate(rows)],
-    )
+    cells = [[i, int(n), float(bits), float(far), *map(int, row)] for i, (n, bits, far, row) in enumerate(rows)]
+    files.write_csv(folder / "clients.csv", header, cells)
     lines = [f"# {title}", "", "| quantity | value |", "|:--|:--|"]
     lines += [f"| {quantity} | {value} |" for quantity, value in summary(description)]
     lines += ["", "![Clients by what they hold](partition.png)", "", MEANING.format(PLURAL[description.what])]

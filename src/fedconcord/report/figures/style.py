@@ -22,15 +22,8 @@ from fedconcord.report.metric import Metric
 from fedconcord.report.summary import Method
 
 INK, MUTED, RULE = "#1b1f24", "#5b6570", "#d9dee3"
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#3B3B3B",
-)  # Okabe & Ito, told apart by all
+# Okabe & Ito, told apart by all
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#3B3B3B")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "p", ">", "h", "*")
 PANEL = (4.4, 3.1)  # inches, one of two columns of the page
