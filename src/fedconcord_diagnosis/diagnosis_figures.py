@@ -91,10 +91,10 @@ def _rounds(diagnosis: Diagnosis) -> Drawing:
 
     def plot(ax: Axes) -> None:
         for k, (name, values) in enumerate(lines.items()):
-            shown = [v if v > 0 else np.nan for v in values]
-            if np.isnan(shown).all():  # 0 throughout, as the deviation of a cohort of all clients
+            positive = [v if v > 0 else np.nan for v in values]
+            if np.isnan(positive).all():  # 0 throughout, as the deviation of a cohort of all clients
                 continue
-            ax.plot(at, shown, color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.5, label=name)
+            ax.plot(at, positive, color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.5, label=name)
         log_scale(ax, "y")
 
     ends = "; ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in lines.items())
@@ -155,8 +155,8 @@ def _work(diagnosis: Diagnosis) -> Drawing:
 
 def _weights(diagnosis: Diagnosis) -> list[Drawing]:
     aim = diagnosis.aim
-    known = (("plain average", aim.plain, AMBER, "s"), ("this method", aim.own, BLUE, "o"))
-    points = [Points(aim.steps, of.w / aim.p, c, m, name) for name, of, c, m in known if isinstance(of, Surrogate)]
+    kinds = (("plain average", aim.plain, AMBER, "s"), ("this method", aim.own, BLUE, "o"))
+    points = [Points(aim.steps, of.w / aim.p, c, m, name) for name, of, c, m in kinds if isinstance(of, Surrogate)]
     if not points:
         return []
     spans = "; ".join(f"{one.label} {one.y.min():.2f} to {one.y.max():.2f}" for one in points)

@@ -193,11 +193,11 @@ def _page(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], same:
         in_words([_text(one) for one in verdict(findings)], _notes(subject, diagnosis, same)),
         _advice(subject),
     ]
-    drawn = drawings(diagnosis) if diagnosis.looks else {}
+    figures = drawings(diagnosis) if diagnosis.looks else {}
     for topic, (title, lead) in TOPICS.items():
         texts = [_text(one.text) for one in findings if one.topic == topic]
-        if texts or drawn.get(topic):
-            page.section(title, paragraphs(texts), page.figures(drawn.get(topic, [])), lead=lead)
+        if texts or figures.get(topic):
+            page.section(title, paragraphs(texts), page.figures(figures.get(topic, [])), lead=lead)
     if diagnosis.looks:
         page.section("Every number", _numbers(diagnosis))
         page.section("What each is", _meaning(diagnosis))

@@ -56,9 +56,9 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
     first: dict[str, Finding] = {}
     for one in every:
         first.setdefault(one.topic, one)
-    chosen = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
-    chosen += [one for one in every if one not in chosen and one.weight > 0][: max(0, 3 - len(chosen))]
-    return [one.text for one in chosen] or [
+    first_said = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
+    first_said += [one for one in every if one not in first_said and one.weight > 0][: max(0, 3 - len(first_said))]
+    return [one.text for one in first_said] or [
         "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page "
         "is passed; the step size and the number of rounds are what is left to tune."
     ]
@@ -71,10 +71,10 @@ def _over(value: float, threshold: float) -> float:
 def names_of(diagnosis: Diagnosis, ids: np.ndarray, most: int = 3) -> str:
     """Clients by name where the data have one."""
     names = diagnosis.names
-    shown = [names[int(i)] if names is not None else str(int(i)) for i in ids[:most]]
+    few = [names[int(i)] if names is not None else str(int(i)) for i in ids[:most]]
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return ("" if names is not None else "client " if len(ids) == 1 else "clients ") + (
-        f"{', '.join(shown)}{more}" if more else listing(shown)
+        f"{', '.join(few)}{more}" if more else listing(few)
     )
 
 

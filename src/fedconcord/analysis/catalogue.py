@@ -108,12 +108,12 @@ def exchange(algorithm: Algorithm, steps: int) -> Exchange:
     up: list[Tree] = []
     down: list[Tree] = []
 
-    def noting(function: Callable[..., Tree], seen: list[Tree], argument: int | None = None) -> Callable[..., Tree]:
+    def noting(function: Callable[..., Tree], notes: list[Tree], argument: int | None = None) -> Callable[..., Tree]:
         """The function, with its result written down, or one of its arguments."""
 
         def noted(*arguments: Any) -> Tree:
             result = function(*arguments)
-            seen.append(result if argument is None else arguments[argument])
+            notes.append(result if argument is None else arguments[argument])
             return result
 
         return noted

@@ -133,7 +133,7 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
     position[plan.ids] = np.arange(len(plan.ids))
     problem = Units(np.arange(n + 1) * samples, np.repeat(position, samples), len(plan.ids), scale)
     problem.roster = problem.roster._replace(sizes=job.problem.roster.sizes)
-    tried = replace(
+    plain = replace(
         job,
         problem=problem,
         # the prologue is of all N clients, and would change the first rounds alone
@@ -143,9 +143,9 @@ def _steps(job: Job, plan: Plan, scale: float) -> Iterator[np.ndarray]:
         engine=Stacked(None, 1, kernel="torch"),
         storage=Storage(),
     )
-    server = tried.algorithm.init(problem.init(0), population_of(tried))
-    store = tried.engine.open(problem, tried.assignment, tried.storage, template(tried), None)
+    server = plain.algorithm.init(problem.init(0), population_of(plain))
+    store = plain.engine.open(problem, plain.assignment, plain.storage, template(plain), None)
     for t in itertools.count():
-        done = run_round(tried.engine, problem, tried.assignment, server, store, plan._replace(round=t))
-        yield ((server.x - done.server.x) / plan.lr).numpy()
-        server = done.server
+        outcome = run_round(plain.engine, problem, plain.assignment, server, store, plan._replace(round=t))
+        yield ((server.x - outcome.server.x) / plan.lr).numpy()
+        server = outcome.server

@@ -122,29 +122,31 @@ def _csv(w: Worth) -> str:
 def _figure(s: Summary, w: Worth) -> Drawing:
     """Every client of every seed, or those that have names, once."""
     m, g, clients = w.methods[0], w.gains[0], by_name(w)
-    named = 0 < len(clients) <= LISTED
-    figures = np.array([c.figures for c in clients]).T if named else np.array([_units(one) for one in w.models])
+    by_site = 0 < len(clients) <= LISTED
+    figures = np.array([c.figures for c in clients]).T if by_site else np.array([_units(one) for one in w.models])
     alone, under = figures[0], figures[w.models.index(m)]
     pooled = None if w.pooled is None else figures[-1]
-    known = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
-    order = known[np.argsort(alone[known] if w.metric.higher else -alone[known], kind="stable")]
+    judged = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
+    order = judged[np.argsort(alone[judged] if w.metric.higher else -alone[judged], kind="stable")]
     place = np.unique(np.linspace(1, len(order), min(len(order), POINTS)).round().astype(int))
-    shown = order[place - 1]
+    drawn_clients = order[place - 1]
 
     def plot(ax: Axes) -> None:
         colour = look(s.method(m.name).index).colour
-        ax.vlines(place, alone[shown], under[shown], color=colour, linewidth=0.8, alpha=0.45)
-        ax.plot(place, alone[shown], color=INK, linewidth=1.4, drawstyle="steps-mid", label="alone")
-        ax.plot(place, under[shown], "o", color=colour, markersize=3.5, label=wrap(m.name, 40))
+        ax.vlines(place, alone[drawn_clients], under[drawn_clients], color=colour, linewidth=0.8, alpha=0.45)
+        ax.plot(place, alone[drawn_clients], color=INK, linewidth=1.4, drawstyle="steps-mid", label="alone")
+        ax.plot(place, under[drawn_clients], "o", color=colour, markersize=3.5, label=wrap(m.name, 40))
         if pooled is not None:
-            ax.plot(place, pooled[shown], "_", color=MUTED, markersize=7, label="pooled")
+            ax.plot(place, pooled[drawn_clients], "_", color=MUTED, markersize=7, label="pooled")
         ax.set_xlabel("clients, from the worst off alone")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if named:
-            ax.set_xticks(place, [wrap(clients[i].name, 18, 1) for i in shown.tolist()], rotation=30, ha="right")
+        if by_site:
+            ax.set_xticks(
+                place, [wrap(clients[i].name, 18, 1) for i in drawn_clients.tolist()], rotation=30, ha="right"
+            )
         y_axis(ax, w.metric, title=f"a client's {w.metric.title}")
 
-    each = "A client a place, its mean over seeds" if named else "A client of each seed a place"
+    each = "A client a place, its mean over seeds" if by_site else "A client of each seed a place"
     return drawing(
         "baselines",
         f"Every client's {w.metric.title} alone and under {m.name}: {g.more} gain, {g.same} are as well off and "

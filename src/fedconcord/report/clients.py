@@ -77,7 +77,7 @@ def section(s: Summary) -> Section | None:
     tuned = [j for j in judged if j.tuned]
     looks = [(m, _looks(runs)) for m, runs in runs_by_method]
     drawings = [_distribution(judged, metric)]
-    if any(len(seen) > 1 for _, seen in looks):
+    if any(len(deciles) > 1 for _, deciles in looks):
         drawings.append(_by_round(looks, metric))
     if tuned:
         drawings.append(_fine_tuned(tuned, metric))
@@ -148,17 +148,17 @@ def _distribution(judged: Sequence[Judged], metric: Metric) -> Drawing:
 def _looks(runs: Sequence[Run]) -> dict[int, float]:
     """Round -> worst decile, the mean over the runs, at the rounds that all of them looked at."""
     tables = [columns(path) for r in runs if (path := r.folder / "fairness.csv").exists()]
-    seen = [dict(zip(map(int, t["round"]), map(float, t["worst_decile"]), strict=True)) for t in tables if t]
-    shared = set.intersection(*map(set, seen)) if len(seen) == len(runs) and seen else set()
-    return {round: float(np.mean([one[round] for one in seen])) for round in sorted(shared)}
+    deciles = [dict(zip(map(int, t["round"]), map(float, t["worst_decile"]), strict=True)) for t in tables if t]
+    shared = set.intersection(*map(set, deciles)) if len(deciles) == len(runs) and deciles else set()
+    return {round: float(np.mean([one[round] for one in deciles])) for round in sorted(shared)}
 
 
 def _by_round(looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) -> Drawing:
     def plot(ax: Axes) -> None:
-        for m, seen in looks:
+        for m, deciles in looks:
             colour, dash, marker = look(m.index)
             (line,) = ax.plot(
-                list(seen), list(seen.values()), color=colour, linestyle=dash, marker=marker, markersize=4,
+                list(deciles), list(deciles.values()), color=colour, linestyle=dash, marker=marker, markersize=4,
                 linewidth=1.5, label=wrap(m.name, 28),
             )  # fmt: skip
             line.set_gid(f"m{m.index}-worst")
@@ -166,7 +166,7 @@ def _by_round(looks: Sequence[tuple[Method, dict[int, float]]], metric: Metric) 
         ax.set_xlabel("round")
         y_axis(ax, metric, title=f"worst decile: {metric.title}")
 
-    ends = ", ".join(f"{m.name} {value(metric, list(seen.values())[-1])}" for m, seen in looks if seen)
+    ends = ", ".join(f"{m.name} {value(metric, list(deciles.values())[-1])}" for m, deciles in looks if deciles)
     return drawing(
         "worst-decile",
         f"The worst decile's {metric.title} by round; at the last look: {ends}.",

@@ -39,7 +39,7 @@ class Head:
     status: Literal["complete", "interrupted", "running", "diverged"]
     rounds: int
     rounds_done: int
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # the first has the plain columns: that which the run answers with
     dim: int
     clients: int
     cohort: int
@@ -71,7 +71,6 @@ class Run:
     folder: Path
     name: str  # the method as the report calls it: its label and, where runs differ in more, that too
     head: Head
-    models: tuple[str, ...]  # the first has the plain columns: that which the run answers with
     round: Array  # [T] strictly increasing
     metrics: dict[str, Array]  # evaluation column -> [T]; may hold NaN and inf
     bytes: Array  # [T] up and down together, cumulative
@@ -117,9 +116,12 @@ def _head(path: Path) -> Head:
         raise UserError(f"{path}: {where}: {first['msg'].lower()}{more}") from None
 
 
-def _table(path: Path) -> dict[str, Array]:
-    """Column -> [rows] float64 of a CSV of numbers; an empty cell is NaN."""
+def _table(path: Path, *needed: str) -> dict[str, Array]:
+    """Column -> [rows] float64 of a CSV of numbers, the needed ones among them; an empty cell is NaN."""
     header, body = read_csv(path)
+    missing = [column for column in needed if column not in header]
+    if missing:
+        raise UserError(f"{path}: has no column {missing[0]!r}; columns: {', '.join(header)}")
     table = np.full((len(body), len(header)), np.nan)
     for i, row in enumerate(body):
         for j, cell in enumerate(row):
@@ -133,10 +135,7 @@ def _table(path: Path) -> dict[str, Array]:
 
 
 def _metrics(path: Path) -> dict[str, Array]:
-    table = _table(path)
-    missing = [c for c in ("round", *COSTS) if c not in table]
-    if missing:
-        raise UserError(f"{path}: has no column {missing[0]!r}; columns: {', '.join(table)}")
+    table = _table(path, "round", *COSTS)
     if not np.all(np.isfinite(table["round"])) or np.any(np.diff(table["round"]) <= 0):
         raise UserError(f"{path}: the column 'round' must hold increasing numbers")
     if len(table) == 1 + len(COSTS):
@@ -164,26 +163,18 @@ def _run(folder: Path) -> Run:
         raise UserError(f"{path}: is missing although the run is complete; restore it or remove the folder")
     else:  # started, nothing evaluated yet
         table = {c: np.empty(0) for c in ("round", *COSTS)}
-    timing = folder / "timing.csv"
-    seconds = np.empty(0)
-    if timing.exists():
-        times = _table(timing)
-        if "seconds" not in times:
-            raise UserError(f"{timing}: has no column 'seconds'; columns: {', '.join(times)}")
-        seconds = times["seconds"]
-    part = folder / "partition.csv"
+    timing, part = folder / "timing.csv", folder / "partition.csv"
     counts, classes = _counts(part) if part.exists() else (None, ())
     return Run(
         folder=folder,
         name=head.label,
         head=head,
-        models=head.models,
         round=table["round"],
         metrics={k: v for k, v in table.items() if k not in ("round", *COSTS, "simulated_seconds", "epsilon", "clip")},
         bytes=table["bytes_up"] + table["bytes_down"],
         gradient_steps=table["gradient_steps"],
         simulated_seconds=table.get("simulated_seconds"),
-        seconds=seconds,
+        seconds=_table(timing, "seconds")["seconds"] if timing.exists() else np.empty(0),
         counts=counts,
         classes=classes,
     )

@@ -101,7 +101,7 @@ def table(s: Summary, rows: Sequence[MethodResult], models: bool = False) -> Tab
     columns[f"rounds to {goal}"] = lambda r: reach_cell(r.reach, "round")
     columns[f"{byte} to {goal}"] = lambda r: reach_cell(r.reach, "bytes", byte_scale)
     columns["seeds"] = seeds_cell
-    shown = len(columns)
+    first = len(columns)
     columns[f"last{percent}"] = lambda r: metric_cell(m, interval([r.last.mean]))
     columns[f"{step} gradient steps to {goal}".strip()] = lambda r: reach_cell(r.reach, "gradient_steps", step_scale)
     if beside:
@@ -113,7 +113,7 @@ def table(s: Summary, rows: Sequence[MethodResult], models: bool = False) -> Tab
         columns["seconds a round"] = lambda r: with_interval(r.seconds, decimals)
     cells = tuple(tuple(cell(r) for cell in columns.values()) for r in rows)
     strong = tuple(r.name in s.verdict.front and not models for r in rows)
-    return Table(tuple(columns), cells, caption(s), strong=strong, shown=shown)
+    return Table(tuple(columns), cells, caption(s), strong=strong, shown=first)
 
 
 def iterates(s: Summary) -> dict[str, MethodResult]:
@@ -209,8 +209,8 @@ def to_latex(t: Table, key: str = "summary") -> str:
     """A table environment for a paper, with the label tab:`key`; needs only booktabs."""
 
     def line(cells: Sequence[str], strong: bool) -> str:
-        done = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 1) else tex(c) for j, c in enumerate(cells)]
-        return "    " + " & ".join(done) + r" \\"
+        texts = [rf"\textbf{{{tex(c)}}}" if strong and j in (0, 1) else tex(c) for j, c in enumerate(cells)]
+        return "    " + " & ".join(texts) + r" \\"
 
     columns = "l" + "r" * (len(t.header) - 1)
     return "\n".join([
@@ -222,10 +222,10 @@ def to_latex(t: Table, key: str = "summary") -> str:
     ])  # fmt: skip
 
 
-def figures_tex(drawn: Sequence[Drawing]) -> str:
+def figures_tex(drawings: Sequence[Drawing]) -> str:
     """A figure environment a figure, with its caption and the label fig:NAME; needs graphicx."""
     parts = ["% needs \\usepackage{graphicx}; paths are below the report's folder"]
-    for d in drawn:
+    for d in drawings:
         parts += [
             r"\begin{figure}", r"  \centering",
             rf"  \includegraphics[width={'' if d.wide else '0.5'}\linewidth]{{figures/{d.name}.pdf}}",

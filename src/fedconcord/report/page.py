@@ -148,23 +148,23 @@ def code_block(text: str) -> str:
 
 def in_words(sentences: Sequence[str], warnings: Sequence[str]) -> str:
     """'In words', and what to be wary of; the sentences are HTML, the warnings text."""
-    shown = '<section class="words"><h2>In words</h2>' + paragraphs(sentences) + "</section>"
+    parts = '<section class="words"><h2>In words</h2>' + paragraphs(sentences) + "</section>"
     if warnings:
         items = "".join(f"<li>{with_code(w)}</li>" for w in warnings)
-        shown += f'\n<section class="warn"><h2>Note</h2><ul>{items}</ul></section>'
-    return shown
+        parts += f'\n<section class="warn"><h2>Note</h2><ul>{items}</ul></section>'
+    return parts
 
 
 def table(t: Table, indices: Sequence[int]) -> str:
     """A table with its caption; `indices` give each row the key of its method. Columns that are rarely asked for stand
     in a second table, folded."""
     count = len(t.header)
-    shown = _columns(t, indices, range(1, count if t.shown is None else t.shown))
+    parts = _columns(t, indices, range(1, count if t.shown is None else t.shown))
     if t.shown is not None and t.shown < count:
         folded = range(t.shown, count)
         names = esc(", ".join(t.header[j] for j in folded))
-        shown += details(f"More columns: {names}", _columns(t, indices, folded))
-    return shown + note(t.caption)
+        parts += details(f"More columns: {names}", _columns(t, indices, folded))
+    return parts + note(t.caption)
 
 
 def _columns(t: Table, indices: Sequence[int], columns: Sequence[int]) -> str:
@@ -185,8 +185,8 @@ def pairs(rows: Sequence[tuple[str, ...]], head: Sequence[str], caption: str = "
     top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
     cells = ["".join(f"<td>{_whole_words(c)}</td>" for c in r[1:]) for r in rows]
     body = "".join(f'<tr><th scope="row">{_whole_words(r[0])}</th>{c}</tr>' for r, c in zip(rows, cells, strict=True))
-    shown = f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-    return shown + (note(caption) if caption else "")
+    whole = f'<div class="table"><table class="left"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return whole + (note(caption) if caption else "")
 
 
 def terms(pairs: Sequence[tuple[str, str]]) -> str:

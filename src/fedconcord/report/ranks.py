@@ -50,13 +50,13 @@ class Ranks(NamedTuple):
 
 def ranks(summaries: Mapping[str, Summary]) -> Ranks:
     """The ranks of the methods that are in all data sets, by the mean final value; one that diverged comes last."""
-    named = [keys(s) for s in summaries.values()]
-    every = dict.fromkeys(key for there in named for key in there)
-    shared = [key for key in every if all(key in there for there in named)]
+    methods_of = [keys(s) for s in summaries.values()]
+    every = dict.fromkeys(key for there in methods_of for key in there)
+    shared = [key for key in every if all(key in there for there in methods_of)]
     scores = np.array(
-        [[score(s, there[key]) for s, there in zip(summaries.values(), named, strict=True)] for key in shared]
-    ).reshape(len(shared), len(named))
-    names = [tuple(there[key].name for there in named) for key in shared]
+        [[score(s, there[key]) for s, there in zip(summaries.values(), methods_of, strict=True)] for key in shared]
+    ).reshape(len(shared), len(methods_of))
+    names = [tuple(there[key].name for there in methods_of) for key in shared]
     return ranks_of(tuple(summaries), shared, names, scores, [key for key in every if key not in shared])
 
 

@@ -63,25 +63,25 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     """The page of the runs of one data set."""
     s = summarise(runs)
     heading, job = page_head(s, paths)
-    page, drawn = Page(heading, job), drawings(s)
+    page, figures = Page(heading, job), drawings(s)
     main = method_tables.table(s, s.rows)
     page.parts.append(in_words(words(s), s.warnings))
-    page.section("Results", table(main, [r.style for r in s.rows]), page.figures(drawn["ranking"]))
+    page.section("Results", table(main, [r.style for r in s.rows]), page.figures(figures["ranking"]))
     for axis, (title, lead) in AXES.items():
-        if drawn[axis]:
+        if figures[axis]:
             lead += f" {band_words(s)}" if axis == "round" else ""
-            page.section(title, legend(s), page.figures(drawn[axis]), lead=lead)
+            page.section(title, legend(s), page.figures(figures[axis]), lead=lead)
     for one, names in ((baselines.section(s), ""), (clients.section(s), legend(s))):
         if one is not None:
             page.add(one, names)
     if s.second:
         second = method_tables.table(s, s.second, models=True)._replace(caption="Columns as in the table of results.")
-        shown = table(second, [r.style for r in s.second])
-        page.section("Other models of the methods", page.figures(drawn["models"]), shown)
-    if drawn["partition"]:
-        page.section("Who holds what", page.figures(drawn["partition"]))
-    if drawn["more"]:
-        page.section("Other recorded metrics", legend(s), page.figures(drawn["more"]))
+        models = table(second, [r.style for r in s.second])
+        page.section("Other models of the methods", page.figures(figures["models"]), models)
+    if figures["partition"]:
+        page.section("Who holds what", page.figures(figures["partition"]))
+    if figures["more"]:
+        page.section("Other recorded metrics", legend(s), page.figures(figures["more"]))
     page.parts.append(again.settings(s, paths, out))
     page.files |= _forms("summary", method_tables.to_csv(s), main, f"Final {s.primary.title}. {job}. ", data_of(s))
     page.files["figures/figures.tex"] = method_tables.figures_tex(page.drawn)
@@ -163,8 +163,8 @@ def build_several(sets: Mapping[str, Sequence[Run]], paths: Sequence[Path], out:
         one = method_tables.table(s, s.rows)
         page.files |= _forms(key, method_tables.to_csv(s), one, f"{name}. ")
         figures = [d._replace(name=f"{key}-{d.name}") for d in (*ranked(s), by_axis(s, s.primary, "round"))]
-        shown = table(one, [row.style for row in s.rows]) + legend(s) + page.figures(figures)
-        page.parts.append(details(f"<b>{esc(name)}</b>: {_job(s)}", paragraphs(words(s)) + shown))
+        parts = table(one, [row.style for row in s.rows]) + legend(s) + page.figures(figures)
+        page.parts.append(details(f"<b>{esc(name)}</b>: {_job(s)}", paragraphs(words(s)) + parts))
     page.files |= _forms("ranks", _ranks_csv(every, r), main)
     page.files["figures/figures.tex"] = method_tables.figures_tex(page.drawn)
     command = " ".join(["fedconcord report", *(shlex.quote(str(p)) for p in paths), "--out", shlex.quote(str(out))])

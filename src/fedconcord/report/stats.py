@@ -137,25 +137,25 @@ def verdict(
     `left_out` are methods that cannot be ranked, and why; a method with one seed joins them where others have several.
     Paired t tests of the best mean against each other method, with Holm's correction.
     """
-    left, values = list(left_out), dict(finals)
+    unranked, values = list(left_out), dict(finals)
     several = [n for n, v in values.items() if len(v) > 1]
     if several:  # a method with one seed would leave the others without an interval
-        left += [(n, "only one seed of it is complete") for n in values if n not in several]
+        unranked += [(n, "only one seed of it is complete") for n in values if n not in several]
         values = {n: values[n] for n in several}
     if not values:
-        return Verdict("nothing", None, (), (), tuple(left))
+        return Verdict("nothing", None, (), (), tuple(unranked))
     seeds = tuple(sorted(set.intersection(*(set(v) for v in values.values()))))
     if len(values) == 1:
-        return Verdict("one method", next(iter(values)), seeds, (), tuple(left))
+        return Verdict("one method", next(iter(values)), seeds, (), tuple(unranked))
     if not is_paired or not seeds:
-        return Verdict("unpaired", None, seeds, (), tuple(left))
+        return Verdict("unpaired", None, seeds, (), tuple(unranked))
     sign = 1.0 if higher else -1.0
     score = {n: {s: sign * v[s] for s in seeds} for n, v in values.items()}
     order = sorted(score, key=lambda n: -math.fsum(score[n].values()))
     top = order[0]
     if len(seeds) == 1:
-        return Verdict("one seed", top, seeds, (), tuple(left))
+        return Verdict("one seed", top, seeds, (), tuple(unranked))
     leads, ps = zip(*(paired(score[top], score[n]) for n in order[1:]), strict=True)
     comparisons = tuple(map(Comparison, order[1:], leads, ps, holm(ps)))
     kind: Literal["best", "tied"] = "best" if all(c.separated for c in comparisons) else "tied"
-    return Verdict(kind, top, seeds, comparisons, tuple(left))
+    return Verdict(kind, top, seeds, comparisons, tuple(unranked))

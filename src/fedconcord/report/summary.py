@@ -57,7 +57,7 @@ class Method:
     @property
     def answer(self) -> str:
         """The model that it answers with: the first that it offers, which files of models hold and which ranks it."""
-        return self.runs[0].models[0]
+        return self.runs[0].head.models[0]
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def _ranked(methods: Sequence[Method], metric: Metric, horizon: int, is_paired: 
     values: dict[str, dict[int, float]] = {}
     for m in methods:
         diverged = sum(r.diverged for r in m.runs)
-        done = {s: v for s, v in finals(m.finished, metric, horizon).items() if math.isfinite(v)}
+        finite = {s: v for s, v in finals(m.finished, metric, horizon).items() if math.isfinite(v)}
         if diverged:
             left_out.append((m.name, f"{diverged} of {len(m.runs)} seeds diverged"))
-        elif not done:
+        elif not finite:
             left_out.append((m.name, "no run of it is complete"))
         else:
-            values[m.name] = done
+            values[m.name] = finite
     return verdict(values, left_out, metric.higher, is_paired)
 
 
@@ -228,9 +228,9 @@ def summarise(runs: Sequence[Run]) -> Summary:
     shared = [m for m in ranking(usable) if all(m.column in r.metrics for r in usable)]
     if not shared:
         columns = sorted({c for r in usable for c in r.metrics})
-        known = ", ".join(m.column for m in KNOWN)
+        listed = ", ".join(m.column for m in KNOWN)
         raise UserError(
-            f"no metric that ranks methods ({known}) is in every metrics.csv; columns found: {', '.join(columns)}"
+            f"no metric that ranks methods ({listed}) is in every metrics.csv; columns found: {', '.join(columns)}"
         )
     primary = shared[0]
     losses = [m for c in LOSSES for m in shared if m.column == c and m is not primary]
@@ -271,7 +271,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     second = [
         _row(by_name[row.name], model, primary, loss, horizon, target)
         for row in table
-        for model in by_name[row.name].runs[0].models[1:]
+        for model in by_name[row.name].runs[0].head.models[1:]
         if any(f"{model}:{primary.column}" in r.metrics for r in by_name[row.name].runs)
     ]
     mixed = _mixed(usable)

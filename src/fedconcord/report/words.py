@@ -183,7 +183,7 @@ def _privacy_words(s: Summary) -> list[str]:
     """What each private method spent, at most over its seeds, and that its metrics are no part of what is protected."""
     private = [(m.name, [r.head.privacy for r in m.runs if r.head.privacy is not None]) for m in s.methods]
     most = [(name, max(runs, key=lambda spent: float(spent["epsilon"]))["said"]) for name, runs in private if runs]
-    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(said)}" for name, said in most]
+    sentences = [f"<b>{esc(s.method(name).short)}</b> {esc(sentence)}" for name, sentence in most]
     if not sentences:
         return []
     figures = "The figures of this page are the simulator's view: they were measured without noise."
@@ -289,8 +289,8 @@ def fall(run: Run, metric: Metric, horizon: float) -> tuple[float, float, float]
     start to the peak. The noise is the standard deviation of the changes between the last `TAIL` evaluations, over
     sqrt(2): a trend, which moves them all alike, is no noise. A run of fewer evaluations is not judged.
     """
-    seen = run.round <= horizon
-    round, values = run.round[seen], metric.scale(run.metrics[metric.column][seen])
+    in_time = run.round <= horizon
+    round, values = run.round[in_time], metric.scale(run.metrics[metric.column][in_time])
     if round.size <= TAIL or not np.all(np.isfinite(values)):
         return None
     upward: Array = values if metric.higher else -values

@@ -118,8 +118,8 @@ def worth(s: Summary) -> Worth | None:
     tables = [table for by_seed in tables_of.values() for table in by_seed.values()]
     if len({len(table["client"]) for table in tables}) != 1:
         return None
-    known = [name for name in tables[0] if all(name in table for table in tables)]
-    figures = [name for name in known if name not in NO_FIGURES and not name.endswith("_personalised")]
+    common = [name for name in tables[0] if all(name in table for table in tables)]
+    figures = [name for name in common if name not in NO_FIGURES and not name.endswith("_personalised")]
     column = s.primary.column.removeprefix("test_").removeprefix("validation_")
     if column not in figures:  # a loss, which every client has, of methods that are ranked by what no client has
         column = (judged[0].head.clients_judged or {})["metric"]
@@ -196,8 +196,8 @@ def _model(
 
 def mean_of(values: Array) -> float:
     """The mean of what is known; NaN of nothing."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else math.nan
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if numbers.size else math.nan
 
 
 def _gain(method: Model, alone: Model, sign: int, counted: Array, sites: bool) -> Gain:
@@ -225,10 +225,10 @@ def bootstrap(groups: Sequence[Array]) -> Interval:
     if len(every) < FEWEST:
         return Interval(mean, math.nan, math.nan, every)
     draw = np.random.Generator(np.random.Philox(0))
-    chosen = draw.integers(len(groups), size=(DRAWS, len(groups)))
-    means = np.zeros(chosen.shape)
+    group_of = draw.integers(len(groups), size=(DRAWS, len(groups)))
+    means = np.zeros(group_of.shape)
     for k, values in enumerate(groups):
-        where = chosen == k
+        where = group_of == k
         means[where] = _resampled(draw, values, int(where.sum()))
     low, high = np.quantile(means.mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(mean, float(low), float(high), every)
@@ -277,8 +277,8 @@ def sentences(w: Worth) -> tuple[str, ...]:
             "nothing of other sites."
         )
     if w.few:
-        named = listing([f"{name} ({w.rows[w.names.index(name)]:.3g})" for name in w.few])
-        lines.append(f"Left out, as fewer than {ROWS} samples are set apart there: {named}.")
+        few = listing([f"{name} ({w.rows[w.names.index(name)]:.3g})" for name in w.few])
+        lines.append(f"Left out, as fewer than {ROWS} samples are set apart there: {few}.")
     return tuple(lines)
 
 
@@ -323,8 +323,8 @@ def _gains(w: Worth, m: Model, g: Gain) -> str:
 
 def lead(metric: Metric, i: Interval) -> str:
     scale, unit = (100.0, " points") if metric.percent else (1.0, "")
-    known = f" ({scale * i.low:.3g} to {scale * i.high:.3g})" if math.isfinite(i.low) else ""
-    return f"{scale * i.mean:.3g}{unit}{known}"
+    around = f" ({scale * i.low:.3g} to {scale * i.high:.3g})" if math.isfinite(i.low) else ""
+    return f"{scale * i.mean:.3g}{unit}{around}"
 
 
 def by_name(w: Worth) -> tuple[Named, ...]:
@@ -341,9 +341,9 @@ def client_sentences(w: Worth) -> tuple[str, ...]:
     """One a client that has a name and enough samples: alone, under the best method, pooled; none without a verdict."""
     models, best = w.models, w.methods[0]
     words = {id(w.alone): "alone", id(best): f"under {best.name}", id(w.pooled): "pooled"}
-    chosen = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
+    wordings = [(words[id(m)], k) for k, m in enumerate(models) if id(m) in words]
     return tuple(
-        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in chosen)}"
+        f"{c.name}: {', '.join(f'{what} {value(w.metric, c.figures[k])}' for what, k in wordings)}"
         for c in (() if _unsaid(w) else by_name(w))
         if c.name not in w.few
     )

@@ -70,8 +70,8 @@ def write_page(tuning: Tuning, searches: Sequence[MethodSearch]) -> Path:
         'not seen: <a href="final/report.html">the whole comparison</a>.'
     )
     answer = worth(summary)  # where the final comparison has baselines
-    said = [] if answer is None else [esc(sentence) for sentence in sentences_of_worth(answer)]
-    page.parts.append(in_words([*words(summary), *said, whole], warnings))
+    verdicts = [] if answer is None else [esc(sentence) for sentence in sentences_of_worth(answer)]
+    page.parts.append(in_words([*words(summary), *verdicts, whole], warnings))
     page.section("The winners, with fresh seeds", table(main, [row.style for row in summary.rows]))
     page.section("What tuning changed", _changed(tuning, searches))
     if tuned:
@@ -300,10 +300,10 @@ def _method(tuning: Tuning, search: MethodSearch) -> dict[str, Any]:
 def _trial(tuning: Tuning, search: MethodSearch, trial: Trial) -> dict[str, Any]:
     scores = []
     for rounds, score in trial.scores.items():
-        known = math.isfinite(score.value)
-        value, error = (score.value, score.standard_error) if known else (None, None)
-        met = {"rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
-        scores.append({"rounds": rounds, "value": value, "standard_error": error, **met})
+        finite = math.isfinite(score.value)
+        value, error = (score.value, score.standard_error) if finite else (None, None)
+        target = {"rounds_to_target": score.reached, "missed": score.missed, "broken": score.broken}
+        scores.append({"rounds": rounds, "value": value, "standard_error": error, **target})
     return {
         "number": trial.number,
         "method": text_of(tuning.config, search.space.method, trial.values),

@@ -24,7 +24,7 @@ def drawings(s: Summary) -> dict[str, list[Drawing]]:
         out[axis] = [by_axis(s, m, axis) for m in metrics] if moves else []
     out["models"] = by_model(s)
     out["partition"] = partitions(usable)
-    known = {m.column for m in metrics}
-    columns = dict.fromkeys(c for r in usable for c in r.metrics if ":" not in c and c not in known)
+    first = {m.column for m in metrics}
+    columns = dict.fromkeys(c for r in usable for c in r.metrics if ":" not in c and c not in first)
     out["more"] = [by_axis(s, metric_of(c), "round") for c in columns]
     return out

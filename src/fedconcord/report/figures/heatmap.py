@@ -27,10 +27,10 @@ MEANING = (
 
 def partitions(runs: Sequence[Run]) -> list[Drawing]:
     """The partition of the lowest seed, where one is recorded."""
-    drawn = min((r for r in runs if r.counts is not None), key=lambda r: r.head.seed, default=None)
-    if drawn is None:
+    run = min((r for r in runs if r.counts is not None), key=lambda r: r.head.seed, default=None)
+    if run is None:
         return []
-    counts, classes = drawn.counts, drawn.classes
+    counts, classes = run.counts, run.classes
     assert counts is not None
     sizes, several = counts.sum(1), (counts > 0).sum(1)
     share = np.median(counts.max(1)[sizes > 0] / sizes[sizes > 0]) if np.any(sizes > 0) else 0.0
@@ -39,11 +39,11 @@ def partitions(runs: Sequence[Run]) -> list[Drawing]:
         f"{np.median(several):g} of the {len(classes)} classes; its most common class makes up {percent(share)}."
     )
     seeds = {r.head.seed for r in runs}
-    seed = f" Drawn: seed {drawn.head.seed}; other seeds draw theirs by the same rule." if len(seeds) > 1 else ""
+    seed = f" Drawn: seed {run.head.seed}; other seeds draw theirs by the same rule." if len(seeds) > 1 else ""
     return [
         Drawing(
             "partition",
-            f"Heat map of clients by classes for {drawn.head.partition}. {words}",
+            f"Heat map of clients by classes for {run.head.partition}. {words}",
             f"{words} Colour: the share of a client's data that is of a class; grey: how much it holds.{seed}",
             True,
             lambda in_file: partition(counts, classes),

@@ -123,7 +123,7 @@ def _models(s: Summary, names: list[str]) -> Figure:
         c = style.look(m.index).colour
         k = curve(m.runs, s.primary.column, "round", floor)
         ax.plot(k.x, k.mid, color=c, linewidth=1.5, label=f"{m.answer} (its answer)")
-        for j, model in enumerate(m.runs[0].models[1:]):
+        for j, model in enumerate(m.runs[0].head.models[1:]):
             k = curve(m.runs, f"{model}:{s.primary.column}", "round", floor)
             ax.plot(k.x, k.mid, color=style.INK, linewidth=0.9, linestyle=(0, (3 + 2 * j, 1.5)), label=model)
         style.y_axis(ax, s.primary, log)
