@@ -59,7 +59,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         ),
     ),
     "insight": Wing(
-        4190,
+        4090,
         5900,
         (
             *(("report",), ("tuning/page",)),

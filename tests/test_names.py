@@ -15,8 +15,8 @@ PARTICIPLES = {
     *("taken", "told", "tried", "wanted", "written"),
 }
 MOST = {
-    "fedconcord": 325,
-    "fedconcord_diagnosis": 18,
+    "fedconcord": 278,
+    "fedconcord_diagnosis": 12,
     "fedconcord_papers": 57,
     "fedconcord_sites": 6,
     "fedconcord_flower": 4,
