@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 import fedconcord
 from fedconcord.basis import files
-from fedconcord.options.option import Option
+from fedconcord.options import Option
 from fedconcord.settings.sources import default_text, fields, keys, noted, values_text
 
 TABLE = Path(fedconcord.__file__).parent / "options" / "table.py"
@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
-from fedconcord.options.option import Option, stated
+from fedconcord.options import Option, stated
 
 '''
 

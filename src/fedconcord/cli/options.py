@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedconcord.basis.errors import UserError, closest
-from fedconcord.options.option import STAGES, Stage
+from fedconcord.options import STAGES, Stage
 from fedconcord.options.table import OPTIONS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
-from fedconcord.options.option import Option, stated
+from fedconcord.options import Option, stated
 
 
 class Shared(TypedDict, total=False):

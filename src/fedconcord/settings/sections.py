@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fedconcord.basis import grammar
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, Count, Fraction, NotNegative, Positive
-from fedconcord.options.option import Stage
+from fedconcord.options import Stage
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 Part = Annotated[float, Field(gt=0, lt=1)]
