@@ -231,14 +231,14 @@ class WandB:
 TRACKERS: dict[str, Callable[..., Callback]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
-def trackers(written: Sequence[str]) -> list[Callback]:
+def trackers(texts: Sequence[str]) -> list[Callback]:
     """The trackers of these texts, as in `tensorboard` or `wandb(project=digits)`; or classes by import path.
 
     Raises:
         UserError: one is unknown, or its package is missing.
     """
     registry = open_factories(TRACKERS, "tracker", ())
-    return [factories.build(registry, "tracker", text) for text in written]
+    return [factories.build(registry, "tracker", text) for text in texts]
 
 
 def check(sources: Sequence[Source]) -> None:
@@ -248,6 +248,6 @@ def check(sources: Sequence[Source]) -> None:
         UserError: as `trackers`.
     """
     for source in sources:
-        written = prepare("track", source.values.get("track", []))
-        if isinstance(written, list) and all(isinstance(text, str) for text in written):  # else `resolve` refuses it
-            trackers(written)
+        texts = prepare("track", source.values.get("track", []))
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):  # else `resolve` refuses it
+            trackers(texts)

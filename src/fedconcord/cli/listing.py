@@ -79,9 +79,9 @@ def _listing() -> dict[str, Any]:
     path = files.user_cache() / "list.json"
     key = _fingerprint()
     with suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["key"] == key:
-            return dict(kept["listing"])
+        cache = json.loads(path.read_text(encoding="utf-8"))
+        if cache["key"] == key:
+            return dict(cache["listing"])
     listing = make_listing()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

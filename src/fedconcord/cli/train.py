@@ -65,9 +65,9 @@ def predict(
 
 @app.command(epilog=f"Exit codes: 0 done; 1 another process was lost; {CODES}; {DIVERGED} the run diverged.")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines",))
-def run(given: Given, resume: Resume = None, trust: Trust = False) -> None:
+def run(options: Given, resume: Resume = None, trust: Trust = False) -> None:
     """Train one method."""
-    sources = sources_of(given)
+    sources = sources_of(options)
     with importing():
         from fedconcord import api
         from fedconcord.runs import clock, records
@@ -87,9 +87,9 @@ def run(given: Given, resume: Resume = None, trust: Trust = False) -> None:
 
 @app.command(epilog=f"Exit codes: 0 done; 1 some runs failed; {CODES}; {DIVERGED} every run diverged or failed.")
 @takes_settings("run", hidden=("method", "seed"))
-def compare(given: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust = False) -> None:
+def compare(options: Given, jobs: Jobs = None, resume: Grow = None, trust: Trust = False) -> None:
     """Compare methods on the same clients, and write the report."""
-    sources = sources_of(given)
+    sources = sources_of(options)
     at_once = None if jobs is None else count("--jobs", jobs)
     with importing():
         from fedconcord import api
@@ -139,7 +139,7 @@ MOST = 8  # processes, where nothing is said
 @app.command(epilog=f"Exit codes: 0 done; 1 a run of the final comparison failed; {CODES}.")
 @takes_settings("run", hidden=("method", "seed"))
 def tune(
-    given: Given,
+    options: Given,
     budget: Annotated[
         str | None, option("Number of trials of each method; all methods get the same rounds. [16]", "N")
     ] = None,
@@ -165,7 +165,7 @@ def tune(
     the comparison uses new ones."""
     at_once = min(process.cores(), MOST) if jobs is None else count("--jobs", jobs)
     trials = None if budget is None else count("--budget", budget)
-    sources = sources_of(given)
+    sources = sources_of(options)
     with importing():
         from fedconcord import api
         from fedconcord.settings.sources import prepare
@@ -173,12 +173,12 @@ def tune(
 
     spec = SearchSpec(trials, search or (), grid, prepare("seeds", final_seeds))
     with Show("tune", has_bar_per_run=False) as show:
-        done = api.tune_request(api.requested(sources, resume, trust, show), spec, at_once)
-    say_summary(done.folder / "final")
-    for method in done.methods:
+        result = api.tune_request(api.requested(sources, resume, trust, show), spec, at_once)
+    say_summary(result.folder / "final")
+    for method in result.methods:
         for remark in method.remarks:
             (complain if method.best is None else say)(f"{method.method}: {remark}")
-    say(f"settings: {done.folder / 'best.toml'}, and a file a method beside it")
-    say(f"report: {done.report}")
-    if any(result.status == "failed" for result in done.runs):
+    say(f"settings: {result.folder / 'best.toml'}, and a file a method beside it")
+    say(f"report: {result.report}")
+    if any(one.status == "failed" for one in result.runs):
         raise typer.Exit(1)

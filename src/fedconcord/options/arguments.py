@@ -24,10 +24,10 @@ def listed(takes: type, without: Container[str] = ()) -> Callable[[Function], Fu
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         first, others = [p for p in parameters if p.kind is not keyword], [p for p in parameters if p.kind is keyword]
-        named = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in types.items()]
-        function.__signature__ = signature.replace(parameters=[*first, *named, *others])  # type: ignore[attr-defined]
-        shown = {*types, *(p.name for p in first)}
-        lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name in shown)
+        keywords = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in types.items()]
+        function.__signature__ = signature.replace(parameters=[*first, *keywords, *others])  # type: ignore[attr-defined]
+        names = {*types, *(p.name for p in first)}
+        lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name in names)
         head, mark, tail = inspect.cleandoc(function.__doc__ or "").partition("Raises:")
         function.__doc__ = f"{head}Options:\n{lines}\n{mark}{tail}\n"
         return function

@@ -115,15 +115,15 @@ def holding(entry: Entry) -> dict[str, object]:
 
 def options_of(config: Config, problem: Problem) -> RunOptions:
     """What a run does besides training to its last round."""
-    chosen = config.eval
+    measures = config.eval
     patience = None
-    if chosen.patience is not None:
-        patience = Patience(chosen.patience, chosen.min_delta, chosen.watch)
-    finetune = None if chosen.personalise is None else part("eval.personalise", chosen.personalise)
+    if measures.patience is not None:
+        patience = Patience(measures.patience, measures.min_delta, measures.watch)
+    finetune = None if measures.personalise is None else part("eval.personalise", measures.personalise)
     inner = modelled(problem)
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
     looks, budget = judging.looks(config, problem), budget_of(config)
-    return RunOptions(patience, looks, chosen.clients_every, finetune, about, budget)
+    return RunOptions(patience, looks, measures.clients_every, finetune, about, budget)
 
 
 def modelled(problem: Problem) -> Supervised | None:

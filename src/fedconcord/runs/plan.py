@@ -108,8 +108,8 @@ def plan_resumed_comparison(
     entries = [entry._replace(resume=True) for entry in _entries(config, folder, evaluation.get("validation_why"))]
     for entry in entries:
         refuse_shorter(entry)
-    known = {entry.folder for entry in _entries(before, folder, None)}
-    if new := [entry for entry in entries if entry.folder not in known]:
+    folders = {entry.folder for entry in _entries(before, folder, None)}
+    if new := [entry for entry in entries if entry.folder not in folders]:
         _try_start(new, jobs)
     if added:
         say(f"added to {folder}: {added}")

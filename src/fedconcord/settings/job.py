@@ -163,8 +163,8 @@ def advise(config: Config) -> None:
     if local.seconds is not None or not isinstance(local.lr, float):
         return
     work = local.epochs if local.steps is None else local.steps
-    drawn = call_of("local.epochs", work if isinstance(work, str) else f"fixed({work or 1})").resolved()
-    most: int = drawn.get("high") or drawn.get("value") or 1
+    amounts = call_of("local.epochs", work if isinstance(work, str) else f"fixed({work or 1})").resolved()
+    most: int = amounts.get("high") or amounts.get("value") or 1
     if local.steps is None:
         largest = int(problem.roster.samples.max())
         most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
@@ -181,8 +181,8 @@ def refuse(job: Job, config: Config) -> None:
     """
     refuse_data(config, job.problem)
     n, local = job.problem.roster.n, config.local
-    for key, written in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
-        call = grammar.parse(written, key) if isinstance(written, str) else None
+    for key, value in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
+        call = grammar.parse(value, key) if isinstance(value, str) else None
         listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
         if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
             raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")

@@ -82,37 +82,37 @@ def judged(config: Config) -> tuple[Config, str | None]:
     Raises:
         UserError: the data cannot be read.
     """
-    chosen = config.eval
-    if chosen.every is not None and chosen.train_samples is not None:
+    measures = config.eval
+    if measures.every is not None and measures.train_samples is not None:
         return config, None
     problem = first_problem(config)
     per_round, of = samples_a_round(config, problem), judges(problem)
-    settings = rule(of, per_round, chosen)
+    settings = rule(of, per_round, measures)
     forward = 0 if of is None else of.tested + min(settings.train_samples or 0, of.trained)
-    settled = config.model_copy(update={"eval": settings})
-    if (settings.every, settings.train_samples) == (chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES):
-        return settled, None
+    with_numbers = config.model_copy(update={"eval": settings})
+    if (settings.every, settings.train_samples) == (measures.every or 1, measures.train_samples or MOST_TRAIN_SAMPLES):
+        return with_numbers, None
     how_often = "every round" if settings.every == 1 else f"every {settings.every} rounds"
-    return settled, (
+    return with_numbers, (
         f"evaluates {how_often}, the train loss on {settings.train_samples:,} samples: an evaluation puts {forward:,} "
         f"samples forward and a round trains on about {round(per_round):,}; eval.every and eval.train_samples change it"
     )
 
 
-def rule(of: Judged | None, per_round: float, chosen: EvalSettings) -> EvalSettings:
+def rule(of: Judged | None, per_round: float, settings: EvalSettings) -> EvalSettings:
     """The settings with numbers, for rounds that train on so many samples.
 
     First the sample of the train loss shrinks, then the rounds between evaluations grow, to 1, 2, 5, 10, 20 ... But a
     target, whose round is asked for, and patience, which counts evaluations, have one every round.
     """
-    every, train_samples = chosen.every or 1, chosen.train_samples or MOST_TRAIN_SAMPLES
+    every, train_samples = settings.every or 1, settings.train_samples or MOST_TRAIN_SAMPLES
     if of is not None and of.multiplications * (of.tested + min(train_samples, of.trained)) > FREE:
-        if chosen.train_samples is None:
+        if settings.train_samples is None:
             room = int(every * per_round / 2) - of.tested
             train_samples = min(max(room, LEAST_TRAIN_SAMPLES), MOST_TRAIN_SAMPLES)
-        if chosen.every is None and chosen.target is None and chosen.patience is None:
+        if settings.every is None and settings.target is None and settings.patience is None:
             every = _round_up(2 * (of.tested + min(train_samples, of.trained)) / per_round)
-    return chosen.model_copy(update={"every": every, "train_samples": train_samples})
+    return settings.model_copy(update={"every": every, "train_samples": train_samples})
 
 
 def looks(config: Config, problem: Problem) -> bool:
@@ -120,12 +120,12 @@ def looks(config: Config, problem: Problem) -> bool:
 
     What is asked for; else if the look costs little, or at most half of what the evaluations of all rounds do.
     """
-    chosen, of = config.eval, judges(problem)
-    if chosen.clients is not None or of is None:
-        return chosen.clients is not False
-    assert chosen.every is not None
-    assert chosen.train_samples is not None
-    evaluated = (config.rounds // chosen.every + 1) * (of.tested + min(chosen.train_samples, of.trained))
+    settings, of = config.eval, judges(problem)
+    if settings.clients is not None or of is None:
+        return settings.clients is not False
+    assert settings.every is not None
+    assert settings.train_samples is not None
+    evaluated = (config.rounds // settings.every + 1) * (of.tested + min(settings.train_samples, of.trained))
     return of.multiplications * of.everyone <= FREE or of.everyone <= evaluated / 2
 
 
@@ -133,8 +133,8 @@ def evaluation(config: Config, problem: Problem, why: str | None) -> dict[str, o
     """What is said of how models are judged, by settings with numbers, and why where counted work decided."""
     clients = looks(config, problem)
     if config.eval.clients is None and not clients:
-        left = "leaves out the look at all clients after the last round: it costs more than half of all evaluations"
-        why = "; ".join(filter(None, [why, f"{left}; eval.clients=true asks for it"]))
+        sentence = "leaves out the look at all clients after the last round: it costs more than half of all evaluations"
+        why = "; ".join(filter(None, [why, f"{sentence}; eval.clients=true asks for it"]))
     facts: dict[str, object] = {"every": config.eval.every, "train_samples": config.eval.train_samples}
     return {**facts, "clients": clients, **({} if why is None else {"why": why})}
 

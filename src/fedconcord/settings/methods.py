@@ -89,12 +89,12 @@ def check_privacy(privacy: PrivacySettings) -> PrivacySettings:
 
 def _over(section: str, base: BaseModel, method: str, overrides: Mapping[str, Any], without: Mapping[str, None]) -> Any:
     """A table of settings with a method's own values over it, and over those that are `without`."""
-    known, values = [f"{section}.{name}" for name in type(base).model_fields], {**base.model_dump(), **without}
+    keys, values = [f"{section}.{name}" for name in type(base).model_fields], {**base.model_dump(), **without}
     for key, value in overrides.items():
         if key.startswith(f"{section}."):
-            if key not in known:
-                near = closest(key, known)
-                raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(known)}")
+            if key not in keys:
+                near = closest(key, keys)
+                raise UserError(f"method {method}: unknown key {key!r}{near}; known: {', '.join(keys)}")
             values[key.removeprefix(f"{section}.")] = prepare(key, grammar.plain(value))
     return validated(type(base), values, f"method {method}: {section}.", {})
 
@@ -187,8 +187,8 @@ def canonical_text(config: Config, call: factories.Call, overrides: Mapping[str,
     tables: dict[str, type[BaseModel]] = {"local": LocalSettings, "privacy": PrivacySettings}
     inner = [f"{table}.{name}" for table, model in tables.items() for name in model.model_fields]
     order = [*PARTS_OF_METHOD, *inner, "label"]
-    own = {key: every[key] for key in order if key in every and key not in call.given}
-    return str(grammar.Spec(call.name, (), {**call.given, **own}))
+    parameters = {key: every[key] for key in order if key in every and key not in call.given}
+    return str(grammar.Spec(call.name, (), {**call.given, **parameters}))
 
 
 def runs(config: Config) -> list[Config]:

@@ -66,13 +66,13 @@ def named(key: str, value: Any) -> tuple[Any, list[NamedObject]]:
 def _named(key: str, value: Any) -> tuple[Any, NamedObject | None]:
     if isinstance(value, str | int | float) or value is None:  # what is no text is refused as such
         return value, None
-    known = REGISTRIES[key].things
-    text = next((name for name in known if known[name] is value), imports.path_of(value))
+    things = REGISTRIES[key].things
+    text = next((name for name in things if things[name] is value), imports.path_of(value))
     if text is not None:
         imports.trust(text)
         return text, None
-    kept = _kept(key, value)
-    return _labelled(kept.text, value), kept
+    thing = _kept(key, value)
+    return _labelled(thing.text, value), thing
 
 
 def _labelled(text: str, value: Any) -> str:

@@ -56,8 +56,8 @@ def dataset_of(data: str, data_dir: str | None, seed: int, input: InputSettings)
     """
     kind = kind_of(data)
     if kind == "named":
-        named: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
-        return named
+        dataset: Dataset = factories.build(DATASETS, "data set", data, data_folder(data_dir), seed)
+        return dataset
     settings = input_of(input)
     if kind == "file":
         return _read(data, settings, stamp(data, input))

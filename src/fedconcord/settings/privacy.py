@@ -55,7 +55,7 @@ def calibrated(config: Config) -> Config:
 
 
 def _refuse(config: Config) -> None:
-    privacy, chosen = config.privacy, config.eval
+    privacy, measures = config.privacy, config.eval
     if isinstance(privacy.clip, str) and privacy.kind == "local":
         raise UserError(
             f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
@@ -72,13 +72,13 @@ def _refuse(config: Config) -> None:
             f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
             f"{1 / config.clients:.2g}, usually far less"
         )
-    if chosen.personalise is not None:
+    if measures.personalise is not None:
         raise UserError(
-            f"eval.personalise {chosen.personalise} reports what clients' samples do to the model, which privacy does "
-            "not cover; leave it out"
+            f"eval.personalise {measures.personalise} reports what clients' samples do to the model, which privacy "
+            "does not cover; leave it out"
         )
-    watch = chosen.watch or ("validation_loss" if config.validation is not None else "test_loss")
-    if chosen.patience is not None and not watch.startswith("test_"):
+    watch = measures.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if measures.patience is not None and not watch.startswith("test_"):
         raise UserError(
             f"eval.patience chooses the model by {watch}, of clients' own samples, which privacy does not cover; give "
             "eval.watch=test_loss, or leave it out"
@@ -155,9 +155,9 @@ def privacy_note(config: Config, generator: str = KEYED) -> str | None:
     budget = budget_of(config)
     if budget is None:
         return f"{config.label}: messages clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
-    spent = budget.spending.epsilon(budget.rounds)
+    epsilon = budget.spending.epsilon(budget.rounds)
     return (
-        f"{config.label}: epsilon {spent:.4g} at delta {privacy.delta:g} for a client after {budget.rounds} rounds; "
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a client after {budget.rounds} rounds; "
         f"{budget.said}; {generator}"
     )
 

@@ -30,7 +30,7 @@ from fedconcord.transforms.hostile import chosen as attackers
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Choice:
     """Settings that equal others where what they decide is the same."""
 
     decisive: str
@@ -64,7 +64,7 @@ def problem_of(config: Config) -> Problem:
     keys = ("model", "labels", "task", "validation", "loss", "metrics")
     numbers = config.engine.dtype, config.engine.precision, device_of(config)
     decisive = _samples(config).decisive, *(getattr(config, key) for key in keys), *numbers
-    problem = _problem(Chosen(repr(decisive), config))
+    problem = _problem(Choice(repr(decisive), config))
     if not isinstance(problem, Supervised | SemiSupervised | Streamed):
         return problem
     return _sampled(problem, config.eval.train_samples or MOST_TRAIN_SAMPLES)
@@ -111,12 +111,12 @@ def _first(config: Config) -> Config:
     return config.model_copy(update={"seed": config.seed or (config.seeds or [0])[0]})
 
 
-def _samples(config: Config) -> Chosen:
+def _samples(config: Config) -> Choice:
     """The settings, equal where each client has the same samples."""
     keys = ("data", "data_dir", "partition", "clients", "skew", "input")
     attack = None if _label_attack(config) is None else config.hostile
     files = stamp(config.data, config.input)
-    return Chosen(repr((*(getattr(config, key) for key in keys), config.seed or 0, attack, files)), config)
+    return Choice(repr((*(getattr(config, key) for key in keys), config.seed or 0, attack, files)), config)
 
 
 def _label_attack(config: Config) -> Attack | None:
@@ -134,8 +134,8 @@ def _sampled(problem: Supervised | SemiSupervised | Streamed, train_samples: int
 
 
 @functools.lru_cache(maxsize=1)
-def _problem(chosen: Chosen) -> Problem:
-    config, seed = chosen.config, chosen.config.seed or 0
+def _problem(choice: Choice) -> Problem:
+    config, seed = choice.config, choice.config.seed or 0
     numbers = getattr(torch, config.engine.dtype), device_of(config)
     task, validation = config.task, None if config.validation == "auto" else config.validation  # settled in plans
     _refuse_unlabelled(config)
@@ -210,9 +210,9 @@ def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=1)
-def _divided(chosen: Chosen) -> tuple[Dataset, list[np.ndarray]]:
+def _divided(choice: Choice) -> tuple[Dataset, list[np.ndarray]]:
     """The samples of each client [n_i]. Kept until the problem is made of them, which reads them next."""
-    config, seed = chosen.config, chosen.config.seed or 0
+    config, seed = choice.config, choice.config.seed or 0
     data, partition, skew = config.data, config.partition or NATURAL, config.skew
     dataset = dataset_of(data, config.data_dir, seed, config.input)
     if dataset.streams is not None and (partition, skew) != (NATURAL, None):

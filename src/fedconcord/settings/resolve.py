@@ -73,7 +73,7 @@ def resolve_compare(*sources: Source) -> Config:
     check_baselines(config.baselines, config.methods, config)
     read = [read_method(method, config.algorithm) for method in config.methods]
     methods = [canonical_text(config, call, labelled(config, call, overrides)) for call, overrides in read]
-    labels = [single(config, written, 0).label or "" for written in config.baselines]
+    labels = [single(config, baseline, 0).label or "" for baseline in config.baselines]
     measured = config.eval.model_copy(update={"clients": True}) if labels else config.eval
     resolved = config.model_copy(
         update={
@@ -99,12 +99,12 @@ def check_distinct(config: Config) -> None:
     labels = [read_method(method)[1].get("label") or method for method in config.methods or []]
     seeds = [str(seed) for seed in config.seeds or []]
     for what, names in (("method", labels), ("baseline", config.baselines), ("seed", seeds)):
-        seen = set()
+        folders = set()
         for name in names:
             folder = files.folder_name(name).casefold()
-            if folder in seen:
+            if folder in folders:
                 raise UserError(f"the {what} {name} is given twice; every {what} of a comparison must differ")
-            seen.add(folder)
+            folders.add(folder)
 
 
 def _checked(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:

@@ -78,8 +78,8 @@ def validated(model: type[BaseModel], values: Mapping[str, Any], prefix: str, or
             value = value[part]
         place = f" ({origin[full]})" if full in origin else ""
         schema = keys()[full.split(": ")[-1]]
-        given = f"{grammar.shown(value)}{factories.near(schema, value)}{place}"
-        raise UserError(f"{full} must be {factories.must_be(schema)}, given {given}") from None
+        text = f"{grammar.shown(value)}{factories.near(schema, value)}{place}"
+        raise UserError(f"{full} must be {factories.must_be(schema)}, given {text}") from None
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,9 @@ def load(
         ) from None
     except (OSError, ValueError) as broken:
         raise UserError(f"cannot read the model of {run} ({broken}); restore it or run again") from None
-    given = about.get("format") if isinstance(about, dict) else type(about).__name__
-    if given != FORMAT:
-        raise UserError(f"{run / 'model.json'}: its format is {given!r}, this version reads {FORMAT}")
+    kind = about.get("format") if isinstance(about, dict) else type(about).__name__
+    if kind != FORMAT:
+        raise UserError(f"{run / 'model.json'}: its format is {kind!r}, this version reads {FORMAT}")
     about = check(about, run / "model.json")
     if not force and (status == "diverged" or not all(bool(leaf.isfinite().all()) for leaf in weights.values())):
         raise UserError(
@@ -117,18 +117,18 @@ def load(
     if trust:
         folder.trust(run)
     imports.trust(model)
-    written, _held = named("model", about["model"] if model is None else model)
-    made = factories.build(models(), "model", written, tuple(about["shape"]), about["outputs"])
+    text, _held = named("model", about["model"] if model is None else model)
+    network = factories.build(models(), "model", text, tuple(about["shape"]), about["outputs"])
     try:
-        made.load_state_dict(weights)
+        network.load_state_dict(weights)
     except RuntimeError:
         raise UserError(
-            f"{run}: the weights in model.safetensors are not of the model {written} in model.json; restore them"
+            f"{run}: the weights in model.safetensors are not of the model {text} in model.json; restore them"
             if model is None
-            else f"{run}: its weights are not those of a model {written}; give the model that the run was begun with"
+            else f"{run}: its weights are not those of a model {text}; give the model that the run was begun with"
         ) from None
     try:
-        program = Program(made.to(getattr(torch, about["dtype"])), about).eval()
+        program = Program(network.to(getattr(torch, about["dtype"])), about).eval()
     except (KeyError, TypeError, ValueError, RuntimeError) as wrong:
         raise UserError(
             f"{run / 'model.json'}: its preprocessing or unit is not what a run writes ({reason(wrong)}); restore it "
@@ -149,13 +149,13 @@ def _weights(run: Path, client: str | None) -> Path:
         return run / MODEL
     table = columns(run / "clients.csv") if (run / "clients.csv").exists() else {"client": [], "name": []}
     numbers = dict(zip(table["name"], table["client"], strict=True))
-    known = sorted((path.stem for path in (run / MODELS).glob("*.safetensors")), key=int)
+    clients = sorted((path.stem for path in (run / MODELS).glob("*.safetensors")), key=int)
     names = {number: name for name, number in numbers.items() if name}
     if client is None:
-        raise UserError(f"{run} has a model a client; name one, as in --client {names.get(known[0], known[0])}")
+        raise UserError(f"{run} has a model a client; name one, as in --client {names.get(clients[0], clients[0])}")
     number = numbers.get(client, client)
-    if number not in known:
-        raise unknown("client with a model of its own", client, [names.get(one, one) for one in known])
+    if number not in clients:
+        raise unknown("client with a model of its own", client, [names.get(one, one) for one in clients])
     return run / MODELS / f"{number}.safetensors"
 
 
@@ -229,7 +229,7 @@ def _save(trained: Trained, format: Kind, path: Path) -> None:
         level = logger.level
         logger.setLevel(logging.ERROR)
         try:
-            made = torch.onnx.export(
+            program = torch.onnx.export(
                 trained.program,
                 (example,),
                 dynamo=True,
@@ -240,5 +240,5 @@ def _save(trained: Trained, format: Kind, path: Path) -> None:
             )
         finally:
             logger.setLevel(level)
-        assert made is not None
-        made.save(path)
+        assert program is not None
+        program.save(path)

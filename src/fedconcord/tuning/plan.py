@@ -131,9 +131,8 @@ def _planned(folder: Path, config: Config, spec: SearchSpec) -> Tuning:
     assert trial.eval.every is not None
     assert spec.budget is not None
     rungs = {s.method: rungs_of(s.trials(spec.budget), config.rounds, trial.eval.every) for s in spaces}
-    tuning = Tuning(
-        folder, config, spec, trial, objective, spaces, rungs, {s.method: trial.engine.kernel for s in spaces}
-    )
+    kernels = {s.method: trial.engine.kernel for s in spaces}
+    tuning = Tuning(folder, config, spec, trial, objective, spaces, rungs, kernels)
     return tuning._replace(kernels={space.method: _kernel(tuning, space) for space in spaces})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedconcord.basis.errors import UserError
@@ -21,8 +21,8 @@ class Trial(NamedTuple):
 
     number: int
     values: Values
-    scores: Mapping[int, Score]  # rounds -> score
-    errors: tuple[str, ...]  # of runs that failed
+    scores: dict[int, Score]  # rounds -> score, as far as it has come
+    errors: list[str]  # of runs that failed
 
     @property
     def rounds(self) -> int:
@@ -39,7 +39,7 @@ class MethodSearch(NamedTuple):
     """The trials of one method."""
 
     space: Space
-    trials: tuple[Trial, ...]
+    trials: Sequence[Trial]
     best: Trial | None  # None where nothing is looked for, or no trial ended well
 
 
@@ -52,19 +52,6 @@ def shown(objective: Objective, score: Score) -> str:
     if score.reached is None:
         return f"{words}, short of {target:g}"
     return f"{words}, {score.reached:.3g} rounds to {target:g}"
-
-
-def refuse_none(searches: Sequence[MethodSearch]) -> None:
-    """Go no further where nothing was found.
-
-    Raises:
-        UserError: methods were tuned, and no trial of any ended well.
-    """
-    tuned = [search for search in searches if search.trials]
-    if tuned and all(search.best is None for search in tuned):
-        errors = [error for search in tuned for trial in search.trials for error in trial.errors]
-        why = f", the first because: {errors[0]}" if errors else ": all diverged; search smaller step sizes"
-        raise UserError(f"no trial of any method ended well{why}")
 
 
 def winner(config: Config, search: MethodSearch) -> str | None:

@@ -118,11 +118,11 @@ def score_of(folders: Sequence[Path], objective: Objective, rounds: int) -> Scor
     metric, finals, reached = objective.metric, list[float](), list[float]()
     broken = missed = 0
     for folder in folders:
-        found = series(folder, metric.column, rounds)
-        if found is None:
+        curve = series(folder, metric.column, rounds)
+        if curve is None:
             broken += 1
             continue
-        at, values = found
+        at, values = curve
         finals.append(tail_mean(at, metric.scale(values), rounds, WINDOW))
         first = None if objective.target is None else first_at(values, objective.target, metric.higher)
         if first is not None:

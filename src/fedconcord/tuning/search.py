@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,46 +18,36 @@ from fedconcord.runs.plan import alone, comparison, plan_more
 from fedconcord.runs.pool import Stages
 from fedconcord.tuning.draws import JOURNAL, batches, drawn, write_journal
 from fedconcord.tuning.plan import Tuning
-from fedconcord.tuning.results import (
-    Edge,
-    MethodSearch,
-    Trial,
-    edges,
-    extend_words,
-    refuse_none,
-    shown,
-    winner,
-    winners,
-)
+from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
 from fedconcord.tuning.scores import Rung, Score, below, chosen, ranked, score_of
-from fedconcord.tuning.space import Space, Values
+from fedconcord.tuning.space import Space
 
 Say = Callable[[str], None]
 
 
-@dataclass
-class _Ladder:
+class _Ladder(NamedTuple):
     """One method's way up its rungs."""
 
     space: Space
     rungs: tuple[Rung, ...]
-    values: list[Values] = field(default_factory=list)  # of each trial
-    scores: list[dict[int, Score]] = field(default_factory=list)  # of each trial, by rounds
-    errors: list[list[str]] = field(default_factory=list)
+    trials: list[Trial]
 
-    def at(self, rounds: int) -> dict[int, Score]:
-        """The scores of the trials that came so far."""
-        return {number: scores[rounds] for number, scores in enumerate(self.scores) if rounds in scores}
+    def at(self, step: int) -> dict[int, Score]:
+        """The scores of the trials that came to a rung."""
+        rounds = self.rungs[step].rounds
+        return {trial.number: trial.scores[rounds] for trial in self.trials if rounds in trial.scores}
 
 
 def search(tuning: Tuning, say: Say) -> Stages[list[MethodSearch]]:
     """All trials; `say` gets a line a method and rung."""
-    ladders = [_Ladder(space, tuning.rungs[space.method]) for space in tuning.spaces if space.places]
+    ladders = [_Ladder(space, tuning.rungs[space.method], []) for space in tuning.spaces if space.places]
     waiting = [(ladder, batches(ladder.rungs[0].trials)) for ladder in ladders]
     for turn in range(max((len(parts) for _, parts in waiting), default=0)):
-        batch = [(ladder, list(parts[turn])) for ladder, parts in waiting if turn < len(parts)]
+        batch = [(ladder, parts[turn]) for ladder, parts in waiting if turn < len(parts)]
         for ladder, numbers in batch:
-            _draw(tuning, ladder, numbers)
+            before = [ladder.trials[number].values for number in ranked(ladder.at(0), tuning.objective)]
+            values = drawn(ladder.space, numbers, before)
+            ladder.trials.extend(Trial(number, one, {}, []) for number, one in zip(numbers, values, strict=True))
         yield from _climb(tuning, batch, 0)
     for ladder in ladders:
         say(_standing(tuning, ladder, 0))
@@ -67,22 +56,17 @@ def search(tuning: Tuning, say: Say) -> Stages[list[MethodSearch]]:
         yield from _climb(tuning, going, step)
         for ladder, _ in going:
             say(_standing(tuning, ladder, step))
-    searches = {ladder.space.method: _result(tuning, ladder) for ladder in ladders}
+    searches = {}
+    for ladder in ladders:
+        best = ladder.trials[chosen(ladder.at(-1), tuning.objective)]
+        _shrink(tuning, ladder, ladder.at(-1))
+        searches[ladder.space.method] = MethodSearch(ladder.space, ladder.trials, None if best.last.broken else best)
     return [searches.get(space.method) or MethodSearch(space, (), None) for space in tuning.spaces]
-
-
-def _draw(tuning: Tuning, ladder: _Ladder, numbers: Sequence[int]) -> None:
-    """The values of a batch, from the ranks of the trials before it."""
-    order = ranked(ladder.at(ladder.rungs[0].rounds), tuning.objective)
-    batch = range(numbers[0], numbers[-1] + 1)
-    ladder.values += drawn(ladder.space, batch, [ladder.values[number] for number in order])
-    ladder.scores += [{} for _ in numbers]
-    ladder.errors += [[] for _ in numbers]
 
 
 def _survivors(tuning: Tuning, ladder: _Ladder, step: int) -> list[int]:
     """The trials of a rung: the best of the last one, and trial 0. The others keep their tables alone."""
-    order = ranked(ladder.at(ladder.rungs[step - 1].rounds), tuning.objective)
+    order = ranked(ladder.at(step - 1), tuning.objective)
     others = [number for number in order if number != 0]
     survivors = sorted([0, *others[: ladder.rungs[step].trials - 1]])
     _shrink(tuning, ladder, set(order) - {*survivors})
@@ -96,22 +80,22 @@ def _shrink(tuning: Tuning, ladder: _Ladder, numbers: Iterable[int]) -> None:
 
 def _climb(tuning: Tuning, going: Sequence[tuple[_Ladder, Sequence[int]]], step: int) -> Stages[None]:
     """Bring trials to a rung. Runs of one seed stand together, as a process keeps the clients of its last seed."""
-    runs = [(ladder, number, seed) for seed in tuning.seeds for ladder, numbers in going for number in numbers]
+    runs = [(ladder, ladder.trials[k], seed) for seed in tuning.seeds for ladder, numbers in going for k in numbers]
     entries = [
-        tuning.entry(ladder.space, ladder.values[number], number, seed, ladder.rungs[step].rounds)
-        for ladder, number, seed in runs
+        tuning.entry(ladder.space, trial.values, trial.number, seed, ladder.rungs[step].rounds)
+        for ladder, trial, seed in runs
     ]
     for entry in entries:
         _refuse_other_values(entry)
     results = yield Stage(entries, tuning.folder, is_result=False)
-    for (ladder, number, _), result in zip(runs, results, strict=True):
+    for (_, trial, _), result in zip(runs, results, strict=True):
         if result.error is not None:
-            ladder.errors[number].append(result.error)
+            trial.errors.append(result.error)
     for ladder, numbers in going:
         rounds = ladder.rungs[step].rounds
         for number in numbers:
             places = [tuning.place(ladder.space, number, seed) for seed in tuning.seeds]
-            ladder.scores[number][rounds] = score_of(places, tuning.objective, rounds)
+            ladder.trials[number].scores[rounds] = score_of(places, tuning.objective, rounds)
 
 
 def _refuse_other_values(entry: Entry) -> None:
@@ -131,32 +115,18 @@ def _refuse_other_values(entry: Entry) -> None:
             )
 
 
-def _result(tuning: Tuning, ladder: _Ladder) -> MethodSearch:
-    """What the last rung says."""
-    rounds = ladder.rungs[-1].rounds
-    trials = tuple(
-        Trial(number, values, ladder.scores[number], tuple(ladder.errors[number]))
-        for number, values in enumerate(ladder.values)
-    )
-    best = trials[chosen(ladder.at(rounds), tuning.objective)]
-    _shrink(tuning, ladder, {trial.number for trial in trials if trial.rounds == rounds})
-    return MethodSearch(ladder.space, trials, None if best.last.broken else best)
-
-
 def _standing(tuning: Tuning, ladder: _Ladder, step: int) -> str:
     """How a method stands after a rung."""
-    rung, scores = ladder.rungs[step], ladder.at(ladder.rungs[step].rounds)
+    rung, scores = ladder.rungs[step], ladder.at(step)
     is_last = rung == ladder.rungs[-1]
     first = chosen(scores, tuning.objective) if is_last else ranked(scores, tuning.objective)[0]
     broken = sum(score.broken > 0 for score in scores.values())
     lost = f", {broken} diverged or failed" if broken else ""
+    where = f"{ladder.space.method}, round {rung.rounds}"
     if scores[first].broken:
-        return f"{ladder.space.method}, round {rung.rounds}: none of {len(scores)} trials ends well"
-    return (
-        f"{ladder.space.method}, round {rung.rounds}: best of {len(scores)} trials "
-        f"{shown(tuning.objective, scores[first])} with "
-        f"{', '.join(f'{key} {number:g}' for key, number in ladder.values[first].items())}{lost}"
-    )
+        return f"{where}: none of {len(scores)} trials ends well"
+    values = ", ".join(f"{key} {number:g}" for key, number in ladder.trials[first].values.items())
+    return f"{where}: best of {len(scores)} trials {shown(tuning.objective, scores[first])} with {values}{lost}"
 
 
 def final(tuning: Tuning, searches: Sequence[MethodSearch], jobs: int) -> Stages[list[Finished]]:
@@ -232,7 +202,11 @@ def tuned(
     """
     with lock.held(tuning.folder):
         searches = yield from search(tuning, say)
-        refuse_none(searches)
+        trials = [trial for one in searches for trial in one.trials]
+        if trials and all(one.best is None for one in searches if one.trials):
+            errors = [error for trial in trials for error in trial.errors]
+            why = f", the first because: {errors[0]}" if errors else ": all diverged; search smaller step sizes"
+            raise UserError(f"no trial of any method ended well{why}")
         runs = yield from final(tuning, searches, jobs)
         write_journal(tuning.folder / JOURNAL, searches, tuning.objective.metric.higher)
         page = write(tuning, searches)

@@ -50,15 +50,15 @@ class Space(NamedTuple):
 def text_of(config: Config, method: str, values: Values) -> str:
     """The canonical text of a method with these values; `config` is a comparison's."""
     call, overrides = read_method(method)
-    own = {key: value for key, value in values.items() if "." not in key}
+    of_method = {key: value for key, value in values.items() if "." not in key}
     local = {key: value for key, value in values.items() if key.startswith("local.")}
     server = {key.removeprefix("server."): value for key, value in values.items() if key.startswith("server.")}
     if server:
         part = _server(config, method)
         assert part is not None
         overrides = overrides | {"server": replace(part, kwargs={**part.kwargs, **server})}
-    written = grammar.Spec(call.name, (), {**call.given, **own, **overrides, **local})
-    return canonical_text(config, *read_method(str(written)))
+    text = grammar.Spec(call.name, (), {**call.given, **of_method, **overrides, **local})
+    return canonical_text(config, *read_method(str(text)))
 
 
 class Parameter(NamedTuple):
@@ -73,16 +73,11 @@ class Parameter(NamedTuple):
 def parameters(config: Config, method: str) -> dict[str, Parameter]:
     """All parameters of a method by key; `config` is a comparison's."""
     call, overrides = read_method(method)
-    local = with_lr(local_for(config.local, call.name, overrides), call)
-
-    def check_local(key: str) -> Callable[[Any, str], object]:
-        return lambda value, where: local_for(config.local, call.name, {key: value})
-
-    by_key = {
-        key: Parameter(value, searched().get(key), key not in overrides, check_local(key))
-        for name, value in local
-        for key in [f"local.{name}"]
-    }
+    by_key = {}
+    for name, value in with_lr(local_for(config.local, call.name, overrides), call):
+        key = f"local.{name}"
+        check = lambda one, where, key=key: local_for(config.local, call.name, {key: one})  # noqa: E731
+        by_key[key] = Parameter(value, searched().get(key), key not in overrides, check)
     server = _server(config, method)
     owners = [("", call.factory, call.given)]
     owners += [] if server is None else [("server.", OPTIMIZERS[server.name], server.kwargs)]
@@ -98,16 +93,14 @@ def space_of(config: Config, method: str, more: Mapping[str, Search]) -> Space:
 
     A range grows to where the job stands.
     """
-    known = parameters(config, method)
+    every = parameters(config, method)
     local = [key for key in dict.fromkeys([*searched(), *more]) if key.startswith("local.")]
     start: dict[str, float] = {}
     places: dict[str, Search] = {}
-    for key in (*local, *(key for key in known if not key.startswith("local."))):
-        value, place = known[key].value, more.get(key, known[key].stated)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if place is None or not known[key].is_free or not is_number:
+    for key in (*local, *(key for key in every if not key.startswith("local."))):
+        value, place = every[key].value, more.get(key, every[key].stated)
+        if place is None or not every[key].is_free or not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        assert isinstance(value, int | float)
         if place.scale == "log" and value <= 0:
             continue  # a method that stands at 0 has a part of it switched off
         start[key] = float(value)
@@ -118,22 +111,22 @@ def space_of(config: Config, method: str, more: Mapping[str, Search]) -> Space:
 def _server(config: Config, method: str) -> grammar.Spec | None:
     """The server optimiser that a method runs with, parameters by name."""
     _, overrides = read_method(method)
-    written = overrides.get("server", config.server)
-    return grammar.parse(str(written)) if written is not None else None
+    text = overrides.get("server", config.server)
+    return grammar.parse(str(text)) if text is not None else None
 
 
 # -- what the user says of it --------------------------------------------------------------------------------------
 
 
-def read_search(written: str, config: Config) -> tuple[str, Search]:
+def read_search(text: str, config: Config) -> tuple[str, Search]:
     """`mu=log(0.001,1)` or `server_momentum=linear(0,0.9)`, for the methods of a comparison that have it.
 
     Raises:
         UserError: it cannot be read, no method has such a parameter, or an end of the range is no value of it.
     """
-    key, mark, value = (part.strip() for part in written.partition("="))
+    key, mark, value = (part.strip() for part in text.partition("="))
     if not mark:
-        raise UserError(f"--search needs key=log(low,high) or key=linear(low,high), given {written!r}")
+        raise UserError(f"--search needs key=log(low,high) or key=linear(low,high), given {text!r}")
     spec = grammar.parse(value, "range")
     ends = spec.args
     if spec.name not in ("log", "linear") or spec.kwargs or len(ends) != 2 or not all(map(_real, ends)):
@@ -153,24 +146,23 @@ def _real(value: object) -> bool:
 
 def _allowed(config: Config, key: str, value: float) -> None:
     """Refuse what no method of the comparison takes as this parameter."""
-    methods = config.methods or []
+    names, methods = list(searched()), config.methods or []
     if key.startswith("local."):
         local_for(config.local, read_method(methods[0])[0].name, {key: value})
         return
-    known = list(searched())
     for method in methods:
-        there = {name: one for name, one in parameters(config, method).items() if not name.startswith("local.")}
+        there = parameters(config, method)
         if key in there:
             there[key].check(value, f"--search for method {read_method(method)[0].name}")
             return
-        known += there
+        names += (name for name in there if not name.startswith("local."))
     raise UserError(
-        f"--search names {key!r}, which no method of the comparison has{closest(key, known)}; "
-        f"known: {', '.join(dict.fromkeys(known))}"
+        f"--search names {key!r}, which no method of the comparison has{closest(key, names)}; "
+        f"known: {', '.join(dict.fromkeys(names))}"
     )
 
 
-def read_grid(written: str) -> Mapping[str, Sequence[float]]:
+def read_grid(text: str) -> Mapping[str, Sequence[float]]:
     """A paper's grid by name, or one's own: `points(local.lr=[0.01,0.1],mu=[0.001,1])`.
 
     A key is a method's parameter, of one method alone with its name before it (`fedprox.mu`), or of local settings.
@@ -178,10 +170,10 @@ def read_grid(written: str) -> Mapping[str, Sequence[float]]:
     Raises:
         UserError: there is no such grid, or it lists no numbers.
     """
-    spec = grammar.parse(written, "grid")
+    spec = grammar.parse(text, "grid")
     if spec.name != "points":
         if spec.name not in GRIDS or spec.args or spec.kwargs:
-            raise unknown("grid", written, [*GRIDS, "points(key=[values])"])
+            raise unknown("grid", text, [*GRIDS, "points(key=[values])"])
         return GRIDS[spec.name]
     for key, values in spec.kwargs.items():
         if not isinstance(values, list) or not values or not all(map(_real, values)):
@@ -193,29 +185,28 @@ def read_grid(written: str) -> Mapping[str, Sequence[float]]:
 
 def grid_space(config: Config, method: str, grid: Mapping[str, Sequence[float]]) -> Space:
     """A method with the points of a grid: where the job stands, then all others in the grid's order."""
-    name, known = read_method(method)[0].name, parameters(config, method)
+    name, every = read_method(method)[0].name, parameters(config, method)
     start: dict[str, float] = {}
     values: dict[str, Sequence[float]] = {}
-    for written, listed in grid.items():
-        owner, _, bare = written.rpartition(".")
-        key = written if owner == "local" else bare
-        if owner not in ("local", "", name) or key not in known or not known[key].is_free:
+    for entry, listed in grid.items():
+        owner, _, bare = entry.rpartition(".")
+        key = entry if owner == "local" else bare
+        if owner not in ("local", "", name) or key not in every or not every[key].is_free:
             continue
-        value = known[key].value
+        value = every[key].value
         if value is None:
             continue  # the method finds its own step sizes
         if not isinstance(value, int | float):
             raise UserError(f"--grid lists {key}, and its start is the rule {value}; give {key} a number")
         for one in listed:
-            known[key].check(one, f"--grid for method {name}")
+            every[key].check(one, f"--grid for method {name}")
         start[key], values[key] = float(value), listed
     points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
-    places = {key: _around([*listed, start[key]]) for key, listed in values.items()}
+    places: dict[str, Search] = {}
+    for key, listed in values.items():
+        low, high = min(*listed, start[key]), max(*listed, start[key])
+        places[key] = Search(low, high, "log" if low > 0 else "linear")
     return Space(method, start, places, (start, *(point for point in points if point != start)))
-
-
-def _around(values: Sequence[float]) -> Search:
-    return Search(min(values), max(values), "log" if min(values) > 0 else "linear")
 
 
 def refuse_grid(grid: Mapping[str, Sequence[float]], config: Config) -> None:
