@@ -249,7 +249,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/test_family.py", "-k", "divide"),
     ),
     "late: who waited one step is asked to work": Mutation(
-        (Edit("core/plan.py", "is None else self.waited > 0", "is None else self.waited > 1"),),
+        (Edit("core/round.py", "is None else self.waited > 0", "is None else self.waited > 1"),),
         ("tests/test_unequal.py", "-k", "only_answers"),
     ),
     "batchnorm: running statistics let through": Mutation(

@@ -33,22 +33,7 @@ from torch import Tensor
 
 from fedconcord.algorithms.afedpd import Normalised
 from fedconcord.basis.parameters import about
-from fedconcord.core import (
-    Algorithm,
-    Client,
-    Cohort,
-    Constant,
-    Done,
-    Facts,
-    Local,
-    Phases,
-    Population,
-    Pull,
-    Rule,
-    Sender,
-    Settle,
-    Step,
-)
+from fedconcord.core import Algorithm, Client, Cohort, Constant, Done, Facts, Local, Phases, Pull, Rule, Settle, Step
 from fedconcord.core.identity import definition
 
 LENGTH, LONGEST = 0.4, 2.0  # L, and the longest step over it
@@ -99,10 +84,6 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     Of this library; A-FedPD, NeurIPS 2024, with AdaGrad-Norm, Ward et al., JMLR 2020.
     """
 
-    def init(x: Tensor, population: Population) -> Server:
-        zero = x.new_zeros(())
-        return Server(x, torch.zeros_like(x), x, x, zero, zero, zero, zero)
-
     def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
         dual = down.dual + row.dual if isinstance(row, Row) else down.dual
         return Local(down.x, Constant(dual), Pull(down.rho, down.x), first=down.first)
@@ -111,9 +92,6 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         assert done.power is not None
         move = done.x - down.x
         return Message(move, done.power), Row(row.dual + down.rho * move) if isinstance(row, Row) else row
-
-    def contribute(up: Message, sender: Sender, cohort: Cohort) -> Message:
-        return Message(sender.w * up.move, sender.w * up.square)
 
     def update(server: Server, total: Message, cohort: Cohort) -> Server:
         begun, power = server.square > 0, total.square.reshape(())  # [1] where clients are stacked
@@ -131,12 +109,12 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         row=lambda shift, row: Row(row.dual - shift),
     )
     return Algorithm(
-        init=init,
+        init=lambda x, population: Server(x, torch.zeros_like(x), x, x, *(x.new_zeros(()) for _ in range(4))),
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
         broadcast=lambda server: Down(server.x, server.dual, server.rho, server.first),
         start=start,
         finish=finish,
-        contribute=contribute,
+        contribute=lambda up, sender, cohort: Message(sender.w * up.move, sender.w * up.square),
         update=update,
         models=lambda server: {"answer": server.answer, "mean": server.mean, "server": server.x},
         weights=weights,

@@ -21,45 +21,30 @@ from typing import Annotated
 from fedconcord.algorithms.fedavg import WeightsOption, fedavg
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import BelowOne, about
-from fedconcord.core import Algorithm, Facts, Recommendation
+from fedconcord.core import Algorithm, Facts, Recommendation, Weights
 from fedconcord.core.identity import definition
-from fedconcord.transforms.server import (
-    LR,
-    M0,
-    V0,
-    Beta1,
-    Beta2,
-    Correction,
-    Eps,
-    EpsRoot,
-    Tau,
-    adagrad,
-    adam,
-    extrapolation,
-    momentum,
-    with_server,
-    yogi,
-)
+from fedconcord.transforms import server
 
 
-def listed(method: Algorithm, *recommendations: Recommendation) -> Algorithm:
-    """The same method as one with a server optimiser, with recommendations of its own."""
+def served(weights: Weights, optimiser: server.Optimizer, *recommendations: Recommendation) -> Algorithm:
+    """FedAvg with a server optimiser."""
     facts = Facts(group="server optimiser", server_optimiser=True, recommendations=recommendations)
-    return replace(method, facts=facts)
+    return replace(server.with_server(fedavg(weights=weights), optimiser), facts=facts)
 
 
 @definition()
 def fedavgm(
     server_momentum: Annotated[BelowOne, about("momentum of the server"), Search(0.0, 0.95, "linear")] = 0.9,
-    server_lr: LR = 1.0,
+    server_lr: server.LR = 1.0,
     weights: WeightsOption = "uniform",
 ) -> Algorithm:
     """FedAvgM: FedAvg with momentum at the server.
 
     Hsu et al., 2019.
     """
-    return listed(
-        with_server(fedavg(weights=weights), momentum(server_momentum, server_lr)),
+    return served(
+        weights,
+        server.momentum(server_momentum, server_lr),
         Recommendation(
             {"seldom": 2, "any": 4},
             "server_momentum=0.5,local.lr=0.3",
@@ -70,21 +55,22 @@ def fedavgm(
 
 @definition()
 def fedadam(
-    server_lr: LR = 0.1,
-    beta1: Beta1 = 0.9,
-    beta2: Beta2 = 0.99,
-    tau: Tau = 1e-3,
+    server_lr: server.LR = 0.1,
+    beta1: server.Beta1 = 0.9,
+    beta2: server.Beta2 = 0.99,
+    tau: server.Tau = 1e-3,
     weights: WeightsOption = "uniform",
-    v0: V0 = None,
-    bias_correction: Correction = False,
-    eps_root: EpsRoot = 0.0,
+    v0: server.V0 = None,
+    bias_correction: server.Correction = False,
+    eps_root: server.EpsRoot = 0.0,
 ) -> Algorithm:
     """FedAdam: FedAvg with Adam at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return listed(
-        with_server(fedavg(weights=weights), adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root)),
+    return served(
+        weights,
+        server.adam(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root),
         Recommendation(
             {"seldom": 1, "any": 3},
             "server_lr=0.03,local.lr=0.3",
@@ -95,44 +81,43 @@ def fedadam(
 
 @definition()
 def fedyogi(
-    server_lr: LR = 0.1,
-    beta1: Beta1 = 0.9,
-    beta2: Beta2 = 0.99,
-    tau: Tau = 1e-3,
+    server_lr: server.LR = 0.1,
+    beta1: server.Beta1 = 0.9,
+    beta2: server.Beta2 = 0.99,
+    tau: server.Tau = 1e-3,
     weights: WeightsOption = "uniform",
-    v0: V0 = None,
-    bias_correction: Correction = False,
-    eps_root: EpsRoot = 0.0,
-    m0: M0 = 0.0,
+    v0: server.V0 = None,
+    bias_correction: server.Correction = False,
+    eps_root: server.EpsRoot = 0.0,
+    m0: server.M0 = 0.0,
 ) -> Algorithm:
     """FedYogi: FedAvg with Yogi at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    server = yogi(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root, m0)
-    return listed(with_server(fedavg(weights=weights), server))
+    return served(weights, server.yogi(server_lr, beta1, beta2, tau, v0, bias_correction, eps_root, m0))
 
 
 @definition()
 def fedadagrad(
-    server_lr: LR = 0.1,
-    beta1: Beta1 = 0.9,
-    tau: Tau = 1e-3,
+    server_lr: server.LR = 0.1,
+    beta1: server.Beta1 = 0.9,
+    tau: server.Tau = 1e-3,
     weights: WeightsOption = "uniform",
-    v0: V0 = None,
-    eps_root: EpsRoot = 0.0,
+    v0: server.V0 = None,
+    eps_root: server.EpsRoot = 0.0,
 ) -> Algorithm:
     """FedAdagrad: FedAvg with Adagrad at the server.
 
     Reddi et al., ICLR 2021, Algorithm 2.
     """
-    return listed(with_server(fedavg(weights=weights), adagrad(server_lr, beta1, tau, v0, eps_root)))
+    return served(weights, server.adagrad(server_lr, beta1, tau, v0, eps_root))
 
 
 @definition()
-def fedexp(eps: Eps = 1e-3, weights: WeightsOption = "uniform") -> Algorithm:
+def fedexp(eps: server.Eps = 1e-3, weights: WeightsOption = "uniform") -> Algorithm:
     """FedExP: longer server steps where the clients' moves disagree.
 
     Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1; the answer is the mean of the last two models.
     """
-    return listed(with_server(fedavg(weights=weights), extrapolation(eps)))
+    return served(weights, server.extrapolation(eps))

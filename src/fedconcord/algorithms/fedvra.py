@@ -20,23 +20,10 @@ from torch import Tensor
 from fedconcord.algorithms.family_steps import step_theory
 from fedconcord.basis.factories import Search
 from fedconcord.basis.parameters import NotNegative, Positive, about
-from fedconcord.core import (
-    Algorithm,
-    Client,
-    Cohort,
-    Constant,
-    Done,
-    Facts,
-    Local,
-    Memory,
-    Needs,
-    Population,
-    Pull,
-    Sender,
-)
+from fedconcord.core import Algorithm, Client, Cohort, Constant, Done, Facts, Local, Memory, Needs, Population, Pull
 from fedconcord.core.identity import definition
 
-Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
+Rule = Callable[..., Tensor]  # (sender, cohort) -> d_i [] from what the server knows
 
 
 class Server(NamedTuple):
@@ -98,9 +85,6 @@ def fedvra(
         c = torch.where(down.beta > 0, down.beta * penalty, torch.ones_like(down.beta))
         return c * move, Row(row.dual - a * penalty * move)
 
-    def contribute(up: Tensor, sender: Sender, cohort: Cohort) -> Sums:
-        return Sums(sender.p * rule(sender, cohort) * up, sender.p * a * up)
-
     def update(server: Server, total: Sums, cohort: Cohort) -> Server:
         dual = server.dual - total.dual
         x = server.x + total.move - dual
@@ -119,7 +103,7 @@ def fedvra(
         broadcast=lambda server: Down(server.x, server.beta),
         start=lambda down, row, client: Local(down.x, Constant(-row.dual), Pull(of(client, down.x), down.x)),
         finish=finish,
-        contribute=contribute,
+        contribute=lambda up, sender, cohort: Sums(sender.p * rule(sender, cohort) * up, sender.p * a * up),
         update=update,
         weights=weights,
         needs=Needs(inclusion=d == "inverse_p"),

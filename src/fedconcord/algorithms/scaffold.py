@@ -25,8 +25,13 @@ from fedconcord.core.identity import definition
 
 
 class Corrected(NamedTuple):
-    x: Tensor  # [d] the model (a server state); a client's move (a message)
-    c: Tensor  # [d] the control variate; change of a client's
+    x: Tensor  # [d]
+    c: Tensor  # [d] control variate
+
+
+class Message(NamedTuple):
+    x: Tensor  # [d] the client's move
+    c: Tensor  # [d] change of its control variate
 
 
 class Row(NamedTuple):
@@ -54,15 +59,15 @@ def scaffold(
     Karimireddy et al., ICML 2020, Algorithm 1.
     """
 
-    def finish(down: Corrected, row: Row, done: Done, client: Client) -> tuple[Corrected, Row]:
+    def finish(down: Corrected, row: Row, done: Done, client: Client) -> tuple[Message, Row]:
         if option == 1:
             assert client.gradient is not None
             c = client.gradient
         else:
             c = row.c - down.c + (down.x - done.x) / (done.normaliser * client.lr)
-        return Corrected(done.x - down.x, c - row.c), Row(c)
+        return Message(done.x - down.x, c - row.c), Row(c)
 
-    def update(server: Corrected, total: Corrected, cohort: Cohort) -> Corrected:
+    def update(server: Corrected, total: Message, cohort: Cohort) -> Corrected:
         return Corrected(server.x + server_lr * total.x, server.c + total.c)
 
     return Algorithm(
@@ -71,7 +76,7 @@ def scaffold(
         broadcast=lambda server: server,
         start=lambda down, row, client: Local(down.x, Constant(down.c - row.c)),
         finish=finish,
-        contribute=lambda up, sender, cohort: Corrected(sender.w * up.x, sender.p * up.c),
+        contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
         needs=Needs(full_gradient=option == 1, normaliser=option == 2),

@@ -7,6 +7,5 @@ from fedconcord.core.contract import *
 from fedconcord.core.facts import *
 from fedconcord.core.objective import *
 from fedconcord.core.pieces import *
-from fedconcord.core.plan import *
 from fedconcord.core.round import *
 from fedconcord.core.trees import *

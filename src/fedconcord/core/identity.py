@@ -1,4 +1,4 @@
-"""Which definition something is: what a checkpoint holds, what both ends of a wire compare, and what rebuilds it.
+"""Which definition something is: what a checkpoint holds, and what both ends of a wire compare.
 
 A factory under `@definition(version)` makes things that carry their `identity`: the factory's name, all its parameters
 (defaults included; a part that has an identity of its own stands as that) and the version of the definition, which is
@@ -10,12 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-from fedconcord.basis.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +38,7 @@ class Identity(NamedTuple):
 
 
 UNNAMED = Identity("", (), 0)
-"""Of what was made by hand: nobody can rebuild it, and it equals any other such thing."""
+"""Of what was made by hand: it says nothing, and equals any other such thing."""
 
 
 def definition(version: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -72,57 +70,13 @@ def _with(product: Any, identity: Identity) -> Any:
     return product._replace(identity=identity) if hasattr(product, "_replace") else replace(product, identity=identity)
 
 
-def from_text(text: str) -> Identity:
-    """The inverse of `str`.
-
-    Raises:
-        ValueError: it is no such text.
-    """
-    content = _read(json.loads(text))
-    if not isinstance(content, Identity):
-        raise ValueError(f"no identity: {text}")
-    return content
-
-
-def rebuild(identity: Identity, factories: Mapping[str, Callable[..., Any]]) -> Any:
-    """The thing again, from the factories of its name and of its parts' names.
-
-    Raises:
-        UserError: this installation has no such factory, or one of another version.
-    """
-    if identity.name not in factories:
-        raise UserError(f"cannot rebuild {identity.name!r}: this installation has no such definition")
-    arguments = {
-        name: rebuild(value, factories) if isinstance(value, Identity) else _thawed(value)
-        for name, value in identity.parameters
-    }
-    product = factories[identity.name](**arguments)
-    if product.identity != identity:
-        raise UserError(
-            f"{identity.name} is version {product.identity.version} here and version {identity.version} is asked for; "
-            "install the same fedconcord at both ends"
-        )
-    return product
-
-
 def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return tuple(_frozen(v) for v in value)
     return getattr(value, "identity", value)
 
 
-def _thawed(value: Any) -> Any:
-    return [_thawed(v) for v in value] if isinstance(value, tuple) else value
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Identity):
         return {"name": value.name, "version": value.version, "parameters": {k: _plain(v) for k, v in value.parameters}}
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, dict):
-        parameters = tuple((name, _read(v)) for name, v in value["parameters"].items())
-        return Identity(value["name"], parameters, value["version"])
-    return tuple(_read(v) for v in value) if isinstance(value, list) else value

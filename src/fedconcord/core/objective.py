@@ -121,11 +121,9 @@ class Evaluator(Protocol):
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Metrics of the model x [d]."""
-        ...
 
     def export(self, x: Tensor) -> Mapping[str, Tensor]:
         """The model x [d] as the named tensors that its user knows."""
-        ...
 
 
 class Problem(Protocol):
@@ -134,21 +132,17 @@ class Problem(Protocol):
     @property
     def objective(self) -> Objective:
         """What clients may be asked of their f_i."""
-        ...
 
     @property
     def roster(self) -> Roster:
         """Who holds how much."""
-        ...
 
     @property
     def evaluator(self) -> Evaluator:
         """What is measured of a model."""
-        ...
 
     def init(self, seed: int) -> Tensor:
         """The starting point x^0 [d], keyed by the seed."""
-        ...
 
 
 class TwoBlockRow(NamedTuple):

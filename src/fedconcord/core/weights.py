@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedconcord.core.contract import Weights
-from fedconcord.core.plan import Plan
+from fedconcord.core.round import Plan
 
 Value = TypeVar("Value")
 

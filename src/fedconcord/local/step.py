@@ -203,19 +203,12 @@ def minimisers(
         samples: all samples of each client.
         steps: [S] iterations at most.
     """
-    starts = chain.x.expand(len(steps), -1)
-    found = [
-        minimise(objective, one(chain, k)._replace(x=start), all_of_it, int(most))
-        for k, (start, all_of_it, most) in enumerate(zip(starts, samples, steps, strict=True))
-    ]
-    x, taken, passes = zip(*found, strict=True)
+    results = []
+    for k, (start, all_of_it, most) in enumerate(zip(chain.x.expand(len(steps), -1), samples, steps, strict=True)):
+        pieces = tuple(rows_of(piece, torch.tensor(k)) for piece in chain.pieces)  # vectors [d]
+        results.append(minimise(objective, chain._replace(x=start, pieces=pieces), all_of_it, int(most)))
+    x, taken, passes = zip(*results, strict=True)
     return Walked(torch.stack(x), (), chain.size, np.array(taken)), np.array(passes)
-
-
-def one(chain: Chain, k: int) -> Chain:
-    """The chain of client k of a cohort, vectors [d]."""
-    rows = torch.tensor(k)
-    return chain._replace(pieces=tuple(rows_of(piece, rows) for piece in chain.pieces))
 
 
 def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:

@@ -44,11 +44,9 @@ class Source(Protocol):
 
     def step(self, k: int, active: np.ndarray, here: Here) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """Of step k: point [S', d] -> gradients [S', d], which are the caller's; and the blocks [S'] of its samples."""
-        ...
 
     def full(self, x: Tensor, active: np.ndarray) -> Tensor:
         """Gradients [S', d] over all samples of these clients, at x [S', d]."""
-        ...
 
 
 class Walked(NamedTuple):

@@ -125,33 +125,34 @@ def _knows(chain: Chain) -> bool:
 def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generic]) -> dict[str, Any]:
     """The pieces of a chain of S clients as fields of `Terms`; what moves is written where it lies."""
     the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
-    table, dual, pull, momentum = (the.get(of) for of in (Table, Dual, Pull, Momentum))
-    sam, scale, clip = the.get(Ascent), the.get(Scale), the.get(Clip)
-    linear = the[Constant].c if Constant in the else None if dual is None else dual.dual
-    anchor = None if pull is None else pull.anchor
-    if dual is not None:
-        anchor = dual.anchor
-    elif pull is not None and table is None and momentum is None:
-        pulled = pull.rho * anchor
+
+    def of(piece: type, field: str, absent: Any = None) -> Any:
+        return getattr(the[piece], field) if piece in the else absent
+
+    linear, anchor = of(Constant, "c", of(Dual, "dual")), of(Pull, "anchor")
+    if Dual in the:
+        anchor = the[Dual].anchor
+    elif Pull in the and Table not in the and Momentum not in the:
+        pulled = the[Pull].rho * anchor
         linear, anchor = -pulled if linear is None else linear - pulled, None
     return {
-        "scale": _each(1.0 if scale is None else scale.kappa, S, kind),
-        "prox": _each(0.0 if pull is None else pull.rho, S, kind),
+        "scale": _each(of(Scale, "kappa", 1.0), S, kind),
+        "prox": _each(of(Pull, "rho", 0.0), S, kind),
         "linear": _array(linear, 2, kind),
         "anchor": _array(anchor, 2, kind),
-        "snapshot": _array(the[Snapshot].z if Snapshot in the else None, 2, kind),
-        "buffer": _array(None if momentum is None else momentum.buffer, 2, kind),
-        "table": _array(None if table is None else table.table, 3, kind),
-        "mean": _array(None if table is None else table.mean, 2, kind),
-        "table_rate": _each(0.0 if table is None else table.rate, S, kind),
-        "tilt": _array(None if sam is None else sam.dual, 2, kind),
-        "common": _array(None if sam is None else sam.common, 2, kind),
-        "dual_rate": kind(0.0 if dual is None else dual.rate),
-        "momentum": kind(0.0 if momentum is None else momentum.beta),
-        "nesterov": momentum is not None and momentum.nesterov,
-        "weight_decay": kind(the[Decay].rate if Decay in the else 0.0),
-        "clip": kind(0.0 if clip is None else clip.limit),
-        "radius": kind(0.0 if sam is None else sam.radius),
+        "snapshot": _array(of(Snapshot, "z"), 2, kind),
+        "buffer": _array(of(Momentum, "buffer"), 2, kind),
+        "table": _array(of(Table, "table"), 3, kind),
+        "mean": _array(of(Table, "mean"), 2, kind),
+        "table_rate": _each(of(Table, "rate", 0.0), S, kind),
+        "tilt": _array(of(Ascent, "dual"), 2, kind),
+        "common": _array(of(Ascent, "common"), 2, kind),
+        "dual_rate": kind(of(Dual, "rate", 0.0)),
+        "momentum": kind(of(Momentum, "beta", 0.0)),
+        "nesterov": of(Momentum, "nesterov", False),
+        "weight_decay": kind(of(Decay, "rate", 0.0)),
+        "clip": kind(of(Clip, "limit", 0.0)),
+        "radius": kind(of(Ascent, "radius", 0.0)),
     }
 
 
@@ -181,17 +182,10 @@ def _sizes(
 
 def _samples(network: Network, kind: type[np.generic]) -> tuple[np.ndarray, ...]:
     """The fields of a `Net` that samples are read from."""
-    held: np.ndarray = network.inputs.numpy()
-    found: dict[type[np.generic], np.ndarray] = {of: np.empty((0, 0), of) for of in (np.uint8, np.float32, kind)}
-    found[held.dtype.type] = held
-    inputs = np.empty((0, 0), kind) if kind is np.float32 else found[kind]
-    return (
-        found[np.uint8],
-        found[np.float32],
-        inputs,
-        _array(network.order, 1, np.int64),
-        _array(network.table, 2, kind),
-    )
+    samples: np.ndarray = network.inputs.numpy()
+    kinds = (np.uint8, np.float32, kind)  # where the run's numbers are float32 too, the second is read
+    inputs = [samples if samples.dtype == of else np.empty((0, 0), of) for of in kinds]
+    return (*inputs, _array(network.order, 1, np.int64), _array(network.table, 2, kind))
 
 
 def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarray:
