@@ -336,7 +336,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/test_clients.py", "-k", "diverged"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(
-        (Edit("../fedconcord_diagnosis/drift.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
+        (Edit("../fedconcord_diagnosis/vectors.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
         (DIAGNOSIS, "-k", "drift"),
     ),
     "diagnosis: chi-square over the other weights": Mutation(
