@@ -17,10 +17,11 @@ import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
 from fedconcord.basis.errors import UserError
-from fedconcord.report import figures, load_runs, write_report
+from fedconcord.report import load_runs, write_report
 from fedconcord.report.again import settings, to_toml, whole_job
 from fedconcord.report.curves import curve, log_floor
 from fedconcord.report.figures.heatmap import partition_order
+from fedconcord.report.figures.progress import by_axis
 from fedconcord.report.figures.style import look
 from fedconcord.report.load import Run
 from fedconcord.report.method_tables import reach_cell, table, to_csv, to_latex, to_markdown
@@ -280,7 +281,7 @@ def test_all_runs_diverged(tmp_path: Path) -> None:
     s = summarise(load_runs([tmp_path]))
     assert s.verdict.kind == "nothing"
     assert math.isnan(s.target)
-    assert figures.drawings(s)["round"][1].draw(True) is not None
+    assert by_axis(s, s.loss, "round").draw(True) is not None
 
 
 def test_unequal_rounds_are_compared_at_the_last_common_one(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 
-from fedconcord.report import figures, load_runs
-from fedconcord.report.figures.style import STYLE
+from fedconcord.report import load_runs
+from fedconcord.report.figures.progress import by_axis
+from fedconcord.report.figures.ranking import ranked
+from fedconcord.report.figures.style import STYLE, to_files
 from fedconcord.report.format import metric_cell
 from fedconcord.report.method_tables import table, to_csv
 from fedconcord.report.metric import metric_of
@@ -24,12 +26,12 @@ from test_report import flat, plant, said, write_run
 
 
 def caption_of(s: Summary, name: str) -> str:
-    return next(d.caption for d in figures.drawings(s)["ranking"] if d.name == name)
+    return next(d.caption for d in ranked(s) if d.name == name)
 
 
 def bars(s: Summary, name: str) -> int:
     """Lines of the ranking figure that have an extent: the intervals."""
-    fig = next(d for d in figures.drawings(s)["ranking"] if d.name == name).draw(True)
+    fig = next(d for d in ranked(s) if d.name == name).draw(True)
     return sum(line.get_linewidth() == 2.2 for line in fig.axes[0].lines)
 
 
@@ -174,7 +176,8 @@ def rise(end: float, speed: float = 0.1, n: int = 60) -> list[float]:
 
 
 def axis_of(s: Summary) -> tuple[float, str]:
-    d = next(d for d in figures.drawings(s)["round"] if d.name == "test-accuracy-by-round")
+    d = by_axis(s, s.primary, "round")
+    assert d.name == "test-accuracy-by-round"
     return float(d.draw(True).axes[0].get_ylim()[0]), d.caption
 
 
@@ -211,15 +214,14 @@ def test_a_curve_that_is_flat_after_its_start_keeps_some_height(tmp_path: Path) 
     low, _ = axis_of(summarise(load_runs([tmp_path])))
     assert low == pytest.approx(0.94)  # a step of 0.01 below the target, 95 % of the end
     write_run(tmp_path / "a", "a", 0, {"test_accuracy": [0.4, *[1.0] * 5], "test_specificity": [0.4, *[1.0] * 5]})
-    drawn = figures.drawings(summarise(load_runs([tmp_path])))
-    other = next(d for group in drawn.values() for d in group if d.name.startswith("test-specificity"))
+    other = by_axis(summarise(load_runs([tmp_path])), metric_of("test_specificity"), "round")
     assert other.draw(True).axes[0].get_ylim()[0] == pytest.approx(0.99)
 
 
 def test_figures_come_as_pdf_too_with_the_same_bytes(tmp_path: Path) -> None:
-    d = figures.drawings(plant(tmp_path, {"a": [0.9], "b": [0.8]}))["ranking"][0]
+    d = ranked(plant(tmp_path, {"a": [0.9], "b": [0.8]}))[0]
     with rc_context(STYLE):
-        first, second = (figures.to_files(d.draw(True)) for _ in range(2))
+        first, second = (to_files(d.draw(True)) for _ in range(2))
     assert first == second
     assert list(first) == ["svg", "png", "pdf"]
     assert first["pdf"].startswith(b"%PDF-")

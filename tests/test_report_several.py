@@ -14,7 +14,7 @@ import pytest
 from fedconcord import cli
 from fedconcord.basis.errors import UserError
 from fedconcord.report import load_runs, write_report
-from fedconcord.report.figures import critical
+from fedconcord.report.figures.ranking import critical
 from fedconcord.report.load import data_names, load_data_sets, short_names
 from fedconcord.report.ranks import Ranks, critical_difference, ranks
 from fedconcord.report.results_page import page_head, rank_words, summaries

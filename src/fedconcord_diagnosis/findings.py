@@ -56,9 +56,9 @@ def verdict(every: list[Finding], most: int = 5) -> list[str]:
     first: dict[str, Finding] = {}
     for one in every:
         first.setdefault(one.topic, one)
-    first_said = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
-    first_said += [one for one in every if one not in first_said and one.weight > 0][: max(0, 3 - len(first_said))]
-    return [one.text for one in first_said] or [
+    foremost = sorted((one for one in first.values() if one.weight > 0), key=lambda one: -one.weight)[:most]
+    foremost += [one for one in every if one not in foremost and one.weight > 0][: max(0, 3 - len(foremost))]
+    return [one.text for one in foremost] or [
         "Nothing stands out: the clients' work, gradients and states are alike enough that no threshold of this page "
         "is passed; the step size and the number of rounds are what is left to tune."
     ]

@@ -122,8 +122,8 @@ def _csv(w: Worth) -> str:
 def _figure(s: Summary, w: Worth) -> Drawing:
     """Every client of every seed, or those that have names, once."""
     m, g, clients = w.methods[0], w.gains[0], by_name(w)
-    by_site = 0 < len(clients) <= LISTED
-    figures = np.array([c.figures for c in clients]).T if by_site else np.array([_units(one) for one in w.models])
+    are_named = 0 < len(clients) <= LISTED
+    figures = np.array([c.figures for c in clients]).T if are_named else np.array([_units(one) for one in w.models])
     alone, under = figures[0], figures[w.models.index(m)]
     pooled = None if w.pooled is None else figures[-1]
     judged = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
@@ -140,13 +140,13 @@ def _figure(s: Summary, w: Worth) -> Drawing:
             ax.plot(place, pooled[drawn_clients], "_", color=MUTED, markersize=7, label="pooled")
         ax.set_xlabel("clients, from the worst off alone")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if by_site:
+        if are_named:
             ax.set_xticks(
                 place, [wrap(clients[i].name, 18, 1) for i in drawn_clients.tolist()], rotation=30, ha="right"
             )
         y_axis(ax, w.metric, title=f"a client's {w.metric.title}")
 
-    each = "A client a place, its mean over seeds" if by_site else "A client of each seed a place"
+    each = "A client a place, its mean over seeds" if are_named else "A client of each seed a place"
     return drawing(
         "baselines",
         f"Every client's {w.metric.title} alone and under {m.name}: {g.more} gain, {g.same} are as well off and "

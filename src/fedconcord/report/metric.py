@@ -74,8 +74,8 @@ def metric_of(column: str) -> Metric:
             return replace(m, column=column, title=f"{split} {m.title.removeprefix('test ')}".strip())
     base, at, threshold = column.partition("_at_")
     if at and base.endswith(("sensitivity", "specificity")):
-        whole = metric_of(base)
-        return replace(whole, column=column, title=f"{whole.title} at {threshold}")
+        base_metric = metric_of(base)
+        return replace(base_metric, column=column, title=f"{base_metric.title} at {threshold}")
     accuracy = column.endswith("accuracy")
     return Metric(column, column.replace("_", " "), higher=accuracy, percent=accuracy)
 
@@ -86,9 +86,9 @@ def ranking(runs: Sequence[Run]) -> tuple[Metric, ...]:
     Where a method answers with a model a client, first the same on the samples that clients set apart: such a model is
     for its client, and no measure of it is a test set of all clients'.
     """
-    by_run = {str(entry["column"]): bool(entry["higher"]) for entry in runs[0].head.ranking}
-    every = tuple(replace(metric_of(column), higher=higher) for column, higher in by_run.items())
-    every += tuple(m for m in KNOWN if m.column not in by_run)
+    higher_of = {str(entry["column"]): bool(entry["higher"]) for entry in runs[0].head.ranking}
+    every = tuple(replace(metric_of(column), higher=higher) for column, higher in higher_of.items())
+    every += tuple(m for m in KNOWN if m.column not in higher_of)
     if not any(run.head.own for run in runs):
         return every
     validation = [(m, m.column.replace("test_", "validation_")) for m in every if m.column.startswith("test_")]

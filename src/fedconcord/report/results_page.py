@@ -17,10 +17,13 @@ from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.report import again, baselines, clients, method_tables
 from fedconcord.report.curves import band_words
-from fedconcord.report.figures import by_axis, critical, drawings, ranked
+from fedconcord.report.figures.heatmap import partitions
+from fedconcord.report.figures.progress import by_axis, by_model
+from fedconcord.report.figures.ranking import critical, ranked
 from fedconcord.report.format import listing, value
 from fedconcord.report.load import Run, data_name, data_names, load_data_sets, short_names
 from fedconcord.report.method_tables import Table
+from fedconcord.report.metric import metric_of
 from fedconcord.report.page import Page, code_block, details, in_words, legend, pairs, paragraphs, table
 from fedconcord.report.ranks import ENOUGH, Ranks, ranks, row_of, score
 from fedconcord.report.stats import ALPHA
@@ -63,25 +66,30 @@ def build(runs: Sequence[Run], paths: Sequence[Path], out: Path) -> Page:
     """The page of the runs of one data set."""
     s = summarise(runs)
     heading, job = page_head(s, paths)
-    page, figures = Page(heading, job), drawings(s)
-    main = method_tables.table(s, s.rows)
+    page, main = Page(heading, job), method_tables.table(s, s.rows)
+    every = [r for m in s.methods for r in m.runs]
+    metrics = [s.primary, *([s.loss] if s.loss else [])]
     page.parts.append(in_words(words(s), s.warnings))
-    page.section("Results", table(main, [r.style for r in s.rows]), page.figures(figures["ranking"]))
+    page.section("Results", table(main, [r.style for r in s.rows]), page.figures(ranked(s)))
     for axis, (title, lead) in AXES.items():
-        if figures[axis]:
+        if axis == "round" or any(r.axis(axis).size and np.nanmax(r.axis(axis)) > 0 for r in every):
             lead += f" {band_words(s)}" if axis == "round" else ""
-            page.section(title, legend(s), page.figures(figures[axis]), lead=lead)
+            page.section(title, legend(s), page.figures([by_axis(s, m, axis) for m in metrics]), lead=lead)
     for one, names in ((baselines.section(s), ""), (clients.section(s), legend(s))):
         if one is not None:
             page.add(one, names)
     if s.second:
         second = method_tables.table(s, s.second, models=True)._replace(caption="Columns as in the table of results.")
         models = table(second, [r.style for r in s.second])
-        page.section("Other models of the methods", page.figures(figures["models"]), models)
-    if figures["partition"]:
-        page.section("Who holds what", page.figures(figures["partition"]))
-    if figures["more"]:
-        page.section("Other recorded metrics", legend(s), page.figures(figures["more"]))
+        page.section("Other models of the methods", page.figures(by_model(s)), models)
+    if division := partitions(every):
+        page.section("Who holds what", page.figures(division))
+    columns = dict.fromkeys(
+        c for r in every for c in r.metrics if ":" not in c and c not in [m.column for m in metrics]
+    )
+    if columns:
+        more = [by_axis(s, metric_of(column), "round") for column in columns]
+        page.section("Other recorded metrics", legend(s), page.figures(more))
     page.parts.append(again.settings(s, paths, out))
     page.files |= _forms("summary", method_tables.to_csv(s), main, f"Final {s.primary.title}. {job}. ", data_of(s))
     page.files["figures/figures.tex"] = method_tables.figures_tex(page.drawn)

@@ -18,7 +18,6 @@ from fedconcord.report.metric import FLOOR, KNOWN, LOSSES, Metric, ranking
 from fedconcord.report.stats import Interval, Verdict, first_at, interval, tail_mean, verdict
 
 WINDOW = 5  # evaluated rounds whose mean is the final value
-AXES = ("round", "bytes", "gradient_steps")
 
 
 class Reach(NamedTuple):

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedconcord.report.figures import Drawing
-from fedconcord.report.figures.style import MUTED, WIDE, look, panel
+from fedconcord.report.figures.style import MUTED, WIDE, Drawing, look, panel
 from fedconcord.report.format import wrap
 from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import fedconcord
 from fedconcord.basis import files, grammar, process
-from fedconcord.report.figures import critical
+from fedconcord.report.figures.ranking import critical
 from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
 from fedconcord.report.method_tables import Table as Cells
 from fedconcord.report.method_tables import reach_cell, to_markdown
