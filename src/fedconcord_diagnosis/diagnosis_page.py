@@ -95,8 +95,8 @@ def document(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], sa
         else {"effective_steps": of.effective, "chi2": diagnosis.aim.miss(of)}
         for name, of in (("method", diagnosis.aim.own), ("average", diagnosis.aim.plain))
     }
-    total, change = diagnosis.history.seconds.sum(0), changes()
-    last = diagnosis.looks[-1] if diagnosis.looks else None
+    total, change, features = diagnosis.history.seconds.sum(0), changes(), diagnosis.skew.features
+    theory = diagnosis.looks[-1].theory if diagnosis.looks else None
     return {
         "format": FORMAT,
         "method": subject.config.method,
@@ -109,14 +109,12 @@ def document(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], sa
         "same_model_as_run": same,
         "diverged": diagnosis.diverged,
         "verdict": verdict(findings),
-        "findings": [{"topic": one.topic, "text": one.text, "weight": one.weight} for one in findings],
+        "findings": [one._asdict() for one in findings],
         "surrogate": aim,
         "rounds": [{"round": look.round, **numbers(diagnosis, look)} for look in diagnosis.looks],
-        "features": None
-        if diagnosis.skew.features is None
-        else {"share": diagnosis.skew.features.share, "within": diagnosis.skew.features.within},
+        "features": None if features is None else {"share": features.share, "within": features.within},
         "seconds": dict(zip(SHARES, total.tolist(), strict=True)) if total.sum() > 0 else None,
-        "theory": None if last is None or last.theory is None else last.theory._asdict(),
+        "theory": None if theory is None else theory._asdict(),
         "measures": {
             one.key: {"title": one.title, "formula": one.formula, "source": one.source, "change": change[one.key]}
             for one in MEASURES
@@ -189,18 +187,17 @@ def _page(subject: Subject, diagnosis: Diagnosis, findings: list[Finding], same:
     footer = f"Figures, tables (CSV) and every number (JSON) are in <code>{FOLDER}/</code>."
     heading = f"Diagnosis of {subject.config.method} on {subject.data}"
     page = Page(heading, " · ".join(filter(None, job)), footer, FOLDER)
-    page.parts += [
-        in_words([_text(one) for one in verdict(findings)], _notes(subject, diagnosis, same)),
-        _advice(subject),
-    ]
+    first = in_words([_text(one) for one in verdict(findings)], _notes(subject, diagnosis, same))
+    page.parts += [first, _advice(subject)]
     figures = drawings(diagnosis) if diagnosis.looks else {}
     for topic, (title, lead) in TOPICS.items():
         texts = [_text(one.text) for one in findings if one.topic == topic]
         if texts or figures.get(topic):
             page.section(title, paragraphs(texts), page.figures(figures.get(topic, [])), lead=lead)
     if diagnosis.looks:
-        page.section("Every number", _numbers(diagnosis))
-        page.section("What each is", _meaning(diagnosis))
+        numbers, meanings = _measured(diagnosis)
+        page.section("Every number", numbers)
+        page.section("What each is", meanings)
     return page
 
 
@@ -212,11 +209,7 @@ def _advice(subject: Subject) -> str:
         return ""
     items = "".join(f"<li><b>{esc(one.method)}</b>: {esc(one.why)} ({esc(one.source)}).</li>" for one in advice.named)
     lead = "By rules over what is seen before training (fedconcord advise), not by this diagnosis:"
-    return (
-        f'<h2>What to tune first</h2><p class="note">{lead}</p><ol>{items}</ol>{code_block(command(advice))}'
-        if items
-        else ""
-    )
+    return f'<h2>What to tune first</h2><p class="note">{lead}</p><ol>{items}</ol>{code_block(command(advice))}'
 
 
 def _text(sentence: str) -> str:
@@ -240,22 +233,18 @@ def _notes(subject: Subject, diagnosis: Diagnosis, same: bool | None) -> list[st
     return out
 
 
-def _numbers(diagnosis: Diagnosis) -> str:
-    head = ["measure", *(f"round {look.round}" for look in diagnosis.looks)]
-    rows = []
+def _measured(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Every number by round, and what each is."""
+    change, numbers, meanings = changes(), [], []
     for one in MEASURES:
         values = [one.of(diagnosis, look) for look in diagnosis.looks]
-        if any(v is not None for v in values):
-            rows.append((one.title, *(_cell(v, one.is_share) for v in values)))
-    return pairs(rows, head)
-
-
-def _meaning(diagnosis: Diagnosis) -> str:
-    rows, change = [], changes()
-    for one in MEASURES:
-        none = all(one.of(diagnosis, look) is None for look in diagnosis.looks)
-        rows.append((one.title, one.formula, one.source, f"left out: {one.absent}" if none else change[one.key]))
-    return pairs(rows, ["measure", "formula", "source", "what changes it"])
+        absent = all(v is None for v in values)
+        if not absent:
+            numbers.append((one.title, *(_cell(v, one.is_share) for v in values)))
+        changed_by = f"left out: {one.absent}" if absent else change[one.key]
+        meanings.append((one.title, one.formula, one.source, changed_by))
+    head = ["measure", *(f"round {look.round}" for look in diagnosis.looks)]
+    return pairs(numbers, head), pairs(meanings, ["measure", "formula", "source", "what changes it"])
 
 
 def _cell(value: float | None, is_share: bool) -> str:

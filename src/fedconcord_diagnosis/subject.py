@@ -85,14 +85,11 @@ def of_run(folder: Path, rounds: Sequence[int] | None, *changes: Source) -> Subj
     job = _job(config)
     fresh = blank(job)
     job = with_choices_of(folder, PreparedRun(job, fresh, 0), resolved(job, fresh, int(saved["rounds"])))
+    # whether who took part can be known without the models of those rounds
+    plannable = isinstance(job.schedule, Schedule) and not job.schedule.sampler.by_loss
+    has_checkpoint = (folder / CHECKPOINT).exists() and job.storage.kind != "disk"
     state = None
-    if (
-        at == (rounds_done,)
-        and rounds_done > 0
-        and (folder / CHECKPOINT).exists()
-        and _plannable(job)
-        and job.storage.kind != "disk"
-    ):
+    if at == (rounds_done,) and rounds_done > 0 and has_checkpoint and plannable:
         state = checkpoint.load(job, folder / CHECKPOINT, fresh)
         state = state if state.round == rounds_done else None
     return Subject(job, config, at, folder, saved, state)
@@ -122,29 +119,22 @@ def folder_of(subject: Subject, out: str | None) -> Path:
 
 
 def notes(subject: Subject) -> list[str]:
-    """What was guessed of data of the user's own, and what is going to be computed."""
-    return [*own.notes(subject.config), f"{subject.title}: {_cost(subject)}"]
-
-
-def _cost(subject: Subject) -> str:
-    """What the diagnosis is going to compute, in one sentence, from counted work."""
+    """What was guessed of data of the user's own, and what is going to be computed, from counted work."""
     job, ids = subject.job, chosen(subject.job, subject.rounds)
     last, each = subject.rounds[-1], steps_of(subject.job, ids)
     training = 0.0 if subject.state is not None else last * min(job.schedule.cohort, job.problem.roster.n) * each
     some = "" if len(ids) == job.problem.roster.n else f", a sample of {job.problem.roster.n}"
     capped = int((job.problem.roster.samples[ids] > MOST_SAMPLES).sum())
     part = f"; gradients of {capped} clients are of {MOST_SAMPLES} of their samples" if capped else ""
-    where = (
-        "goes on from the run's checkpoint"
-        if subject.state is not None
-        else f"trains {last} round{'' if last == 1 else 's'}"
-    )
+    trains = f"trains {last} round{'' if last == 1 else 's'}"
+    where = trains if subject.state is None else "goes on from the run's checkpoint"
     looks = len(subject.rounds) * ROUNDS_OF_A_LOOK * len(ids) * each
-    return (
+    cost = (
         f"{where} (about {training:,.0f} mini-batch gradients) and looks at {len(ids)} clients{some} "
         f"after round{'s' if len(subject.rounds) > 1 else ''} {', '.join(map(str, subject.rounds))} "
         f"(about {looks:,.0f} more for local steps, and full gradients){part}"
     )
+    return [*own.notes(subject.config), f"{subject.title}: {cost}"]
 
 
 def same_model(subject: Subject, state: State) -> bool | None:
@@ -179,11 +169,6 @@ def _job(config: Config) -> Job:
             "settings with --engine stacked, whose results agree to rounding"
         )
     return build(config)
-
-
-def _plannable(job: Job) -> bool:
-    """Whether who took part can be known without the models of those rounds."""
-    return isinstance(job.schedule, Schedule) and not job.schedule.sampler.by_loss
 
 
 def _rounds(rounds: Sequence[int] | None, last: int, why: str) -> tuple[int, ...]:
