@@ -64,9 +64,11 @@ def execute(
             "target": config.eval.target,
             "ranking": ranking(problem),
             "config": entry.config.as_dict(),
-            "evaluation": evaluation(config, problem, reason) | holding(entry),
+            "evaluation": evaluation(config, problem, reason) | {"validation": entry.config.validation},
             "baseline": config.method if is_baseline else None,
         }
+        if entry.validation_reason is not None:
+            info["evaluation"]["validation_why"] = entry.validation_reason
         if (most := majority(problem)) is not None:
             info["majority"] = most
         if words := objects.words(info["config"]):
@@ -105,12 +107,6 @@ def attempt(entry: Entry, on_row: Callable[[Row], None]) -> Finished:
         files.write_text(entry.folder / "error.txt", traceback.format_exc())
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return not_done(entry, "failed", f"{text} (all of it in {entry.folder / 'error.txt'})")
-
-
-def holding(entry: Entry) -> dict[str, object]:
-    """What run.json says of the samples that clients set apart."""
-    reason = {} if entry.validation_reason is None else {"validation_why": entry.validation_reason}
-    return {"validation": entry.config.validation, **reason}
 
 
 def options_of(config: Config, problem: Problem) -> RunOptions:

@@ -76,7 +76,9 @@ def plan_comparison(jobs: int | None, *sources: Source) -> Comparison:
     """
     config, validation_reason = held(resolve_compare(*sources))
     jobs = _jobs(1 if jobs is None else jobs, config)
-    config = _with_threads(config, jobs)
+    if jobs > 1 and config.engine.threads is None:  # they share the cores; saved, as threads can move last bits
+        engine = config.engine.model_copy(update={"threads": max(1, process.cores() // jobs)})
+        config = config.model_copy(update={"engine": engine})
     folder = new_folder(config, "compare")
     config, reason = judged(config.model_copy(update={"out": None}))
     evaluation = judging.evaluation(config, first_problem(config), reason)
@@ -252,21 +254,19 @@ def _save(planned: Comparison, config: Config, evaluation: Mapping[str, object])
 
 def new_folder(config: Config, what: str) -> Path:
     """The folder asked for, if it is free, else a numbered one below runs/; one choice for all processes."""
-    return Path(team_of(config).tell(lambda: str(_free_folder(config, what))))
 
+    def choose() -> str:
+        if config.out is None:
+            return str(files.free_folder(Path("runs"), f"{folder_name(config.data)}-{what}"))
+        folder = Path(config.out).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"out {folder} is a file; give a folder")
+        if folder.is_dir() and not lock.is_free(folder):
+            way = f"continue what it holds with --resume {folder}, or give another --out"
+            raise UserError(f"the folder {folder} is not empty; {way}")
+        return str(folder)
 
-def _free_folder(config: Config, what: str) -> Path:
-    if config.out is None:
-        data = folder_name(config.data)
-        return files.free_folder(Path("runs"), f"{data}-{what}")
-    folder = Path(config.out).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"out {folder} is a file; give a folder")
-    if folder.is_dir() and not lock.is_free(folder):
-        raise UserError(
-            f"the folder {folder} is not empty; continue what it holds with --resume {folder}, or give another --out"
-        )
-    return folder
+    return Path(team_of(config).tell(choose))
 
 
 def _jobs(jobs: int, config: Config) -> int:
@@ -278,14 +278,6 @@ def _jobs(jobs: int, config: Config) -> int:
     if jobs > 1:
         packed([config])
     return jobs
-
-
-def _with_threads(config: Config, jobs: int) -> Config:
-    """Settings in which runs that go on at once share the cores; saved, as the number of threads can move last bits."""
-    if jobs == 1 or config.engine.threads is not None:
-        return config
-    share = max(1, process.cores() // jobs)
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": share})})
 
 
 def _try_start(entries: Sequence[Entry], jobs: int) -> None:

@@ -184,11 +184,8 @@ class Pool:
 
     def _run_here(self) -> None:
         for number in self.todo:
-
-            def on_row(row: Row, number: int = number) -> None:
-                self.tell(Event("row", row=row, number=number))
-
             self.tell(Event("started", number=number))
+            on_row = lambda row, number=number: self.tell(Event("row", row=row, number=number))  # noqa: E731
             self._end(number, attempt(self.entries[number], on_row))
             if self.outcomes[number].status == "interrupted":
                 return

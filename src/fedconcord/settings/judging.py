@@ -46,7 +46,12 @@ def held(config: Config) -> tuple[Config, str | None]:
     sizes = sizes_of(config) if has_samples and is_judged else None
     if sizes is None:
         return without, None
-    needs_more = bool(config.baselines) or config.eval.personalise is not None or _personal(config)
+    texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
+    # a test set of all clients' samples is no measure of a model a client, which some methods answer with
+    is_personal = config.eval.personalise is not None or any(
+        read_method(t)[0]().client_model is not None for t in texts
+    )
+    needs_more = bool(config.baselines) or is_personal
     share, has = MORE if needs_more else SHARE, round(float(np.median(sizes)))
     apart = round(float(np.median(np.round(share * sizes))))
     if not needs_more and apart < FEWEST:
@@ -59,12 +64,6 @@ def held(config: Config) -> tuple[Config, str | None]:
         f"each client sets apart {share:g} of its samples to be judged on, which nothing trains on: {apart:,} of the "
         f"median client's {has:,}{few}; validation=none trains on all"
     )
-
-
-def _personal(config: Config) -> bool:
-    """Whether a method answers with a model a client, for which a test set of all clients' is no measure."""
-    texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
-    return any(read_method(text)[0]().client_model is not None for text in texts)
 
 
 class Judged(NamedTuple):

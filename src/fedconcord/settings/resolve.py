@@ -185,7 +185,8 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
         partition = NATURAL if comes_in_clients else DEFAULT_PARTITION if target == "class" else "iid"
     update: dict[str, Any] = {"model": config.model or DEFAULT_MODEL, "partition": partition}
     if partition != NATURAL:
-        if target != "class" and not _label_free(partition):
+        divider = grammar.parse(partition, "partition").name
+        if target != "class" and divider not in LABEL_FREE and not imports.is_path(divider):  # one's own says it itself
             raise UserError(
                 f"partition {partition} goes by class, and the target is {target}; use natural, "
                 f"{' or '.join(LABEL_FREE)}"
@@ -219,12 +220,6 @@ def _clients(config: Config, keys: Collection[str], what: str, count: int) -> in
     if "clients" in keys and config.clients != count:
         raise UserError(f"{what} has {count} clients, given clients {config.clients}; leave clients out")
     return count
-
-
-def _label_free(partition: str) -> bool:
-    """Whether it divides targets of any kind; one of the user's own says so itself."""
-    name = grammar.parse(partition, "partition").name
-    return name in LABEL_FREE or imports.is_path(name)
 
 
 def _check_task(config: Config, update: dict[str, Any], target: Target) -> Config:
