@@ -29,18 +29,8 @@ TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
     *("availability", "dropout", "devices", "oracles", "lr", "lr_schedule", "server", "upload", "clipping"),
     *("aggregate", "hostile"),
-    *(
-        "tasks",
-        "labels",
-        "regularisers",
-        "personalise",
-        "losses",
-        "metrics",
-        "baselines",
-        "trackers",
-        "recipes",
-        "settings",
-    ),
+    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics"),
+    *("baselines", "trackers", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
@@ -130,13 +120,9 @@ def make_listing() -> dict[str, Any]:
 def _settings() -> list[Parameter]:
     from fedconcord.settings.sources import default_text, keys, searched, values_text
 
+    ranges = {key: _tuned(searched().get(key)) for key in keys()}
     return [
-        (
-            key,
-            default_text(schema),
-            values_text(schema) + _tuned(searched().get(key)),
-            schema.get("description", ""),
-        )
+        (key, default_text(schema), values_text(schema) + ranges[key], schema["description"])
         for key, schema in keys().items()
     ]
 
@@ -149,15 +135,11 @@ def _entry(name: str, registry: Mapping[str, Callable[..., Any]]) -> tuple[str, 
         factory = registry[name]
     except UserError as broken:  # another package's
         return name, errors.sentence(broken), "", []
-    rows = [
-        (
-            option.name,
-            "needed" if option.required else grammar.text(option.default),
-            option.values + _tuned(factories.search_of(option.annotation)),
-            option.meaning,
-        )
-        for option in factories.options(factory)
-    ]
+    rows = []
+    for option in factories.options(factory):
+        default = "needed" if option.required else grammar.text(option.default)
+        values = option.values + _tuned(factories.search_of(option.annotation))
+        rows.append((option.name, default, values, option.meaning))
     return name, *factories.describe(factory), rows
 
 

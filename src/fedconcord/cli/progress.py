@@ -203,9 +203,8 @@ class Show(Watch):
                 of_all = " of all runs" if remaining and len(self.entries) > 1 else ""
                 say(f"{entry.name}: round {row.round} of {entry.config.rounds}, {latest}{remaining}{of_all}")
             else:
-                say(
-                    f"{self.title}: {rounds_done} of {sum(one.config.rounds for one in self.entries)} rounds{remaining}"
-                )
+                rounds = sum(one.config.rounds for one in self.entries)
+                say(f"{self.title}: {rounds_done} of {rounds} rounds{remaining}")
 
     def _say_size(self, entry: Entry) -> None:
         """The bytes of the clients' state, where they are many."""
@@ -227,11 +226,8 @@ class Show(Watch):
         if not self.has_bar_per_run:
             return
         count = f"[{self.ended}/{len(self.entries)}] " if len(self.entries) > 1 else ""
-        outcome = (
-            f"failed: {result.error}"
-            if result.status == "failed"
-            else f"{result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
-        )
+        outcome = f"{result.status}, {result.rounds} rounds, {latest_metric(result.metrics)}".rstrip(", ")
+        outcome = f"failed: {result.error}" if result.status == "failed" else outcome
         if number in self.tasks:
             self.bars.remove_task(self.tasks[number])
         self.say(f"{count}{entry.name}: {outcome}")

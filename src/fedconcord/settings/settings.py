@@ -132,15 +132,8 @@ class Config(BaseModel):
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values without the keys that are not set: JSON, and TOML but for a parameter that is none."""
-        full = self.model_dump(mode="json")
-        if self.input == InputSettings():  # others' data
-            del full["input"]
-        if self.engine.name != "wire":
-            del full["wire"]
-        if self.secure == SecureSettings():
-            del full["secure"]
-        if self.privacy == PrivacySettings():
-            del full["privacy"]
+        unset = {table for table in ("input", "secure", "privacy") if getattr(self, table) == SECTIONS[table]()}
+        full = self.model_dump(mode="json", exclude=unset | ({"wire"} if self.engine.name != "wire" else set()))
         nested = {k: {i: v for i, v in x.items() if v not in (None, [])} for k, x in full.items() if k in SECTIONS}
         flat = {k: v for k, v in full.items() if k not in SECTIONS and v not in (None, {}, [])}
         flat.setdefault("validation", "none")  # which is not what a file without the key says

@@ -16,7 +16,7 @@ import torch
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError, reason
 from fedconcord.data.preprocess import Part, features
-from fedconcord.trained.program import DTYPE, Trained, load
+from fedconcord.trained.program import DTYPE, load
 
 BATCH = 1024
 IMAGES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"))
@@ -281,6 +281,3 @@ def _images(card: Mapping[str, Any], path: Path) -> Iterator[Batch]:
                 whole = whole.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
             row[:] = np.asarray(whole, np.float32).reshape(*shape[1:], -1).transpose(2, 0, 1)
         yield Batch([file.name for file in part], pixels)
-
-
-__all__ = ["Trained", "predict", "read"]
