@@ -13,15 +13,14 @@ Methods, models, data, partitions, losses and metrics may be objects in place of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, get_type_hints
 
 from fedconcord.basis import imports
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.core import Algorithm
 from fedconcord.engines import distributed
-from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, CompareOptions, RunOptions
 from fedconcord.runs import folder as folders
 from fedconcord.runs import plan
@@ -36,6 +35,33 @@ from fedconcord.tracking import check, trackers
 if TYPE_CHECKING:
     from fedconcord.advice import Advice
     from fedconcord.tuning import SearchSpec, Tuned
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def listed(takes: type, without: Container[str] = ()) -> Callable[[Function], Function]:
+    """Show each option of a function with `**options: Unpack[takes]` in its signature and docstring, before Raises.
+
+    Args:
+        without: options that the function does not have.
+    """
+
+    def dress(function: Function) -> Function:
+        signature = inspect.signature(function)
+        types = {name: kind for name, kind in get_type_hints(takes).items() if name not in without}
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        first, others = [p for p in parameters if p.kind is not keyword], [p for p in parameters if p.kind is keyword]
+        keywords = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in types.items()]
+        function.__signature__ = signature.replace(parameters=[*first, *keywords, *others])  # type: ignore[attr-defined]
+        names = {*types, *(p.name for p in first)}
+        lines = "".join(f"    {o.name}: {o.about}\n" for o in OPTIONS if o.name in names)
+        head, mark, tail = inspect.cleandoc(function.__doc__ or "").partition("Raises:")
+        function.__doc__ = f"{head}Options:\n{lines}\n{mark}{tail}\n"
+        return function
+
+    return dress
+
 
 KEYS = {option.name: option.key for option in OPTIONS}  # of the settings that arguments stand for
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedconcord.api import sources_of
-from fedconcord.options.arguments import listed
+from fedconcord.api import listed, sources_of
 from fedconcord.options.table import RunOptions
 from fedconcord.runs.folder import trust as trust_folder
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
-from fedconcord.api import sources_of
+from fedconcord.api import listed, sources_of
 from fedconcord.basis import files
 from fedconcord.basis.errors import UserError
 from fedconcord.basis.grammar import count
 from fedconcord.core import Algorithm
-from fedconcord.options.arguments import listed
 from fedconcord.options.table import OPTIONS, RunOptions
 from fedconcord.runs.events import Lines, Watch
 from fedconcord.runs.pool import carry_out
