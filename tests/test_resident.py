@@ -12,7 +12,7 @@ import torch
 from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.models import MODELS
 from fedconcord.problems import Supervised
-from fedconcord.problems.resident import resident
+from fedconcord.problems.evaluation import resident
 
 CPU = torch.device("cpu")
 GREY, COLOUR, PLAIN = (

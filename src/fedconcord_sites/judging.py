@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedconcord.basis.errors import UserError
 from fedconcord.problems import Supervised
+from fedconcord.problems.evaluation import Resident
 from fedconcord.problems.metrics import AT, METRICS, Metric
-from fedconcord.problems.resident import Resident
 
 
 class Summed(NamedTuple):

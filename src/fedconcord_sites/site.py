@@ -39,7 +39,7 @@ from fedconcord.data.preprocess import read_columns
 from fedconcord.jobs import Job
 from fedconcord.jobs.job import template
 from fedconcord.problems import Regularised
-from fedconcord.problems.resident import Resident
+from fedconcord.problems.evaluation import Resident
 from fedconcord.remote import codec
 from fedconcord.remote.client import RemoteClient
 from fedconcord.remote.codec import Frame, FrameError

@@ -94,7 +94,7 @@ class Drawn(NamedTuple):
 
 
 class Draws(Protocol):
-    """The draws that a client makes by itself. `federation.draws.Keyed` is the one that users configure."""
+    """The draws that a client makes by itself. `federation.work.Keyed` is the one that users configure."""
 
     def draw(self, algorithm: Algorithm, orders: Orders, n: int) -> Drawn:
         """The samples of every local step of a client that holds n."""

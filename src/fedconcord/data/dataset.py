@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+Target = Literal["class", "number", "labels"]  # classification, regression, multi-label
+
 
 class Scale(NamedTuple):
     """How bytes become the numbers that a model takes: x / divide, then (x - mean[c]) / std[c], all in float32."""
@@ -53,7 +55,7 @@ class Dataset(NamedTuple):
     test_y: np.ndarray  # [m], as train_y
     classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
     natural: list[np.ndarray] | None = None  # N sorted int64 arrays of training samples, where the data come in clients
-    target: Literal["class", "number", "labels"] = "class"  # classification, regression, multi-label
+    target: Target = "class"
     client_names: list[str] | None = None  # of the natural clients
     output_names: list[str] | None = None  # of the classes, numbers or labels
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.data import labels
+from fedconcord.data.dataset import Target
 from fedconcord.data.doubts import refuse_mixed
-from fedconcord.data.inputs import FEW, Input, Target, held_out, refuse_too_large
+from fedconcord.data.inputs import FEW, Input, held_out, refuse_too_large
 from fedconcord.data.own import columns_of, inputs_of, load, pair_of
 from fedconcord.data.preprocess import CATEGORIES, Column, Sums, squares, sums, width
 from fedconcord.data.sources import Source, numbers, open_table, with_columns

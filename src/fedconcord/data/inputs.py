@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedconcord.basis.errors import UserError
 from fedconcord.core.rng import Purpose, generator
-from fedconcord.data.dataset import Dataset
+from fedconcord.data.dataset import Dataset, Target
 
-Target = Literal["class", "number", "labels"]
 FEW = 20  # whole numbers with at most so many different values are taken for classes
 
 

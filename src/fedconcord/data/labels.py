@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from fedconcord.basis.errors import UserError
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.inputs import FEW, Target
+from fedconcord.data.dataset import Dataset, Target
+from fedconcord.data.inputs import FEW
 from fedconcord.data.preprocess import mean_of, scale_of, squares, sums
 from fedconcord.data.sources import numbers
 
@@ -74,12 +74,9 @@ def targets(
         kind, why = _guess(columns, named)
         listed = ", ".join(c.name for c in columns)
         note = f"{listed}: {why}, taken as {MEANT[kind]}; --target-kind says otherwise"
-    if kind == "number":
-        return Targets(
-            kind, np.stack([_numbers(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note
-        )
-    if kind == "labels":
-        return Targets(kind, np.stack([_yes(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note)
+    if kind != "class":
+        read = _numbers if kind == "number" else _yes
+        return Targets(kind, np.stack([read(c, where)[c.code] for c in columns], 1), [c.name for c in columns], note)
     if len(columns) > 1:
         raise UserError(f"{where}: classes come from one label column, given {len(columns)}; use target kind labels")
     return _classes(columns[0], note, where, named, known)

@@ -235,10 +235,8 @@ def features(path: str | Path, preprocessing: Mapping[str, Any]) -> Iterator[Par
         UserError: the file cannot be read, or lacks a column.
     """
     path = Path(path).expanduser()
-    columns, source = (
-        read_columns(preprocessing, "the model's preprocessing"),
-        open_table(path, preprocessing.get("missing", ())),
-    )
+    columns = read_columns(preprocessing, "the model's preprocessing")
+    source = open_table(path, preprocessing.get("missing", ()))
     for c in columns:
         column(source, c.name, "the model's preprocessing")
     used = {*(c.name for c in columns), *preprocessing.get("target", {}).get("columns", ())}

@@ -40,23 +40,14 @@ def har(folder: Path, seed: int, /) -> Dataset:
         UserError: a file is missing or not as published.
     """
     x_path, y_path, persons_path, test_x_path, test_y_path = HAR.paths(folder)
-    train_x, train_y = _pair(x_path, y_path)
-    test_x, test_y = _pair(test_x_path, test_y_path)
+    train, test = _pair(x_path, y_path), _pair(test_x_path, test_y_path)
     subject = read_numbers(persons_path, 1)[:, 0].astype(np.int64)
-    if len(subject) != len(train_y):
-        raise damaged(persons_path, f"it has {len(subject)} lines for {len(train_y)} samples")
+    if len(subject) != len(train[1]):
+        raise damaged(persons_path, f"it has {len(subject)} lines for {len(train[1])} samples")
     persons = np.unique(subject)
-    return Dataset(
-        "har",
-        train_x,
-        train_y,
-        test_x,
-        test_y,
-        len(ACTIVITIES),
-        natural=[np.flatnonzero(subject == person) for person in persons],
-        client_names=[f"person {person}" for person in persons],
-        output_names=ACTIVITIES,
-    )
+    natural = [np.flatnonzero(subject == person) for person in persons]
+    who = [f"person {person}" for person in persons]
+    return Dataset("har", *train, *test, len(ACTIVITIES), natural, client_names=who, output_names=ACTIVITIES)
 
 
 def _pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:

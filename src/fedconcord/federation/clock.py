@@ -109,9 +109,8 @@ def _model(factor: Callable[[np.random.Generator], tuple[float, float]], base: D
     def of(seed: int, round: int, client: int) -> Device:
         slower, thinner = factor(rng.generator(seed, rng.Purpose.DEVICE, 0, client))
         if jitter:
-            slower *= float(
-                np.exp(jitter * rng.generator(seed, rng.Purpose.DEVICE, round + 1, client).standard_normal())
-            )
+            now = rng.generator(seed, rng.Purpose.DEVICE, round + 1, client)
+            slower *= float(np.exp(jitter * now.standard_normal()))
         return Device(base.step * slower, base.up / thinner, base.down / thinner, base.latency)
 
     return of

@@ -37,9 +37,7 @@ class Schedule:
     batch_size: int | None = None  # samples of a step; all of the client's if none
     lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
     sampler: Sampler = uniform()  # who is drawn
-    lr_drops: tuple[
-        tuple[int, float], ...
-    ] = ()  # (round, factor): from that round on the step size is times the factor
+    lr_drops: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on, the step size is times that
     availability: Availability | None = None  # who could take part; everybody if none
     dropout: Dropout | None = None  # who is lost in mid-round; nobody if none
     devices: Devices | None = None  # how long clients take; without, no time is simulated

@@ -252,7 +252,7 @@ def _linear_backward(
 
 
 def _add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
-    """`dense.add`, of a gradient in other numbers too: added without a copy in the slot's, which would be as large."""
+    """`add`, of a gradient in other numbers too: added without a copy in the slot's, which would be as large."""
     if slot.dtype == g.dtype:
         add(slot, g, beta, alpha)
     elif beta == 0.0:

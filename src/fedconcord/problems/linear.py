@@ -22,7 +22,7 @@ from fedconcord.basis.parameters import Chance, NotNegative, Positive, about
 from fedconcord.core import Evaluator, Objective, Roster, objective_of, rng, roster_of
 from fedconcord.data.dataset import Dataset
 from fedconcord.data.offline import digits
-from fedconcord.models.dense import logreg
+from fedconcord.models import logreg
 from fedconcord.problems.common import alone
 from fedconcord.problems.optimum import Optimum, optimum
 from fedconcord.problems.regularisers import Regularised, Weight, l1
@@ -179,12 +179,8 @@ class Convex:
         values = self._values(self.scores(at, self.a.double()), self.y if self.kind == "softmax" else self.y.double())
         weight = torch.as_tensor(p, device=self.device)
         loss = float(weight @ values + 0.5 * self.l2 * at.square().sum())
-        gap = loss - best.value
-        figures = {
-            "loss": loss,
-            "gap": max(gap, 0.0) if np.isfinite(gap) else gap,
-            "distance": float((at - best.x).norm()),
-        }
+        gap, distance = loss - best.value, float((at - best.x).norm())
+        figures = {"loss": loss, "gap": max(gap, 0.0) if np.isfinite(gap) else gap, "distance": distance}
         if self.test is not None and self.kind != "squared":
             z = self.scores(x, self.test[0])
             guess = z.argmax(-1) if self.kind == "softmax" else (z[:, 0] > 0).to(self.dtype)

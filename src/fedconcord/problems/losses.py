@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,9 +20,9 @@ from fedconcord.basis.imports import Open, with_options
 from fedconcord.basis.objects import name_of
 from fedconcord.basis.parameters import Positive, about
 from fedconcord.core import LossForm
+from fedconcord.data.dataset import Target
 from fedconcord.problems import kernels
 
-Target = Literal["class", "number", "labels"]
 KINDS: tuple[Target, ...] = ("class", "number", "labels")
 
 

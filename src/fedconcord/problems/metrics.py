@@ -27,7 +27,8 @@ from fedconcord.basis import factories
 from fedconcord.basis.errors import UserError, unknown
 from fedconcord.basis.imports import Open, with_options
 from fedconcord.basis.objects import name_of
-from fedconcord.problems.losses import KINDS, Target
+from fedconcord.data.dataset import Target
+from fedconcord.problems.losses import KINDS
 
 
 class Metric(NamedTuple):

@@ -133,9 +133,8 @@ def quadratics(
             basis, _ = np.linalg.qr(draw.standard_normal((dim, dim)))
             H[i, j] = (basis * condition ** -draw.random(dim)) @ basis.T
             b[i, j] = H[i, j] @ (centre + 0.3 * spread * draw.standard_normal(dim))
-    return Quadratic(
-        torch.as_tensor(H, dtype=dtype, device=device), torch.as_tensor(b, dtype=dtype, device=device), sizes
-    )
+    curvatures, slopes = (torch.as_tensor(values, dtype=dtype, device=device) for values in (H, b))
+    return Quadratic(curvatures, slopes, sizes)
 
 
 def fednova_quadratics(

@@ -50,7 +50,7 @@ class SemiSupervised:
         build: makes the model; called under a keyed seed for every starting point.
         data: train and test arrays; the labels of unlabelled samples serve the evaluation only.
         parts: for each client the indices of its train samples, disjoint.
-        labelled: for each client [n_i + m_i] bool, which of them have a label (`federation.labels`).
+        labelled: for each client [n_i + m_i] bool, which of them have a label (`federation.skew`).
         train_samples: training metrics are evaluated on a fixed keyed sample of this many points (all if fewer).
 
     Raises:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedconcord.core import Evaluator, Objective, Roster, roster_of
 from fedconcord.data.dataset import Streams
-from fedconcord.problems.resident import Resident
+from fedconcord.problems.evaluation import Resident
 from fedconcord.problems.supervised import Supervised
 
 KEPT = 2**28  # bytes of clients' samples that are kept: a round draws each of its clients once

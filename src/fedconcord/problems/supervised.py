@@ -19,10 +19,19 @@ from fedconcord.core.flat import Layout
 from fedconcord.data.dataset import Dataset, Scale
 from fedconcord.problems import kernels, precision
 from fedconcord.problems.common import alone, hessian_of, vectorised
-from fedconcord.problems.evaluation import Forward, Inputs, Samples, Scores, by_client, check_outputs, validation
+from fedconcord.problems.evaluation import (
+    Forward,
+    Inputs,
+    Resident,
+    Samples,
+    Scores,
+    by_client,
+    check_outputs,
+    resident,
+    validation,
+)
 from fedconcord.problems.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
 from fedconcord.problems.metrics import SCORES, Metric, check_metrics, defined, metrics_of
-from fedconcord.problems.resident import Resident, resident
 
 Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
 """samples [..., B] -> their inputs [..., B, *shape] and targets [..., B]."""
@@ -155,9 +164,7 @@ class Supervised:
         widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
             return None
-        if self.layout.constants:
-            return None
-        if x.table is None and x.raw.dtype not in (torch.float32, x.dtype):
+        if self.layout.constants or (x.table is None and x.raw.dtype not in (torch.float32, x.dtype)):
             return None
         return Network(widths, form, x.raw.flatten(1), x.order, x.table, self.y)
 
@@ -287,7 +294,7 @@ class Supervised:
 
         With samples set apart also `validation_loss` and for classes `validation_accuracy`, over all of them (a client
         weighs as much as it has), and `validation_client_accuracy`, in which every client weighs the same; other
-        targets have other scores (`losses.SCORES`).
+        targets have other scores (`metrics.SCORES`).
         """
         trained = self.x.taken(self.probe), self.y[self.probe]
         (test, outputs), (train, _) = self.answers(x, (self.test_x, self.test_y), trained)

@@ -301,16 +301,9 @@ def clustering(
     clients = [(torch.as_tensor(flat[part], dtype=dtype, device=device),) for part in parts]
     if not clients:
         raise UserError("clustering needs at least one client")
+    first = torch.full((max(map(len, parts)), k), 1.0 / k, dtype=dtype, device=device)
     return Stated(
-        loss,
-        clients,
-        start,
-        torch.full((max(map(len, parts)), k), 1.0 / k, dtype=dtype, device=device),
-        project=to_simplex,
-        y_steps=y_steps,
-        y_lr=y_lr,
-        y_scale="sample",
-        metrics=metrics,
+        loss, clients, start, first, project=to_simplex, y_steps=y_steps, y_lr=y_lr, y_scale="sample", metrics=metrics
     )
 
 

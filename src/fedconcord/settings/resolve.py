@@ -10,9 +10,10 @@ from typing import Any
 from fedconcord.algorithms import plugins
 from fedconcord.basis import files, grammar, imports
 from fedconcord.basis.errors import UserError
+from fedconcord.data.dataset import Target
 from fedconcord.federation.partitions.simple import LABEL_FREE
 from fedconcord.problems import PROBLEMS
-from fedconcord.problems.losses import Target, check_loss
+from fedconcord.problems.losses import check_loss
 from fedconcord.problems.metrics import metrics_of
 from fedconcord.settings import own
 from fedconcord.settings.methods import (

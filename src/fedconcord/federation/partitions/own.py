@@ -134,7 +134,6 @@ def by_function(function: Callable[..., Any], path: str) -> Callable[..., list[n
 
 def of_samples(parts: Sequence[Any]) -> Callable[..., Any]:
     """The partition that gives client i the samples `parts[i]`, whatever the seed."""
-
     partition = partial(_listed, parts)
     partition.clients = len(parts)  # type: ignore[attr-defined]
     return partition
@@ -142,7 +141,6 @@ def of_samples(parts: Sequence[Any]) -> Callable[..., Any]:
 
 def of_partitioner(partitioner: Any) -> Callable[..., list[np.ndarray]]:
     """The partition that an object with `load_partition` makes, each time from a copy that has met no data."""
-
     return partial(_divided_by_copy, partitioner)
 
 

@@ -1,18 +1,66 @@
-"""Convolutional models.
+"""Models by name. To add one: write `name(shape, classes, /, options) -> nn.Module` and list it in `MODELS`.
 
-CNN 1 and CNN 2 of FedADMM (ICDE 2022), the LeNet of FedDyn, FedVRA and A-FedPD, the ResNet-18 of A-FedPD and
-FL-Simulator with GroupNorm in place of BatchNorm, and the VGG-11 of FedNova (IEEE TSP 2021) without normalisation."""
+Layers keep torch's default initialisation unless a model says otherwise: whoever builds the model seeds torch. Plain
+`nn.Sequential`s of Flatten, Linear, Conv2d, MaxPool2d and ReLU run stacked over clients by hand-written kernels.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedconcord.basis.errors import UserError
-from fedconcord.basis.parameters import about
+from fedconcord.basis.factories import by_name
+from fedconcord.basis.imports import open_factories
+from fedconcord.basis.parameters import Count, about
+
+Embedding = Annotated[Count, about("size of the embedding of a symbol")]
+Hidden = Annotated[Count, about("number of units of the hidden layer")]
+
+
+def logreg(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
+    """Multinomial logistic regression: one linear layer, any sample shape (convex)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def two_nn(shape: tuple[int, ...], classes: int, /) -> nn.Sequential:
+    """Perceptron d-200-200-classes with ReLU, any sample shape (LoSAC); 199,210 parameters on MNIST."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), 200),
+        nn.ReLU(),
+        nn.Linear(200, 200),
+        nn.ReLU(),
+        nn.Linear(200, classes),
+    )
+
+
+def charlm(shape: tuple[int, ...], classes: int, /, embedding: Embedding = 16, hidden: Hidden = 128) -> nn.Sequential:
+    """Next symbol from the embeddings of the last ones side by side, one tanh layer (Bengio et al., JMLR 2003).
+
+    Samples are symbols [context], integers from 0 to classes - 1; 63,345 parameters on topics.
+
+    Raises:
+        UserError: samples are no row of symbols.
+    """
+    if len(shape) != 1:
+        raise UserError(f"model 'charlm' needs samples that are a row of symbols, given samples of shape {shape}")
+    return nn.Sequential(
+        nn.Embedding(classes, embedding),
+        nn.Flatten(),
+        nn.Linear(shape[0] * embedding, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, classes),
+    )
+
+
+# Convolutional: CNN 1 and CNN 2 of FedADMM (ICDE 2022), the LeNet of FedDyn, FedVRA and A-FedPD, the ResNet-18 of
+# A-FedPD and FL-Simulator with GroupNorm in place of BatchNorm, and the VGG-11 of FedNova (IEEE TSP 2021) without
+# normalisation.
 
 Form = Literal["paper", "released"]
 FormOption = Annotated[
@@ -64,11 +112,7 @@ def cnn2(shape: tuple[int, ...], classes: int, /, form: FormOption = "paper") ->
 
 
 def _two_convolutions(model: str, shape: tuple[int, ...], hidden: int, classes: int, form: Form) -> nn.Sequential:
-    """FedADMM's CNN 1 and CNN 2 (ICDE 2022, Table II), which differ in the hidden layer alone.
-
-    Raises:
-        UserError: samples are not images of at least 4x4.
-    """
+    """FedADMM's CNN 1 and CNN 2 (ICDE 2022, Table II), which differ in the hidden layer alone."""
     channels, height, width = image_shape(model, shape, smallest=4)
 
     def rectified() -> list[nn.Module]:
@@ -206,3 +250,16 @@ def vgg11(
         layers += [nn.Linear(inputs, 512), nn.ReLU()]
         inputs = 512
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    **by_name(logreg),
+    "2nn": two_nn,
+    **by_name(cnn1, cnn2, lenet, resnet18, vgg11, charlm),
+}
+"""Models by name; a factory takes the shape of a sample, the number of outputs, then its parameters."""
+
+
+def models() -> Mapping[str, Callable[..., nn.Module]]:
+    """`MODELS`, and factories of your own by import path, `package.module:factory`."""
+    return open_factories(MODELS, "model", ("shape", "classes"))
