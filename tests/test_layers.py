@@ -35,7 +35,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
     "support": Wing(1300, 1000, (("basis",),)),
     "method": Wing(8950, 7000, (("core",), ("local",), ("transforms",), ("algorithms",))),
     "federation": Wing(
-        9170,
+        9090,
         8700,
         (("data",), ("models",), ("problems",), ("analysis/fairness", "analysis/spread"), ("federation",)),
     ),

@@ -40,7 +40,8 @@ def read_own(path: Path, settings: Input) -> Dataset:
     if (path / "state.json").is_file():
         source = open_table(path)
         return read_image_table(source, settings) if source.images else read_table(path, settings)
-    return read_folder(path, settings) if has_images(path) else read_table(path, settings)
+    has_images = any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
+    return read_folder(path, settings) if has_images else read_table(path, settings)
 
 
 def _parts(path: Path, settings: Input) -> tuple[Path, Input]:
@@ -258,11 +259,6 @@ def listed(path: Path) -> Listed:
     parts = [file.relative_to(path).parts for file in files]
     clients = [part[0] for part in parts] if depths == {3} else None
     return Listed(lambda: [(str(file), file) for file in files], [part[-2] for part in parts], clients)
-
-
-def has_images(path: Path) -> bool:
-    """Whether a folder holds images, somewhere."""
-    return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
 
 
 def read_image_table(source: Source, settings: Input) -> Dataset:

@@ -6,7 +6,6 @@ seen the round before. Who is available costs O(N) a round.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
@@ -14,12 +13,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import Chance, Count, Fraction, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import UNNAMED, Identity, definition
-from fedconcord.federation.work import check_range
+from fedconcord.federation.work import check_range, read_csv
 
 Low = Annotated[Chance, about("smallest probability with which a client is available")]
 High = Annotated[Chance, about("largest probability with which a client is available")]
@@ -123,18 +122,8 @@ def markov(
 def trace(path: Annotated[str, about(TRACE)]) -> Availability:
     """Availability as recorded in a file, which starts again after its last round. Rounds and clients count from 0."""
     clients_of: dict[int, set[int]] = {}
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                clients_of.setdefault(int(row["round"]), set()).add(int(row["client"]))
-    except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(
-            f"cannot read the trace {path} ({reason(broken)}); give a CSV file with columns round,client"
-        ) from None
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{path} is no trace of availability; write a line round,client and below it such whole numbers"
-        ) from None
+    for time, client in read_csv(path, "trace of availability", {"round": int, "client": int}):
+        clients_of.setdefault(time, set()).add(client)
     if not clients_of or min(clients_of) < 0 or min(map(min, clients_of.values())) < 0:
         raise UserError(f"{path} must hold at least one row, with rounds and clients from 0")
     rounds = max(clients_of) + 1

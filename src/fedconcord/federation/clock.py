@@ -12,18 +12,18 @@ stop early (a tolerance, L-BFGS) is taken to use all its steps.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from fedconcord.basis.errors import UserError, reason
+from fedconcord.basis.errors import UserError
 from fedconcord.basis.factories import by_name
 from fedconcord.basis.parameters import NotNegative, Positive, about
 from fedconcord.core import rng
 from fedconcord.core.identity import definition
+from fedconcord.federation.work import read_csv
 
 
 class Device(NamedTuple):
@@ -164,15 +164,8 @@ def from_file(
     jitter: Jitter = 0.0,
 ) -> Devices:
     """Devices as measured: seconds of a gradient, bytes per second up and down, and latency of each client."""
-    known: dict[int, Device] = {}
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                known[int(row["client"])] = Device(*(float(row[name]) for name in Device._fields))
-    except (OSError, UnicodeDecodeError) as broken:
-        raise UserError(f"cannot read the devices {path} ({reason(broken)}); give a CSV file") from None
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} must have the columns client,step,up,down,latency with numbers") from None
+    columns: dict[str, Callable[[str], float]] = {"client": int, **dict.fromkeys(Device._fields, float)}
+    known = {int(client): Device(*figures) for client, *figures in read_csv(path, "list of devices", columns)}
     for client, device in known.items():
         if not all(np.isfinite(device)) or min(device[:3]) <= 0 or device.latency < 0:
             raise UserError(

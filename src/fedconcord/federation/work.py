@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -99,6 +100,24 @@ def from_file(
     if not amounts or min(amounts) < 1:
         raise UserError(f"{path} must hold one whole number >= 1 for each client")
     return per_client(amounts)
+
+
+N = TypeVar("N", int, float)
+
+
+def read_csv(path: str, what: str, columns: Mapping[str, Callable[[str], N]]) -> list[list[N]]:
+    """The numbers in these columns of a CSV file, row by row; `what` they are.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column, or has something else in it.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [[number(row[name]) for name, number in columns.items()] for row in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the {what} {path} ({reason(error)}); give a CSV file") from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is no {what}; write a line {','.join(columns)} and numbers below it") from None
 
 
 WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_client, per_client, from_file)

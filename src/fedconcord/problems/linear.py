@@ -206,7 +206,7 @@ By = Annotated[Literal["client", "size"], about("what the objective is a mean ov
 Ridge = Annotated[NotNegative, about("weight of l2/2 ||x||^2 in every f_i; 0 is least squares")]
 
 
-def _classifier(
+def _dealt(
     kind: Kind,
     data: Dataset,
     n_clients: int,
@@ -217,7 +217,7 @@ def _classifier(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Convex:
-    """A classification data set, flattened and dealt to the clients."""
+    """A data set, flattened and dealt to the clients."""
     data = data.scaled()
     train, test = (x.reshape(len(x), int(np.prod(data.shape))) for x in (data.train_x, data.test_x))
     parts = _deal(data.train_y, n_clients, skew, seed)
@@ -241,7 +241,7 @@ def softmax_digits(
 
     1,437 training and 360 test images, 8 x 8, 10 classes; d = 650.
     """
-    return _classifier("softmax", digits(Path(), seed), n_clients, skew, seed, l2, objective, dtype, device)
+    return _dealt("softmax", digits(Path(), seed), n_clients, skew, seed, l2, objective, dtype, device)
 
 
 def logistic_cancer(
@@ -263,7 +263,7 @@ def logistic_cancer(
     bunch = load_breast_cancer()
     x, y = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0), bunch.target.astype(np.int64)
     data = Dataset("cancer", x, y, x[:0], y[:0], 2)
-    return _classifier("logistic", data, n_clients, skew, seed, l2, objective, dtype, device)
+    return _dealt("logistic", data, n_clients, skew, seed, l2, objective, dtype, device)
 
 
 def lasso_diabetes(
@@ -306,10 +306,8 @@ def _diabetes(seed: int, n_clients: int, dtype: torch.dtype, device: torch.devic
     bunch = load_diabetes(scaled=False)
     x = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0)
     y = (bunch.target - bunch.target.mean()) / bunch.target.std()
-    parts = _deal(y, n_clients, skew, seed)
-    sizes = np.array([len(part) for part in parts], np.float64)
-    clients = [x[part] for part in parts], [y[part] for part in parts]
-    return Convex("squared", *clients, l2=l2, sizes=sizes, dtype=dtype, device=device)
+    data = Dataset("diabetes", x, y, x[:0], y[:0], 1)
+    return _dealt("squared", data, n_clients, skew, seed, l2, "size", dtype, device)
 
 
 def _deal(labels: np.ndarray, n_clients: int, skew: float, seed: int) -> list[np.ndarray]:

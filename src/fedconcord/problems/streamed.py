@@ -42,9 +42,9 @@ class Streamed:
                 return self._recent[client]
             pair = self.judged.tensors(*self.streams.draw(client))
             self._recent[client] = pair
-            self._bytes += _bytes(pair)
+            self._bytes += pair[0].nbytes + pair[1].nbytes
             while self._bytes > KEPT and len(self._recent) > 1:
-                self._bytes -= _bytes(self._recent.popitem(last=False)[1])
+                self._bytes -= sum(part.nbytes for part in self._recent.popitem(last=False)[1])
             return pair
 
     def _samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,3 @@ class Streamed:
     @cached_property
     def roster(self) -> Roster:
         return roster_of(self.offsets)  # no counts of labels: counting would draw every client
-
-
-def _bytes(pair: tuple[Resident, Tensor]) -> int:
-    return sum(part.nbytes for part in pair)
