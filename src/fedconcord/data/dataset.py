@@ -70,8 +70,8 @@ class Dataset(NamedTuple):
     @property
     def scale(self) -> Scale | None:
         """How arrays of bytes are scaled: as `preprocessing` says, if it is of that kind. Other arrays are not."""
-        done = self.preprocessing or {}
-        return Scale(done["divide"], done["mean"], done["std"]) if done.get("kind") == "scale" else None
+        how = self.preprocessing or {}
+        return Scale(how["divide"], how["mean"], how["std"]) if how.get("kind") == "scale" else None
 
     def scaled(self) -> Dataset:
         """The same with bytes as the float32 that a model takes: four times the memory."""

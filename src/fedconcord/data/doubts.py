@@ -117,12 +117,12 @@ def doubts(source: Source, columns: Sequence[str], client: str | None) -> list[s
         rows += take
         if rows >= LOOKED:
             break
-    known = {name: np.concatenate(parts) for name, parts in values_of.items() if len({p.dtype for p in parts}) == 1}
-    digits = {name: values for name, values in known.items() if values.dtype != object}
+    whole = {name: np.concatenate(parts) for name, parts in values_of.items() if len({p.dtype for p in parts}) == 1}
+    digits = {name: values for name, values in whole.items() if values.dtype != object}
     sentences = [sentence for name, values in digits.items() if (sentence := _code(name, values)) is not None]
     telling = sum(len(np.unique(values[~np.isnan(values)])) > VALUES for values in digits.values())
-    if telling >= TELLING and len(known) == len(columns):
-        sentences += _twice([*known.values()], np.concatenate(who) if who else None)
+    if telling >= TELLING and len(whole) == len(columns):
+        sentences += _twice([*whole.values()], np.concatenate(who) if who else None)
     return sentences
 
 

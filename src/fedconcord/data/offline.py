@@ -88,10 +88,10 @@ def synthetic(folder: Path, seed: int, /, alpha: Alpha = 1.0, beta: Beta = 1.0, 
             return x[:cut], y[:cut]
 
         streams = Streams(np.concatenate([[0], ends]), draw)
-    drawn = [_client(seed, i, alpha, beta) for i in range(clients if streams is None else min(clients, JUDGED))]
-    cuts = [int(TRAIN_SHARE * len(y)) for _, y in drawn]
-    train = [(x[:cut], y[:cut]) for (x, y), cut in zip(drawn, cuts, strict=True)]
-    test = [(x[cut:], y[cut:]) for (x, y), cut in zip(drawn, cuts, strict=True)]
+    pairs = [_client(seed, i, alpha, beta) for i in range(clients if streams is None else min(clients, JUDGED))]
+    cuts = [int(TRAIN_SHARE * len(y)) for _, y in pairs]
+    train = [(x[:cut], y[:cut]) for (x, y), cut in zip(pairs, cuts, strict=True)]
+    test = [(x[cut:], y[cut:]) for (x, y), cut in zip(pairs, cuts, strict=True)]
     return _side_by_side("synthetic", train, test, CLASSES)._replace(streams=streams)
 
 
@@ -140,19 +140,19 @@ def topics(folder: Path, seed: int, /, context: Context = 24, stride: Stride = 4
     """
     from pydoc_data.topics import topics as texts  # half a megabyte
 
-    chosen = {name: text for name, text in sorted(texts.items()) if len(text) >= max(smallest, 4 * (context + stride))}
-    if not chosen:
+    long = {name: text for name, text in sorted(texts.items()) if len(text) >= max(smallest, 4 * (context + stride))}
+    if not long:
         raise UserError(
             f"data topics: no topic has {smallest} characters and {context} of context; lower these options"
         )
     train, test = [], []
-    for text in chosen.values():
+    for text in long.values():
         code = encode(text)
         cut = int(TRAIN_SHARE * len(code))
         train.append(windows(code[:cut], context, stride))
         test.append(windows(code[cut:], context, stride))
     data = _side_by_side("topics", train, test, len(SYMBOLS) + 1)
-    return data._replace(client_names=list(chosen), output_names=[*SYMBOLS, "other"])
+    return data._replace(client_names=list(long), output_names=[*SYMBOLS, "other"])
 
 
 def encode(text: str) -> np.ndarray:

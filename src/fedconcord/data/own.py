@@ -145,8 +145,8 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
     else:
         tested = split(owner, len(who or [""]), settings.test_share)
         test_x = x[tested]
-    said = [target.note] if target.note else []
-    preprocessing = {**(SCALED if bytes_ else {"kind": "none"}), "target": {}, "said": said}
+    notes = [target.note] if target.note else []
+    preprocessing = {**(SCALED if bytes_ else {"kind": "none"}), "target": {}, "said": notes}
     return labels.federation(name, (x[~tested], test_x), target, [label], owner, who, tested, preprocessing, other)
 
 
@@ -278,8 +278,8 @@ def _rows(source: Source, name: str, settings: Input) -> Listed:
     for option, key in options.items():
         chunks = [batch[key].dictionary_encode() for batch in source.batches([column(source, key, option)])]
         code, names = labels.ordered(labels.collect(key, chunks, source.path.name))
-        named = source.classes.get(key)
-        listed = [named[int(each)] for each in names] if named else names
+        class_names = source.classes.get(key)
+        listed = [class_names[int(each)] for each in names] if class_names else names
         columns.append([listed[k] for k in code])
 
     def images() -> Iterator[Image]:

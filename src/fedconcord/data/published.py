@@ -55,14 +55,14 @@ class Published(NamedTuple):
         if self.system is not None and data_folder == usual_folder():
             folders.append(self.system)
         candidates = [{name: place(folder, name) for name in self.files} for folder in folders]
-        chosen = next((k for k, paths in enumerate(candidates) if any(paths.values())), 0)
-        paths = [path for path in candidates[chosen].values() if path is not None]
+        best = next((k for k, paths in enumerate(candidates) if any(paths.values())), 0)
+        paths = [path for path in candidates[best].values() if path is not None]
         if len(paths) == len(self.files):
             return paths
-        absent = [name for name, path in candidates[chosen].items() if path is None]
+        absent = [name for name, path in candidates[best].items() if path is None]
         lacking = f"missing: {', '.join(absent)}" if paths else "none of them is there"
         raise UserError(
-            f"data set {self.name!r} needs the files {', '.join(self.files)} in the folder {folders[chosen]} "
+            f"data set {self.name!r} needs the files {', '.join(self.files)} in the folder {folders[best]} "
             f"({lacking}); fetch them with `fedconcord data fetch {self.name}` or put them there from {self.page}, or "
             "name the folder above with --data-dir or FEDCONCORD_DATA"
         )
@@ -79,8 +79,8 @@ def data_folder(named: str | None) -> Path:
 
     The folder need not exist. An empty string names none.
     """
-    chosen = named or os.environ.get("FEDCONCORD_DATA")
-    return Path(chosen).expanduser() if chosen else usual_folder()
+    folder = named or os.environ.get("FEDCONCORD_DATA")
+    return Path(folder).expanduser() if folder else usual_folder()
 
 
 def usual_folder() -> Path:

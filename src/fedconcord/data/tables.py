@@ -89,12 +89,12 @@ def features_of(source: Source, settings: Input) -> list[str]:
     for option, listed in {**keys, "input.ignore": settings.ignore, "input.categories": settings.categories}.items():
         for name in listed:
             column(source, name, option)
-    taken = {*settings.label, *settings.ignore, *([settings.client] if settings.client else [])}
+    others = {*settings.label, *settings.ignore, *([settings.client] if settings.client else [])}
     if settings.client in settings.label:
         raise UserError(f"column {settings.client!r} is both label and client; give two columns")
-    features = [name for name in source.names if name not in taken]
+    features = [name for name in source.names if name not in others]
     if not features:
-        raise UserError(f"{source.path.name} has no column left to learn from beside {', '.join(sorted(taken))}")
+        raise UserError(f"{source.path.name} has no column left to learn from beside {', '.join(sorted(others))}")
     return features
 
 
@@ -154,22 +154,22 @@ def fit(source: Source, features: Sequence[str], survey: Survey, tested: np.ndar
     where, owner, n = source.path.name, survey.owner, survey.n
     words = [name for name in features if name in survey.text or name in settings.categories]
     digits = [name for name in features if name not in words]
-    first, seen = messages(source, digits, words, owner, tested, n)
+    first, texts_of = messages(source, digits, words, owner, tested, n)
     for name in words:
-        if len(known_texts(seen[name])) > CATEGORIES:
+        if len(known_texts(texts_of[name])) > CATEGORIES:
             row, value = survey.text.get(name, (0, ""))
             raise UserError(
                 f"{where}: column {name!r} has more than {CATEGORIES} different texts"
                 + (f" (row {row}: {value!r} is no number)" if row else "")
                 + f"; repair it, or leave it out with --set input.ignore={name}"
             )
-    unknown = no_value(digits, first, seen)
+    unknown = no_value(digits, first, texts_of)
     if unknown is not None:
         raise UserError(
             f"{where}: no training sample has a value in {unknown!r}; leave it out: --set input.ignore={unknown}"
         )
     second, _ = messages(source, digits, (), owner, tested, n, preprocess.mean_of(first))
-    return columns_of(features, digits, first, seen, second, int((~tested).sum()))
+    return columns_of(features, digits, first, texts_of, second, int((~tested).sum()))
 
 
 def messages(
@@ -186,7 +186,7 @@ def messages(
 
     With the means [C] the second messages: sums of squared deviations.
     """
-    seen: dict[str, set[str]] = {name: set() for name in words}
+    texts_of: dict[str, set[str]] = {name: set() for name in words}
     total = Sums(np.zeros((clients, len(digits))), np.zeros((clients, len(digits))))
     for batch, rows in _training(source, [*digits, *words], tested) if digits or words else ():
         each = [preprocess.known_numbers(batch[name], source.path.name, name, rows) for name in digits]
@@ -194,10 +194,10 @@ def messages(
         more = preprocess.sums(values if mean is None else (values - mean) ** 2, owner[rows], clients)
         total = Sums(total.known + more.known, total.total + more.total)
         for name in words:
-            seen[name] |= {text or NO_TEXT for text in texts(batch[name]).unique().to_pylist()}
-        if any(len(known_texts(values)) > CATEGORIES for values in seen.values()):
+            texts_of[name] |= {text or NO_TEXT for text in texts(batch[name]).unique().to_pylist()}
+        if any(len(known_texts(values)) > CATEGORIES for values in texts_of.values()):
             break
-    return total, seen
+    return total, texts_of
 
 
 def no_value(digits: Sequence[str], first: Sums, seen: Mapping[str, Collection[str]]) -> str | None:

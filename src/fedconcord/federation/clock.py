@@ -165,17 +165,17 @@ def from_file(
 ) -> Devices:
     """Devices as measured: seconds of a gradient, bytes per second up and down, and latency of each client."""
     columns: dict[str, Callable[[str], float]] = {"client": int, **dict.fromkeys(Device._fields, float)}
-    known = {int(client): Device(*figures) for client, *figures in read_csv(path, "list of devices", columns)}
-    for client, device in known.items():
+    device_of = {int(client): Device(*figures) for client, *figures in read_csv(path, "list of devices", columns)}
+    for client, device in device_of.items():
         if not all(np.isfinite(device)) or min(device[:3]) <= 0 or device.latency < 0:
             raise UserError(
                 f"{path}: client {client} needs finite step, up and down > 0 and latency >= 0, given {device}"
             )
 
     def of(seed: int, round: int, client: int) -> Device:
-        if client not in known:
+        if client not in device_of:
             raise UserError(f"{path} has no row for client {client}; give one for every client")
-        return _model(lambda draw: (1.0, 1.0), known[client], jitter)(seed, round, client)
+        return _model(lambda draw: (1.0, 1.0), device_of[client], jitter)(seed, round, client)
 
     return of
 

@@ -151,8 +151,8 @@ def turnout(
     who = np.append(ids[stay], np.array([reply.client for reply in now], np.int64))
     settle = 0.0
     if rules.devices is not None and talks:
-        heard = np.append(ids[stay & ~late], who[len(who) - come :])
-        settle = clock.settling([rules.devices(seed, round, int(i)) for i in heard], cost)
+        on_time = np.append(ids[stay & ~late], who[len(who) - come :])
+        settle = clock.settling([rules.devices(seed, round, int(i)) for i in on_time], cost)
     order = np.argsort(who, kind="stable")
     return Turnout(
         ids=who[order],

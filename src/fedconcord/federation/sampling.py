@@ -102,8 +102,8 @@ def by_size() -> Sampler:
     """
 
     def choose(draw: np.random.Generator, cohort: int, sizes: np.ndarray) -> Drawn:
-        chosen = cumulative(sizes).searchsorted(draw.random(cohort), side="right")
-        return _counted(chosen, cohort, lambda ids: weight("size", sizes, ids))
+        places = cumulative(sizes).searchsorted(draw.random(cohort), side="right")
+        return _counted(places, cohort, lambda ids: weight("size", sizes, ids))
 
     return Sampler(_keyed(choose), takes_all="never", repeats=True, by_size=True)
 
@@ -188,9 +188,9 @@ def power_of_choice(
 
     def draw(seed: int, round: int, cohort: int, sizes: np.ndarray, losses: Losses) -> Drawn:
         generator, some = rng.generator(seed, rng.Purpose.SAMPLE, round), min(max(candidates, cohort), len(sizes))
-        asked = np.sort(generator.choice(len(sizes), some, replace=False, p=sizes / sizes.sum()))
-        chosen = asked[np.argsort(-losses(asked), kind="stable")[:cohort]]
-        return _distinct(chosen, np.nan, len(asked))
+        some_ids = np.sort(generator.choice(len(sizes), some, replace=False, p=sizes / sizes.sum()))
+        highest = some_ids[np.argsort(-losses(some_ids), kind="stable")[:cohort]]
+        return _distinct(highest, np.nan, len(some_ids))
 
     return Sampler(draw, known=False, by_loss=True, by_size=True)
 
@@ -212,15 +212,15 @@ def drawn_by(sampler: Sampler, seed: int, round: int, cohort: int, sizes: np.nda
     Raises:
         UserError: it is no cohort of these clients, as one of the user's own may be.
     """
-    drawn, n = sampler.draw(seed, round, cohort, sizes, losses), len(sizes)
-    ids = drawn.ids
-    whole = ids.dtype == np.int64 and len({len(column) for column in drawn[:4]}) == 1
+    cohort_drawn, n = sampler.draw(seed, round, cohort, sizes, losses), len(sizes)
+    ids = cohort_drawn.ids
+    whole = ids.dtype == np.int64 and len({len(column) for column in cohort_drawn[:4]}) == 1
     if not whole or (len(ids) and not (ids[0] >= 0 and ids[-1] < n and (np.diff(ids) > 0).all())):
         raise UserError(
             f"the sampling drew {ids.tolist()} ({ids.dtype}) of {n} clients in round {round}; give distinct ids from 0 "
             f"to {n - 1} in order, int64, and as many times, expected and inclusion"
         )
-    return drawn
+    return cohort_drawn
 
 
 def check(cohort: int, n: int) -> None:

@@ -68,9 +68,9 @@ class Schedule:
         view.
         """
         now = self._turnout(round, algorithm, roster, view)
-        p, heard = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
+        p, in_time = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
         w = np.zeros(len(now.ids))
-        w[heard] = weights.cohort(algorithm.weights, p[heard], now.times[heard], now.expected[heard])
+        w[in_time] = weights.cohort(algorithm.weights, p[in_time], now.times[in_time], now.expected[in_time])
         return Plan(
             round=round,
             ids=now.ids,

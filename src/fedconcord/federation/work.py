@@ -160,8 +160,8 @@ class Keyed(NamedTuple):
             for row, block in zip(padded, members, strict=True):
                 row[: len(block)] = block
             generator = rng.generator(self.seed, rng.Purpose.BLOCK, orders.round + 1, orders.id)
-            drawn = generator.integers(len(members), size=orders.steps)
-            return Drawn(padded[drawn], drawn)
+            blocks = generator.integers(len(members), size=orders.steps)
+            return Drawn(padded[blocks], blocks)
         if self.batch_size is None or (algorithm.step.oracle is not None and algorithm.step.oracle.kind == "full"):
             return Drawn(None)
         return Drawn(batches(self.seed, orders.round, orders.id, n, self.batch_size, orders.steps))

@@ -220,7 +220,7 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
     Raises:
         UserError: it cannot take them, answers with another shape, or with numbers that no training changes.
     """
-    wanted = (len(few), outputs)
+    needed = (len(few), outputs)
     try:
         with torch.enable_grad():
             answer: Tensor = model(few)
@@ -229,9 +229,9 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
         kind = str(few.dtype).removeprefix("torch.")
         raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
     shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-    if shape != wanted:
+    if shape != needed:
         raise UserError(
-            f"the model answers {len(few)} samples with {shape}, and the data need {wanted}: one row a sample, "
+            f"the model answers {len(few)} samples with {shape}, and the data need {needed}: one row a sample, "
             f"{outputs} numbers each"
         )
     if not answer.requires_grad:

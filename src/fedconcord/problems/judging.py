@@ -89,11 +89,11 @@ def figure_names(problem: Supervised) -> list[str]:
 def figures(problem: Supervised, x: Tensor, mine: slice) -> list[float]:
     """Those of a model [d] on some of the samples that clients are judged on; NaN for none."""
     _, inputs, targets, _ = problem.judged
-    samples, wanted = inputs[mine], targets[mine]
-    [(loss, outputs)] = problem.answers(x, (samples, wanted))
-    outputs, wanted = problem.in_units(outputs), problem.in_units(wanted)
-    each = loss, SCORES[problem.target].per_sample(outputs, wanted)
-    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, wanted) for m in problem.others)]
+    samples, truth = inputs[mine], targets[mine]
+    [(loss, outputs)] = problem.answers(x, (samples, truth))
+    outputs, truth = problem.in_units(outputs), problem.in_units(truth)
+    each = loss, SCORES[problem.target].per_sample(outputs, truth)
+    return [*(float(one.double().mean()) for one in each), *(_value(m, outputs, truth) for m in problem.others)]
 
 
 def evaluate_own(problem: Supervised, models: Models) -> dict[str, float]:

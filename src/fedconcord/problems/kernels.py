@@ -185,9 +185,9 @@ def _chain(model: nn.Module) -> list[Layer] | None:
         if isinstance(first, nn.ReLU) and isinstance(second, nn.MaxPool2d):
             modules[k : k + 2] = second, first  # they commute, gradients included, and pooling leaves less to do
     chain = [_layer(module, first=k == 0) for k, module in enumerate(modules)]
-    known = [layer for layer in chain if layer is not None]
-    shared = sum(layer.parameters for layer in known) != len(list(model.parameters()))
-    return known if len(known) == len(chain) and not shared else None
+    layers = [layer for layer in chain if layer is not None]
+    shared = sum(layer.parameters for layer in layers) != len(list(model.parameters()))
+    return layers if len(layers) == len(chain) and not shared else None
 
 
 def _flattened(model: nn.Module) -> bool:

@@ -264,7 +264,7 @@ def low_rank(
     y = torch.empty(n_clients, samples, dtype=dtype)
     for i in range(n_clients):
         draw = rng.generator(seed, rng.Purpose.DATA, client=i)
-        drawn = draw.normal(mean, 1.0, (samples, dim, dim))
-        D[i] = torch.as_tensor(drawn)
-        y[i] = torch.as_tensor(np.einsum("jaa->j", drawn[:, :rank, :rank]) + draw.normal(0.0, noise, samples))
+        entries = draw.normal(mean, 1.0, (samples, dim, dim))
+        D[i] = torch.as_tensor(entries)
+        y[i] = torch.as_tensor(np.einsum("jaa->j", entries[:, :rank, :rank]) + draw.normal(0.0, noise, samples))
     return Matrix(D.to(device), y.to(device), truth.to(device), nuclear(lam, dim))

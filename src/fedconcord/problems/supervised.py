@@ -119,16 +119,16 @@ class Supervised:
                 f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
                 "infinite features; drop or fill them before the run"
             )
-        outside, wanted = ~torch.isfinite(of.y), "which is not finite; drop or fill such samples"
+        outside, rule = ~torch.isfinite(of.y), "which is not finite; drop or fill such samples"
         if self.target == "class":
-            outside, wanted = (of.y < 0) | (of.y >= classes), f"outside 0 to {classes - 1}; map labels to 0, 1, ..."
+            outside, rule = (of.y < 0) | (of.y >= classes), f"outside 0 to {classes - 1}; map labels to 0, 1, ..."
         elif self.target == "labels":
-            outside, wanted = ~((of.y >= 0) & (of.y <= 1)), "not between 0 and 1; map labels to 0 and 1"
+            outside, rule = ~((of.y >= 0) & (of.y <= 1)), "not between 0 and 1; map labels to 0 and 1"
         wrong = outside.reshape(len(outside), -1).any(1).cpu().numpy()
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             label = of.y[first][outside[first]].flatten()[0].item()
-            raise UserError(f"client {owner[first]} has the label {label:g}, {wanted}")
+            raise UserError(f"client {owner[first]} has the label {label:g}, {rule}")
 
     def _check_outputs(self) -> None:
         """Refuse a model or a loss that does not fit the samples and their targets."""

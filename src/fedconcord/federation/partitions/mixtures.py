@@ -49,14 +49,14 @@ def dirichlet(
     available = np.ones(len(amount), bool)
     what = _draw_classes(prior, amount, available, who, rng)
     while True:
-        drawn = np.bincount(what, minlength=len(amount))
-        over = np.flatnonzero(drawn > amount)
+        totals = np.bincount(what, minlength=len(amount))
+        over = np.flatnonzero(totals > amount)
         order = np.argsort(what, kind="stable")  # by class, each in order of time
         if not len(over):
             break
-        start = np.cumsum(drawn) - drawn
+        start = np.cumsum(totals) - totals
         first = over[order[start[over] + amount[over]].argmin()]
-        late = order[start[first] + amount[first] : start[first] + drawn[first]]
+        late = order[start[first] + amount[first] : start[first] + totals[first]]
         available[first] = False
         what[late] = _draw_classes(prior, amount, available, who[late], rng)
 
@@ -137,12 +137,12 @@ def _draw_classes(
     weight = prior * available
     weight[weight.sum(axis=1) == 0] = amount * available
     edges = (weight / weight.sum(axis=1, keepdims=True)).cumsum(axis=1)
-    drawn = np.empty(len(who), np.int16 if len(amount) < 2**15 else np.int64)  # small integers sort by radix
+    classes = np.empty(len(who), np.int16 if len(amount) < 2**15 else np.int64)  # small integers sort by radix
     for start in range(0, len(who), CHUNK):
         edge = edges[who[start : start + CHUNK]]
         u = rng.random((len(edge), 1)) * edge[:, -1:]
-        drawn[start : start + CHUNK] = (edge <= u).sum(axis=1)
-    return drawn
+        classes[start : start + CHUNK] = (edge <= u).sum(axis=1)
+    return classes
 
 
 def dominant(
@@ -171,8 +171,8 @@ def dominant(
     sizes = even(len(labels), n_clients)
     quota = np.rint(share * sizes).astype(np.int64)
     for _ in range(MAX_DRAWS):
-        taken = _own_classes(amount, quota, classes, rng)
-        if taken is not None:
+        shares = _own_classes(amount, quota, classes, rng)
+        if shares is not None:
             break
     else:
         raise UserError(
@@ -184,7 +184,7 @@ def dominant(
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     owner = np.full(len(labels), -1, np.int64)
     clients = np.arange(n_clients)
-    for samples, parts in zip(np.split(by_class, np.cumsum(amount)[:-1]), taken.T, strict=True):
+    for samples, parts in zip(np.split(by_class, np.cumsum(amount)[:-1]), shares.T, strict=True):
         owner[samples[: parts.sum()]] = np.repeat(clients, parts)
     rest = np.flatnonzero(owner < 0)
     owner[rng.permutation(rest)] = np.repeat(clients, sizes - quota)
@@ -194,22 +194,22 @@ def dominant(
 def _own_classes(amount: np.ndarray, quota: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray | None:
     """Samples [N, C] that each client takes from its own classes, quota[i] in all; None if this draw does not fit."""
     left = amount.copy()
-    taken = np.zeros((len(quota), len(amount)), np.int64)
+    shares = np.zeros((len(quota), len(amount)), np.int64)
     for i in rng.permutation(len(quota)):
         parts = even(int(quota[i]), classes)
         fitting = np.flatnonzero(left >= parts[0])
         weight = left[fitting]
         if np.count_nonzero(weight) >= classes:
-            chosen = rng.choice(fitting, classes, replace=False, p=weight / weight.sum())
+            few = rng.choice(fitting, classes, replace=False, p=weight / weight.sum())
         else:
-            chosen = np.argsort(left, kind="stable")[-classes:]  # the fullest, smallest of them first
-            room = left[chosen]
+            few = np.argsort(left, kind="stable")[-classes:]  # the fullest, smallest of them first
+            room = left[few]
             open_quota = int(quota[i])
             for j in range(classes):
                 parts[j] = min(room[j], -(-open_quota // (classes - j)))
                 open_quota -= int(parts[j])
             if open_quota:
                 return None
-        taken[i, chosen] = parts
-        left[chosen] -= parts
-    return taken
+        shares[i, few] = parts
+        left[few] -= parts
+    return shares

@@ -47,9 +47,9 @@ def flwr_datasets(
     check_clients(len(labels), n_clients)
     call = grammar.parse(partitioner, "partitioner")
     factory = _class(call.name)
-    known = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     defaults = {"num_partitions": n_clients, "partition_by": LABEL, "seed": int(rng.integers(2**31))}
-    arguments = {name: value for name, value in defaults.items() if name in known and name not in call.kwargs}
+    arguments = {name: value for name, value in defaults.items() if name in parameters and name not in call.kwargs}
     if call.args:
         raise UserError(f"partitioner {call.name} takes parameters by name, given {call}; write name=value")
     try:
