@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from fedconcord.basis.files import as_csv
 from fedconcord.report.figures.style import INK, MUTED, WIDE, Drawing, drawing, look, y_axis
 from fedconcord.report.format import NONE, value, wrap
-from fedconcord.report.load import Array
 from fedconcord.report.method_tables import Table
 from fedconcord.report.metric import Metric
 from fedconcord.report.page import Section
@@ -123,7 +122,8 @@ def _figure(s: Summary, w: Worth) -> Drawing:
     """Every client of every seed, or those that have names, once."""
     m, g, clients = w.methods[0], w.gains[0], by_name(w)
     are_named = 0 < len(clients) <= LISTED
-    figures = np.array([c.figures for c in clients]).T if are_named else np.array([_units(one) for one in w.models])
+    by_seed = np.array([[one.by_seed[seed] for seed in w.seeds] for one in w.models])
+    figures = np.array([c.figures for c in clients]).T if are_named else by_seed.reshape(len(w.models), -1)
     alone, under = figures[0], figures[w.models.index(m)]
     pooled = None if w.pooled is None else figures[-1]
     judged = np.flatnonzero(~np.isnan(alone) & ~np.isnan(under))
@@ -156,7 +156,3 @@ def _figure(s: Summary, w: Worth) -> Drawing:
         plot,
         size=(WIDE, 3.0),
     )
-
-
-def _units(m: Model) -> Array:
-    return np.concatenate([m.by_seed[seed] for seed in sorted(m.by_seed)])
