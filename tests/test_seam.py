@@ -169,7 +169,7 @@ def test_a_client_alone_takes_the_serial_engines_step(name: str) -> None:
         down, up, new = kept[i]
         objective, orders = problem.objective.alone(i), orders_of(plan, k, algorithm)
         asks = algorithm.phases.prelude is not None and algorithm.needs.full_gradient
-        gradient = ask(job.assignment, objective, 0, broadcast, before[k]) if asks else None
+        gradient = ask(objective, 0, broadcast, before[k]) if asks else None
         step = client_step(job.assignment, objective, 0, down, before[k], orders, gradient)
         same(step.up, up)
         same(step.row, new)

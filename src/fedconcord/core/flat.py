@@ -65,13 +65,13 @@ class Layout:
     def values(self, x: Tensor) -> dict[str, Tensor]:
         """What the module computes with, by name: the views of x, and the constants in numbers as wide as x's."""
         wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in self.constants.items()}
-        named = wide | self.views(x)
-        return {name: named[name] for name in self.order}
+        tensors = wide | self.views(x)
+        return {name: tensors[name] for name in self.order}
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """The module's `state_dict` with the parameters x [d]."""
-        named = self.constants | self.views(x)
-        return self.views(x) | {key: named[name] for key, name in self.state_names.items()}
+        tensors = self.constants | self.views(x)
+        return self.views(x) | {key: tensors[name] for key, name in self.state_names.items()}
 
     def views(self, x: Tensor) -> dict[str, Tensor]:
         """Named trainable parameters as views of x: [..., d] -> {name: [..., *shape]}; no copy."""
@@ -81,9 +81,9 @@ class Layout:
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def vector(self, named: Mapping[str, Tensor]) -> Tensor:
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `views` for one model: {name: shape} -> [d]."""
-        return torch.cat([named[name].reshape(-1) for name in self.shapes])
+        return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
 
 
 def refuse_layers(module: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -199,7 +198,10 @@ def cohort_of(space: Space, plan: Plan) -> Cohort:
 
 def senders_of(space: Space, plan: Plan, select: np.ndarray) -> Sender:
     """What the server knows of the clients at these positions of the plan, scalars stacked as [S, 1]."""
-    column = partial(column_of, space.dtype, space.device, select)
+
+    def column(values: np.ndarray, dtype: torch.dtype = space.dtype) -> Tensor:
+        return torch.as_tensor(values[select]).to(dtype=dtype, device=space.device)[:, None]
+
     return Sender(
         id=column(plan.ids, torch.int64),
         w=column(plan.w),
@@ -215,13 +217,6 @@ def sender_of(space: Space, plan: Plan, position: int) -> Sender:
     """What the server knows of one client, scalars as []."""
     senders = senders_of(space, plan, np.array([position]))
     return Sender._make(column[0, 0] if isinstance(column, Tensor) else column for column in senders)
-
-
-def column_of(
-    usual: torch.dtype, device: torch.device, select: np.ndarray, values: np.ndarray, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Values [S] of a plan at these positions, as a column [S', 1] of the usual number type unless another is given."""
-    return torch.as_tensor(values[select]).to(dtype=dtype or usual, device=device)[:, None]
 
 
 def behind(plan: Plan) -> np.ndarray:

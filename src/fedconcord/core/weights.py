@@ -38,8 +38,8 @@ def once(compute: Callable[[np.ndarray], Value]) -> Callable[[np.ndarray], Value
         if entry is not None and entry[0]() is array:
             return entry[1]
 
-        def forget(gone: weakref.ref[np.ndarray]) -> None:
-            if key in memory and memory[key][0] is gone:  # else a new array has taken the address already
+        def forget(reference: weakref.ref[np.ndarray]) -> None:
+            if key in memory and memory[key][0] is reference:  # else a new array has taken the address already
                 del memory[key]
 
         value = compute(array)
@@ -87,12 +87,12 @@ def redrawn(plan: Plan, here: np.ndarray, kind: Weights) -> Plan:
     return cut._replace(w=w)
 
 
-def without(plan: Plan, spoilt: np.ndarray, kind: Weights, everyone: bool) -> Plan:
+def without(plan: Plan, is_spoilt: np.ndarray, kind: Weights, everyone: bool) -> Plan:
     """The plan without those whose reply is not finite ([S] bool, of replies that come), as if they had been lost.
 
     The plan as it is where that leaves no reply, so that the model is lost and the run ends as diverged; so too for a
     method that needs everyone.
     """
-    if everyone or not spoilt.any() or not (plan.heard & ~spoilt).any():
+    if everyone or not is_spoilt.any() or not (plan.heard & ~is_spoilt).any():
         return plan
-    return redrawn(plan, ~spoilt, kind)
+    return redrawn(plan, ~is_spoilt, kind)

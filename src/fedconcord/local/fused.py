@@ -40,7 +40,7 @@ def fused(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
     return _fused(source.objective.accumulate, chain, source.samples, steps)
 
 
-def _fused(accumulate: Accumulate, chain: Chain, drawn: Samples, steps: np.ndarray) -> Walked:
+def _fused(accumulate: Accumulate, chain: Chain, batches: Samples, steps: np.ndarray) -> Walked:
     """The steps of a chain that `fused` knows."""
     x = chain.x.expand(len(steps), -1).clone()
     size = with_own_state(chain.size, len(x))
@@ -50,7 +50,7 @@ def _fused(accumulate: Accumulate, chain: Chain, drawn: Samples, steps: np.ndarr
     buffer = None if momentum is None else momentum.buffer
     pull, decay = chain.the(Pull), chain.the(Decay)
     rho, weight_decay = 0.0 if pull is None else float(pull.rho), 0.0 if decay is None else decay.rate
-    constant = None if (given := chain.the(Constant)) is None else given.c
+    constant = None if (shift := chain.the(Constant)) is None else shift.c
     pulled = None if pull is None else pull.rho * pull.anchor
     if dual is not None:
         constant = dual.dual if pulled is None else dual.dual.sub_(pulled)  # pulled comes back after the last step
@@ -66,7 +66,7 @@ def _fused(accumulate: Accumulate, chain: Chain, drawn: Samples, steps: np.ndarr
     alive = (steps[:, None] > np.arange(steps.max(initial=0))).sum(0).tolist()  # a prefix, as clients are sorted
     for k, m in enumerate(alive):
         here = slice(0, m)
-        xs, (samples, weight) = x[here], drawn.step(here, k)
+        xs, (samples, weight) = x[here], batches.step(here, k)
         at = xs
         if above is not None:
             accumulate(above[here], 0.0, 1.0, xs, samples, weight)
@@ -111,17 +111,17 @@ class _Whole(NamedTuple):
     size: Ruled
     direction: Tensor  # [S, d] the step's
     constant: Tensor | None
-    held: float  # rho + weight decay
+    stiffness: float  # rho + weight decay
 
     def begin(self, xs: Tensor, here: slice) -> tuple[Tensor, float, float]:
         """What the gradient is added to: (into, factor on what there is, factor on the gradient)."""
         into = self.direction[here]
-        if self.constant is None and not self.held:
+        if self.constant is None and not self.stiffness:
             return into, 0.0, 1.0
         if self.constant is None:
-            torch.mul(xs, self.held, out=into)
-        elif self.held:
-            torch.add(pick(self.constant, here), xs, alpha=self.held, out=into)
+            torch.mul(xs, self.stiffness, out=into)
+        elif self.stiffness:
+            torch.add(pick(self.constant, here), xs, alpha=self.stiffness, out=into)
         else:
             into.copy_(pick(self.constant, here))
         return into, 1.0, 1.0

@@ -42,7 +42,7 @@ def record(work: Callable[[], Tree]) -> tuple[Tree, Callable[[], None]]:
 class Recorded(NamedTuple):
     """A graph and the memory that it knows."""
 
-    given: Tree
+    inputs: Tree
     result: Tree
     replay: Callable[[], None]
     of: object  # kept so that its id in the key stays its own
@@ -55,33 +55,33 @@ class Graphs:
     def __init__(self, record: Record = record) -> None:
         self.record = record
         self.replays = 0
-        self._found: OrderedDict[Hashable, Recorded | None] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, Recorded | None] = OrderedDict()
 
-    def run(self, of: object, numbers: Hashable, steps: Callable[[Tree], Tree], given: Tree) -> Tree:
-        """`steps(given)`, by its graph where there is one.
+    def run(self, of: object, numbers: Hashable, steps: Callable[[Tree], Tree], inputs: Tree) -> Tree:
+        """`steps(inputs)`, by its graph where there is one.
 
         Args:
-            of: whose steps they are, by identity; with `numbers` and the forms of `given` all that decides `steps`.
-            steps: reads nothing that differs between rounds but `given`, and no value of a tensor on the host.
-            given: a tree of tensors, numbers and None.
+            of: whose steps they are, by identity; with `numbers` and the forms of `inputs` all that decides `steps`.
+            steps: reads nothing that differs between rounds but `inputs`, and no value of a tensor on the host.
+            inputs: a tree of tensors, numbers and None.
         """
-        key = id(of), numbers, tuple((name, _form(leaf)) for name, leaf in tree_leaves(given).items())
-        if key not in self._found:
-            self._found[key] = None
-            if len(self._found) > KEPT:
-                self._found.popitem(last=False)
-            return steps(given)
-        self._found.move_to_end(key)
-        found = self._found[key]
-        if found is None:
-            kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
-            found = self._found[key] = Recorded(kept, *self.record(lambda: steps(kept)), of)
-        for stays, leaf in zip(tree_leaves(found.given).values(), tree_leaves(given).values(), strict=True):
+        key = id(of), numbers, tuple((name, _form(leaf)) for name, leaf in tree_leaves(inputs).items())
+        if key not in self._graphs:
+            self._graphs[key] = None
+            if len(self._graphs) > KEPT:
+                self._graphs.popitem(last=False)
+            return steps(inputs)
+        self._graphs.move_to_end(key)
+        graph = self._graphs[key]
+        if graph is None:
+            memory = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
+            graph = self._graphs[key] = Recorded(memory, *self.record(lambda: steps(memory)), of)
+        for stays, leaf in zip(tree_leaves(graph.inputs).values(), tree_leaves(inputs).values(), strict=True):
             if isinstance(leaf, Tensor):
                 stays.copy_(leaf)
-        found.replay()
+        graph.replay()
         self.replays += 1
-        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, found.result)
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, graph.result)
 
 
 KNOWN = {Ascent, Snapshot, Clip, Scale, Decay, Constant, Dual, Momentum, Pull, Limit}
@@ -94,13 +94,13 @@ def replay_or_take(
 
     A tolerance looks at values from the host, and so do the blocks of tables and the solutions of Newton's steps.
     """
-    known = all(type(piece) in KNOWN for piece in chain.pieces)
-    if source.samples is None or chain.tolerance is not None or not known:
+    is_known = all(type(piece) in KNOWN for piece in chain.pieces)
+    if source.samples is None or chain.tolerance is not None or not is_known:
         return take(chain, source)
     kinds = (*(type(piece).__name__ for piece in chain.pieces), type(chain.size).__name__, steps.tobytes())
 
-    def work(given: Tree) -> Tree:
-        return take(given[0], source._replace(samples=given[1]))
+    def work(inputs: Tree) -> Tree:
+        return take(inputs[0], source._replace(samples=inputs[1]))
 
     walked: Walked = graphs.run(source.objective, kinds, work, (chain, source.samples))
     return walked

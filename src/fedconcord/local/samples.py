@@ -76,14 +76,14 @@ class Alone(NamedTuple):
 
 def batches(objective: Objective, places: np.ndarray, mine: Sequence[Drawn]) -> Samples:
     """Mini-batches, moved over once."""
-    drawn = [one.batches for one in mine if one.batches is not None]
-    longest, widest = len(drawn[0]), max(batch.shape[1] for batch in drawn)
-    local = np.full((len(drawn), longest, widest), -1, np.int64)
-    for row, batch in zip(local, drawn, strict=True):
+    arrays = [one.batches for one in mine if one.batches is not None]
+    longest, widest = len(arrays[0]), max(batch.shape[1] for batch in arrays)
+    local = np.full((len(arrays), longest, widest), -1, np.int64)
+    for row, batch in zip(local, arrays, strict=True):
         row[: len(batch), : batch.shape[1]] = batch
     valid = local >= 0
     count = valid.sum(-1, keepdims=True)
-    short = any(np.any(batch < 0) or batch.shape[1] < widest for batch in drawn)
+    short = any(np.any(batch < 0) or batch.shape[1] < widest for batch in arrays)
     index = np.where(valid, local, 0) + objective.offsets[places][:, None, None]
     weight = torch.as_tensor(valid / np.maximum(count, 1)).to(objective.dtype) if short else None
     return Samples(
@@ -114,9 +114,9 @@ def _slice(objective: Objective, places: np.ndarray, begin: int, end: int) -> tu
 
 def blocks_of(objective: Objective, mine: Sequence[Drawn]) -> Tensor:
     """The block [S, K] of every step."""
-    drawn = [one.blocks for one in mine if one.blocks is not None]
-    out = np.zeros((len(drawn), len(drawn[0])), np.int64)
-    for row, block in zip(out, drawn, strict=True):
+    arrays = [one.blocks for one in mine if one.blocks is not None]
+    out = np.zeros((len(arrays), len(arrays[0])), np.int64)
+    for row, block in zip(out, arrays, strict=True):
         row[: len(block)] = block
     return torch.as_tensor(out).to(objective.device)
 

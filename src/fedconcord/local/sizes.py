@@ -131,10 +131,10 @@ class Delta(NamedTuple):
     def measured(self, k: int, norm: Tensor, change: Tensor | None) -> Tensor:
         """The same from ||D_k|| and ||D_k - D_{k-1}||; None before the first step."""
         if change is not None:
-            known = (change > 0) & (self.moved > 0)
-            steep = torch.where(known, torch.nan_to_num(change / self.moved, nan=torch.inf, posinf=torch.inf), 0.0)
-            grown = torch.sqrt(1.0 + self.growth * self.ratio) * self.now
-            new = torch.minimum(torch.minimum(0.5 * self.gamma / steep, grown), self.limit)
+            is_known = (change > 0) & (self.moved > 0)
+            steep = torch.where(is_known, torch.nan_to_num(change / self.moved, nan=torch.inf, posinf=torch.inf), 0.0)
+            growing = torch.sqrt(1.0 + self.growth * self.ratio) * self.now
+            new = torch.minimum(torch.minimum(0.5 * self.gamma / steep, growing), self.limit)
             tiny = torch.finfo(new.dtype).tiny  # a step of 0, after an overflow, stays one
             self.ratio.copy_(new / self.now.clamp(min=tiny))
             self.now.copy_(new)

@@ -40,11 +40,11 @@ class Step(NamedTuple):
     gradient_steps: int  # mini-batch gradients; a full gradient counts its mini-batches
 
 
-def ask(assignment: Assignment, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
+def ask(objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
-    own, _, _ = open_rows(objective, x, _stack(row), np.array([place]))
-    return own.gradient(x, objective.samples(place))
+    in_x, _, _ = open_rows(objective, x, _stack(row), np.array([place]))
+    return in_x.gradient(x, objective.samples(place))
 
 
 def passes(assignment: Assignment, objective: Objective, place: int) -> int:
@@ -71,27 +71,27 @@ def client_step(
         gradient: its full gradient [d] at the server's model, where a prelude had it evaluated.
     """
     algorithm, oracle, x = assignment.algorithm, assignment.oracle, model_of(down)
-    held = objective.samples(place)
+    whole = objective.samples(place)
     full_cost = passes(assignment, objective, place)
-    own, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
+    in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
     if assignment.uses_full_gradient:
         if gradient is None:
-            gradient = own.gradient(x, held)
+            gradient = in_x.gradient(x, whole)
             evaluations += 0 if orders.answers else full_cost
         client = client._replace(gradient=gradient)
     if algorithm.step.hessian_at is not None:
-        client = client._replace(hessian=curvature(own, algorithm.step.hessian_at(down, state), place, orders.id))
+        client = client._replace(hessian=curvature(in_x, algorithm.step.hessian_at(down, state), place, orders.id))
     local = with_oracle(algorithm.start(down, state, client), oracle, x, client.gradient)
-    drawn = assignment.draws.draw(algorithm, orders, len(held))
+    draws = assignment.draws.draw(algorithm, orders, len(whole))
     first = int(objective.offsets[place])
-    steps = [held] * orders.steps
-    if drawn.batches is not None and oracle.kind != "full":
-        batches = (batch[batch >= 0] for batch in drawn.batches)
+    steps = [whole] * orders.steps
+    if draws.batches is not None and oracle.kind != "full":
+        batches = (batch[batch >= 0] for batch in draws.batches)
         steps = [first + torch.as_tensor(batch, device=objective.device) for batch in batches]
-    done, cost = solve(own, assignment, local, steps, drawn.blocks, held, orders.lr, full_cost)
+    done, cost = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
 
@@ -171,12 +171,12 @@ def solve_together(
     if assignment.solver.kind == "lbfgs":
         walked, passes = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
         return assignment.done(local, chain, walked), int((passes * full).sum())
-    drawn = [
+    draws = [
         assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
     ]
-    is_full = drawn[0].batches is None or assignment.oracle.kind == "full"
-    samples = everything(objective, places) if is_full else batches(objective, places, drawn)
-    blocks = None if drawn[0].blocks is None else blocks_of(objective, drawn)
+    is_full = draws[0].batches is None or assignment.oracle.kind == "full"
+    samples = everything(objective, places) if is_full else batches(objective, places, draws)
+    blocks = None if draws[0].blocks is None else blocks_of(objective, draws)
     source = Batches(objective, places, samples, blocks)
     ways = (in_one_call, fused) if is_compiled else (fused,)
 

@@ -33,10 +33,10 @@ class Chain(NamedTuple):
         """The piece of this kind, or None."""
         return next((piece for piece in self.pieces if isinstance(piece, kind)), None)
 
-    def is_of(self, known: set[type]) -> bool:
+    def is_of(self, allowed: set[type]) -> bool:
         """Whether all pieces are of these kinds, one of each at most, and stand in the usual order."""
         kinds, places = [type(piece) for piece in self.pieces], [piece.traits.place for piece in self.pieces]
-        return known.issuperset(kinds) and len(kinds) == len(set(kinds)) and places == sorted(places)
+        return allowed.issuperset(kinds) and len(kinds) == len(set(kinds)) and places == sorted(places)
 
 
 class Source(Protocol):

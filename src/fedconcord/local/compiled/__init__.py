@@ -77,7 +77,7 @@ def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | Non
 
 
 def take(
-    code: ModuleType, chain: Chain, network: Network, drawn: Samples, blocks: Tensor | None, steps: np.ndarray
+    code: ModuleType, chain: Chain, network: Network, samples: Samples, blocks: Tensor | None, steps: np.ndarray
 ) -> Walked:
     """The steps of a chain that the compiled ones know."""
     x = chain.x.expand(len(steps), -1).clone()
@@ -97,8 +97,8 @@ def take(
         ),
         code.Draw(
             steps.astype(np.int64),
-            _array(drawn.samples, 3, np.int64),
-            _array(drawn.weight, 3, kind),
+            _array(samples.samples, 3, np.int64),
+            _array(samples.weight, 3, kind),
             _array(blocks, 2, np.int64),
         ),
         code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
@@ -192,11 +192,11 @@ def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarra
     """The numbers of a tensor, with a row for what clients share; none at all for None."""
     if value is None:
         return np.empty((0,) * ndim, kind)
-    found: np.ndarray = value.numpy()
-    return np.ascontiguousarray(found.reshape((1,) * (ndim - found.ndim) + found.shape))
+    array: np.ndarray = value.numpy()
+    return np.ascontiguousarray(array.reshape((1,) * (ndim - array.ndim) + array.shape))
 
 
 def _each(value: float | Tensor, size: int, kind: type[np.generic]) -> np.ndarray:
     """A number of every client [S]."""
-    given = value.reshape(-1).numpy() if isinstance(value, Tensor) else np.array([value])
-    return np.array(np.broadcast_to(given, size), kind)  # a copy: numba would compile anew for what is read-only
+    numbers = value.reshape(-1).numpy() if isinstance(value, Tensor) else np.array([value])
+    return np.array(np.broadcast_to(numbers, size), kind)  # a copy: numba would compile anew for what is read-only
