@@ -33,7 +33,7 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 }
 WINGS = {  # from the ground up: a wing imports from those above it here, a room from those before it in its wing
     "support": Wing(1300, 1000, (("basis",),)),
-    "method": Wing(8950, 7000, (("core",), ("local",), ("transforms",), ("algorithms",))),
+    "method": Wing(8290, 7000, (("core",), ("local",), ("transforms",), ("algorithms",))),
     "federation": Wing(
         9090,
         8700,

@@ -15,7 +15,7 @@ PARTICIPLES = {
     *("taken", "told", "tried", "wanted", "written"),
 }
 MOST = {
-    "fedconcord": 195,
+    "fedconcord": 167,
     "fedconcord_diagnosis": 12,
     "fedconcord_papers": 57,
     "fedconcord_sites": 6,
