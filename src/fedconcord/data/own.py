@@ -81,6 +81,8 @@ def checked(value: Any, settings: Input, where: str) -> Dataset:
     return value
 
 
+# -- arrays --------------------------------------------------------------------------------------------------------
+
 SCALED = scaling(255.0, [0.0], [1.0])  # of bytes
 KEYS = "x [n, ...] and y [n] or [n, outputs]; also client [n], test_x and test_y"
 
@@ -124,7 +126,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
     label, client = (settings.label or ("y",))[0], settings.client or "client"
     also = [*([client] if settings.client else []), *(["test_y"] if "test_x" in arrays else [])]
     x, y = pair_of(arrays, label, where, also)
-    target = _targets(y, settings, label, where)
+    target = labels.targets(columns_of(y, label, where), settings.target, where)
     owner, who = np.zeros(len(x), np.int64), None
     if client in arrays:
         of = np.asarray(arrays[client])
@@ -141,7 +143,8 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
                 f"{where}: test_x has shape {test_x.shape} and test_y {test_y.shape}; x has {x.shape}, they need "
                 f"(m, {', '.join(map(str, x.shape[1:]))}) and (m, ...)"
             )
-        test_x, other = inputs_of(test_x, where), _targets(test_y, settings, "test_y", where, target)
+        test_columns = columns_of(test_y, "test_y", where)
+        test_x, other = inputs_of(test_x, where), labels.targets(test_columns, target.kind, where, known=target.names)
     else:
         tested = split(owner, len(who or [""]), settings.test_share)
         test_x = x[tested]
@@ -187,15 +190,6 @@ def columns_of(y: np.ndarray, key: str, where: str) -> list[labels.Values]:
     ]
 
 
-def _targets(
-    y: np.ndarray, settings: Input, key: str, where: str, like: labels.Targets | None = None
-) -> labels.Targets:
-    columns = columns_of(y, key, where)
-    if like is None:
-        return labels.targets(columns, settings.target, where)
-    return labels.targets(columns, like.kind, where, known=like.names)
-
-
 def inputs_of(x: np.ndarray, where: str) -> np.ndarray:
     """Inputs as a Dataset holds them: bytes, whole numbers or float32."""
     if x.dtype == np.uint8:
@@ -206,6 +200,8 @@ def inputs_of(x: np.ndarray, where: str) -> np.ndarray:
         return x.astype(np.float32)
     raise UserError(f"{where}: x is of type {x.dtype}, and numbers are needed; encode texts as numbers")
 
+
+# -- images --------------------------------------------------------------------------------------------------------
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 Image = tuple[str, Path | bytes]

@@ -124,6 +124,9 @@ WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_clie
 """How much local work a client does, by name."""
 
 
+# -- samples -------------------------------------------------------------------------------------------------------
+
+
 def epoch_steps(n: int, batch_size: int | None) -> int:
     """Steps in one epoch of n samples; the last batch may be short. None: one full-batch step."""
     return 1 if batch_size is None else -(-n // batch_size)
@@ -193,6 +196,8 @@ class Keyed(NamedTuple):
             return np.full(len(n), algorithm.step.blocks, np.int64)
         return np.ones(len(n), np.int64) if self.batch_size is None else -(-n // self.batch_size)
 
+
+# -- step sizes ----------------------------------------------------------------------------------------------------
 
 WHAT = "schedule of step sizes"
 Rate = Callable[[int], float]

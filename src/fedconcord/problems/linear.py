@@ -274,7 +274,7 @@ def lasso_diabetes(
     442 patients, 10 standardised features and a constant, target standardised (Efron et al., Least Angle Regression,
     2004); a share `skew` of the patients is dealt in order of the target.
     """
-    return Regularised(_diabetes(seed, n_clients, dtype, device, 0.0, skew), l1(lam))
+    return Regularised(ridge_diabetes(seed, n_clients, dtype, device, 0.0, skew), l1(lam))
 
 
 def ridge_diabetes(
@@ -284,7 +284,13 @@ def ridge_diabetes(
 
     Data as for `lasso_diabetes`.
     """
-    return _diabetes(seed, n_clients, dtype, device, l2, skew)
+    from sklearn.datasets import load_diabetes  # a second to import; nothing else here needs it
+
+    bunch = load_diabetes(scaled=False)
+    x = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0)
+    y = (bunch.target - bunch.target.mean()) / bunch.target.std()
+    data = Dataset("diabetes", x, y, x[:0], y[:0], 1)
+    return _dealt("squared", data, n_clients, skew, seed, l2, "size", dtype, device)
 
 
 def sparse_digits(
@@ -298,16 +304,6 @@ def sparse_digits(
     parts = _deal(data.train_y, n_clients, skew, seed)
     smooth = Supervised(lambda: logreg(data.shape, data.classes), data, parts, dtype=dtype, device=device)
     return Regularised(smooth, l1(lam))
-
-
-def _diabetes(seed: int, n_clients: int, dtype: torch.dtype, device: torch.device, l2: float, skew: float) -> Convex:
-    from sklearn.datasets import load_diabetes  # a second to import; nothing else here needs it
-
-    bunch = load_diabetes(scaled=False)
-    x = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0)
-    y = (bunch.target - bunch.target.mean()) / bunch.target.std()
-    data = Dataset("diabetes", x, y, x[:0], y[:0], 1)
-    return _dealt("squared", data, n_clients, skew, seed, l2, "size", dtype, device)
 
 
 def _deal(labels: np.ndarray, n_clients: int, skew: float, seed: int) -> list[np.ndarray]:
