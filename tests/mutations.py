@@ -325,7 +325,7 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("tuning/scores.py", "return one.broken, *first", "return 0, *first"),), (TUNING, "-k", "order")
     ),
     "tune: the same values whatever was found": Mutation(
-        (Edit("tuning/draws.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
+        (Edit("tuning/search.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
         (TUNING, "-k", "drawn"),
     ),
     "baselines: all samples in one place, with one client's steps": Mutation(

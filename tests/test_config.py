@@ -27,8 +27,7 @@ from fedconcord.settings.job import advise, build
 from fedconcord.settings.methods import runs
 from fedconcord.settings.problem import device_of
 from fedconcord.settings.resolve import resolve_compare, resolve_run
-from fedconcord.settings.sections import LocalSettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import Config, LocalSettings
 from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys
 from table import batches_of
 

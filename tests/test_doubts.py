@@ -19,7 +19,7 @@ from fedconcord.data.doubts import doubts
 from fedconcord.data.inputs import Input
 from fedconcord.data.own import read_own
 from fedconcord.data.sources import numbers, open_table
-from fedconcord.settings.sections import InputSettings
+from fedconcord.settings.settings import InputSettings
 from fedconcord_sites.overview import overview
 from pages import ROOT
 

@@ -17,7 +17,7 @@ from fedconcord.settings import judging
 from fedconcord.settings.judging import Judged, looks, rule, samples_a_round
 from fedconcord.settings.problem import problem_of
 from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.sections import EvalSettings
+from fedconcord.settings.settings import EvalSettings
 from fedconcord.settings.sources import from_nested
 
 JOB = {"data": "digits", "model": "logreg", "clients": 12, "cohort": 4, "rounds": 3, "validation": "none"}

@@ -158,7 +158,7 @@ except fedconcord.UserError as error:
 def test_a_new_option_is_one_field_of_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the package with one more field and the table written anew; a process of its own imports it."""
     shutil.copytree(SOURCE, tmp_path / "fedconcord", ignore=shutil.ignore_patterns("__pycache__"))
-    schema = tmp_path / "fedconcord" / "settings" / "sections.py"
+    schema = tmp_path / "fedconcord" / "settings" / "settings.py"
     text = schema.read_text()
     assert "    step_decay: " in text
     schema.write_text(text.replace("    step_decay: ", f"{PLANTED}    step_decay: ", 1))

@@ -30,11 +30,21 @@ from fedconcord.settings.resolve import resolve_compare
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import from_file, from_nested
 from fedconcord.transforms.server import OPTIMIZERS
-from fedconcord.tuning.draws import batches, drawn, write_journal
 from fedconcord.tuning.plan import sentences
-from fedconcord.tuning.results import MethodSearch, Trial, edges
-from fedconcord.tuning.scores import Objective, Rung, Score, chosen, cost, ranked, rungs_of, score_of
-from fedconcord.tuning.search import remarks, search
+from fedconcord.tuning.scores import (
+    MethodSearch,
+    Objective,
+    Rung,
+    Score,
+    Trial,
+    chosen,
+    cost,
+    edges,
+    ranked,
+    rungs_of,
+    score_of,
+)
+from fedconcord.tuning.search import batches, drawn, remarks, search, write_journal
 from fedconcord.tuning.space import GRIDS, grid_space, read_grid, read_search, space_of, text_of
 from watching import Rows
 

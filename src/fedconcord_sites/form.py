@@ -28,8 +28,7 @@ from fedconcord.settings.objects import named
 from fedconcord.settings.own import input_of
 from fedconcord.settings.parts import part
 from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.sections import InputSettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import Config, InputSettings
 from fedconcord.settings.sources import Source, from_nested, prepare, validated
 from fedconcord.transforms.forms import unsummable
 from fedconcord_sites.judging import check_summed

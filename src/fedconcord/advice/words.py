@@ -14,8 +14,7 @@ from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.options.table import OPTIONS
 from fedconcord.report.format import size
 from fedconcord.settings.own import kind_of
-from fedconcord.settings.sections import LR
-from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
+from fedconcord.settings.settings import DEFAULT_MODEL, LR, NATURAL, Config
 
 FAR = 10  # times the smallest client, from where on it matters whether clients count alike
 UNSAID = {*OF_METHODS, "seed", "seeds", "out", "checkpoint"}  # settings that the next command does not repeat

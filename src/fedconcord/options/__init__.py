@@ -1,8 +1,7 @@
 """Options: settings that are options of commands and arguments of functions, and what the table says of each.
 
-The schema (`settings.settings`, `settings.sections`) states each once. `python docs/generate/option_table.py` writes
-`table` from it, which is read without pydantic and torch, and where editors and type checkers find names, types,
-defaults and meanings.
+The schema (`settings.settings`) states each once. `python docs/generate/option_table.py` writes `table` from it, which
+is read without pydantic and torch, and where editors and type checkers find names, types, defaults and meanings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of the command and the arguments of `run` and `compare`: written, do not edit.
 
-The schema is `settings.settings` and `settings.sections`; `python docs/generate/option_table.py` writes this from it.
+The schema is `settings.settings`; `python docs/generate/option_table.py` writes this from it.
 """
 
 # ruff: noqa: E501

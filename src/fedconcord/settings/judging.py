@@ -22,8 +22,7 @@ from fedconcord.problems.streamed import Streamed
 from fedconcord.settings.methods import read_method
 from fedconcord.settings.parts import work_of
 from fedconcord.settings.problem import first_problem, sizes_of
-from fedconcord.settings.sections import MOST_TRAIN_SAMPLES, EvalSettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import MOST_TRAIN_SAMPLES, Config, EvalSettings
 
 LEAST_TRAIN_SAMPLES = 2_000
 FREE = 2**30  # multiplications of an evaluation, about 1/50 s of a core, that nobody waits for

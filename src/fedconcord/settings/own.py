@@ -15,8 +15,7 @@ from fedconcord.data.dataset import Dataset
 from fedconcord.data.inputs import Input, is_file
 from fedconcord.data.published import data_folder
 from fedconcord.problems import PROBLEMS
-from fedconcord.settings.sections import InputSettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import Config, InputSettings
 
 LEADING = ("folder", "seed")  # what the program gives to a factory of data
 

@@ -11,8 +11,7 @@ from fedconcord.federation.sampling import Sampler
 from fedconcord.problems.judging import supervised
 from fedconcord.settings.own import kind_of
 from fedconcord.settings.parts import clipping_of, part
-from fedconcord.settings.sections import PrivacySettings
-from fedconcord.settings.settings import Config
+from fedconcord.settings.settings import Config, PrivacySettings
 from fedconcord.transforms.privacy import Adaptive, with_adaptive_privacy, with_privacy
 
 

@@ -23,8 +23,7 @@ from fedconcord.problems.semi import SemiSupervised
 from fedconcord.problems.streamed import Streamed
 from fedconcord.settings.own import dataset_of, stamp
 from fedconcord.settings.parts import call_of, part
-from fedconcord.settings.sections import MOST_TRAIN_SAMPLES
-from fedconcord.settings.settings import DEFAULT_MODEL, NATURAL, Config
+from fedconcord.settings.settings import DEFAULT_MODEL, MOST_TRAIN_SAMPLES, NATURAL, Config
 from fedconcord.transforms.hostile import Attack
 from fedconcord.transforms.hostile import chosen as attackers
 

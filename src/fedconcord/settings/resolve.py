@@ -26,8 +26,7 @@ from fedconcord.settings.methods import (
     single,
 )
 from fedconcord.settings.parts import PARTS, call_of, canonical, part
-from fedconcord.settings.sections import EvalSettings
-from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, Config
+from fedconcord.settings.settings import DEFAULT_MODEL, DEFAULT_PARTITION, NATURAL, Config, EvalSettings
 from fedconcord.settings.sources import Source, merge, shaped, toml
 
 SHARES = ("accuracy", "label_accuracy", "exact", "micro_f1", "macro_f1")  # metrics in [0, 1]

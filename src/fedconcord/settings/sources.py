@@ -20,8 +20,7 @@ from fedconcord.basis import factories, grammar
 from fedconcord.basis.errors import UserError, closest
 from fedconcord.basis.factories import Search
 from fedconcord.basis.objects import NamedObject
-from fedconcord.settings.sections import SECTIONS
-from fedconcord.settings.settings import RIVALS, Config
+from fedconcord.settings.settings import RIVALS, SECTIONS, Config
 
 
 @functools.cache
@@ -41,7 +40,7 @@ def fields() -> dict[str, FieldInfo]:
 
 
 def noted(field: FieldInfo, what: str) -> Any:
-    """What `sections.key` was told of a field beside its meaning; None where it was not."""
+    """What `settings.key` was told of a field beside its meaning; None where it was not."""
     extra = field.json_schema_extra
     return extra.get(what) if isinstance(extra, dict) else None
 

@@ -31,7 +31,7 @@ from fedconcord.runs.tables import rows_of
 from fedconcord.settings.methods import single
 from fedconcord.settings.settings import Config
 from fedconcord.tuning.plan import Tuning, save, sentences
-from fedconcord.tuning.results import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
+from fedconcord.tuning.scores import Edge, MethodSearch, Trial, edges, extend_words, shown, winner, winners
 from fedconcord.tuning.search import remarks
 from fedconcord.tuning.space import text_of
 

@@ -15,8 +15,7 @@ from fedconcord.settings.problem import forget_problem
 from fedconcord.settings.sources import from_nested
 from fedconcord.tuning import SearchSpec, Tuning, plan_resumed_tuning, plan_tuning
 from fedconcord.tuning.plan import NAME as SEARCH
-from fedconcord.tuning.results import MethodSearch, winners
-from fedconcord.tuning.scores import series
+from fedconcord.tuning.scores import MethodSearch, series, winners
 from fedconcord.tuning.search import search
 from fedconcord_papers.arena.federations import REFERENCE, Federation
 from fedconcord_papers.arena.outcome import Entry, Result, Size, aim, outcome, targets
