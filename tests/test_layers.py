@@ -49,7 +49,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
         ),
     ),
     "study": Wing(
-        7300,
+        6300,
         5300,
         (
             ("settings", "options"),
@@ -66,7 +66,7 @@ WINGS = {  # from the ground up: a wing imports from those above it here, a room
             *(("analysis",), ("advice",)),
         ),
     ),
-    "interface": Wing(2600, 2200, (("trained",), ("tracking",), ("api",), ("cli",))),
+    "interface": Wing(2320, 2200, (("trained",), ("tracking",), ("api",), ("cli",))),
     "testing": Wing(1350, 1300, (("testing",),)),
     "root": Wing(220, 200, (("__init__", "__main__"),)),
 }

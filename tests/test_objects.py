@@ -153,7 +153,7 @@ class Squares(torch.utils.data.Dataset):
 
 def dataset(given: object) -> fedconcord.Dataset:
     text, _held = named("data", given)
-    from fedconcord.settings.own import dataset_of
+    from fedconcord.settings.problem import dataset_of
     from fedconcord.settings.settings import InputSettings
 
     return dataset_of(text, None, 0, InputSettings())

@@ -16,11 +16,11 @@ from fedconcord.report.load import data_name
 from fedconcord.runs.final import MODEL
 from fedconcord.runs.folder import CHECKPOINT, read_description, versions
 from fedconcord.runs.results import PreparedRun, with_choices_of
-from fedconcord.settings import own
+from fedconcord.settings import problem
 from fedconcord.settings.job import advise, build, refuse
 from fedconcord.settings.judging import held
 from fedconcord.settings.objects import unchanged
-from fedconcord.settings.own import folder_name
+from fedconcord.settings.problem import folder_name
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import Source, from_nested
@@ -134,7 +134,7 @@ def notes(subject: Subject) -> list[str]:
         f"after round{'s' if len(subject.rounds) > 1 else ''} {', '.join(map(str, subject.rounds))} "
         f"(about {looks:,.0f} more for local steps, and full gradients){part}"
     )
-    return [*own.notes(subject.config), f"{subject.title}: {cost}"]
+    return [*problem.notes(subject.config), f"{subject.title}: {cost}"]
 
 
 def same_model(subject: Subject, state: State) -> bool | None:

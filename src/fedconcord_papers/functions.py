@@ -23,8 +23,8 @@ from fedconcord.runs.events import Lines, Watch
 from fedconcord.runs.pool import carry_out
 from fedconcord.settings import methods
 from fedconcord.settings.job import build
-from fedconcord.settings.own import notes
 from fedconcord.settings.privacy import privacy_note, unprotected
+from fedconcord.settings.problem import notes
 from fedconcord.settings.resolve import resolve_compare
 from fedconcord.settings.sources import Source, prepare, seed_list
 

@@ -25,8 +25,8 @@ from fedconcord.problems.judging import supervised
 from fedconcord.remote.terms import FEWEST, Scale, Terms
 from fedconcord.settings.job import build
 from fedconcord.settings.objects import named
-from fedconcord.settings.own import input_of
 from fedconcord.settings.parts import part
+from fedconcord.settings.problem import input_of
 from fedconcord.settings.resolve import resolve_run
 from fedconcord.settings.settings import Config, InputSettings
 from fedconcord.settings.sources import Source, from_nested, prepare, validated

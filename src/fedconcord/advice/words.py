@@ -13,7 +13,7 @@ from fedconcord.basis import grammar
 from fedconcord.basis.yardstick import YARDSTICK
 from fedconcord.options.table import OPTIONS
 from fedconcord.report.format import size
-from fedconcord.settings.own import kind_of
+from fedconcord.settings.problem import kind_of
 from fedconcord.settings.settings import DEFAULT_MODEL, LR, NATURAL, Config
 
 FAR = 10  # times the smallest client, from where on it matters whether clients count alike

@@ -33,7 +33,7 @@ def advise(
     sources = sources_of(options)
     with importing():
         from fedconcord import advice
-        from fedconcord.settings.own import notes
+        from fedconcord.settings.problem import notes
 
     wishes = advice.Wishes(stateless, private, _uplink(uplink))
     config = advice.federation_of(*sources)

@@ -41,8 +41,7 @@ def describe(
         from fedconcord.federation.describe import summary
         from fedconcord.report.figures.heatmap import write_description
         from fedconcord.report.load import data_name
-        from fedconcord.settings.own import metrics_note, notes
-        from fedconcord.settings.problem import divided
+        from fedconcord.settings.problem import divided, metrics_note, notes
         from fedconcord.settings.resolve import resolve_run
 
     resolved = resolve_run(*sources)

@@ -20,13 +20,12 @@ from fedconcord.runs.folder import read_description, refuse_taken
 from fedconcord.runs.pool import Stages, packed
 from fedconcord.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
 from fedconcord.runs.results import prepare, threads
-from fedconcord.settings import judging, own
+from fedconcord.settings import judging, problem
 from fedconcord.settings.job import advise, team_of
 from fedconcord.settings.judging import held, judged
 from fedconcord.settings.methods import runs
-from fedconcord.settings.own import dataset_of, folder_name, kind_of, metrics_note
 from fedconcord.settings.privacy import privacy_note
-from fedconcord.settings.problem import first_problem, forget_problem
+from fedconcord.settings.problem import dataset_of, first_problem, folder_name, forget_problem, kind_of, metrics_note
 from fedconcord.settings.resolve import check_distinct, resolve_compare, resolve_run
 from fedconcord.settings.settings import NATURAL, Config
 from fedconcord.settings.sources import Source, from_nested
@@ -294,7 +293,7 @@ def _try_start(entries: Sequence[Entry], jobs: int) -> None:
 def notes(entries: Sequence[Entry]) -> Iterator[str]:
     """What was guessed of data of the user's own, or left out of them, and whether clients set samples apart."""
     first = entries[0]
-    yield from own.notes(first.config)
+    yield from problem.notes(first.config)
     if not first.resume:  # a run that is resumed keeps its metrics
         yield from metrics_note(first.config)
     if first.validation_reason is not None and not first.resume:

@@ -16,9 +16,9 @@ from fedconcord.core import Algorithm
 from fedconcord.federation.schedule import Pooled, Schedule
 from fedconcord.jobs import Job
 from fedconcord.problems.judging import pooled, supervised
-from fedconcord.settings.own import kind_of
 from fedconcord.settings.parts import PARTS, PARTS_OF_METHOD, call_of, canonical, part, registry_of, work_of
 from fedconcord.settings.privacy import calibrated
+from fedconcord.settings.problem import kind_of
 from fedconcord.settings.settings import LR, NATURAL, Config, LocalSettings, PrivacySettings, WireSettings
 from fedconcord.settings.sources import prepare, validated
 

@@ -9,8 +9,8 @@ from fedconcord.basis.errors import UserError
 from fedconcord.core import Algorithm, Problem
 from fedconcord.federation.sampling import Sampler
 from fedconcord.problems.judging import supervised
-from fedconcord.settings.own import kind_of
 from fedconcord.settings.parts import clipping_of, part
+from fedconcord.settings.problem import kind_of
 from fedconcord.settings.settings import Config, PrivacySettings
 from fedconcord.transforms.privacy import Adaptive, with_adaptive_privacy, with_privacy
 

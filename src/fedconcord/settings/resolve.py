@@ -15,7 +15,7 @@ from fedconcord.federation.partitions.simple import LABEL_FREE
 from fedconcord.problems import PROBLEMS
 from fedconcord.problems.losses import check_loss
 from fedconcord.problems.metrics import metrics_of
-from fedconcord.settings import own
+from fedconcord.settings import problem
 from fedconcord.settings.methods import (
     canonical_text,
     check_baselines,
@@ -166,10 +166,10 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
     Data that are drawn for a number of clients (an option `clients`) and the key `clients` say the same number. Data of
     one's own are read here, for only they know their clients and their target.
     """
-    config = own.absolute(config)
+    config = problem.absolute(config)
     call = None
-    if own.kind_of(config.data) == "named":
-        own.check_unused(config, keys)
+    if problem.kind_of(config.data) == "named":
+        problem.check_unused(config, keys)
         call = call_of("data", config.data)
         if call.name in PROBLEMS:
             return _check_own_clients(config, call.name)
@@ -178,7 +178,7 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
     partition, natural = config.partition, None
     if call is None or (partition == NATURAL and drawn_clients is None):
         seed = config.seed or (config.seeds or [0])[0]
-        dataset = own.dataset_of(config.data, config.data_dir, seed, config.input)
+        dataset = problem.dataset_of(config.data, config.data_dir, seed, config.input)
         target, natural = dataset.target, dataset.natural
     if partition is None:
         comes_in_clients = natural is not None or drawn_clients is not None

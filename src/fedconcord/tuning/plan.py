@@ -19,8 +19,7 @@ from fedconcord.runs.records import resumed
 from fedconcord.runs.results import prepare, threads
 from fedconcord.settings import judging
 from fedconcord.settings.methods import single
-from fedconcord.settings.own import metrics_note, notes
-from fedconcord.settings.problem import first_problem
+from fedconcord.settings.problem import first_problem, metrics_note, notes
 from fedconcord.settings.resolve import resolve_compare
 from fedconcord.settings.settings import Config
 from fedconcord.settings.sources import Source, from_nested
