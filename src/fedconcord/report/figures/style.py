@@ -198,8 +198,8 @@ def drawing(
     def draw(in_file: bool) -> Figure:
         fig, ax = panel(*size)
         plot(ax)
-        labels = len(ax.get_legend_handles_labels()[1])
-        if labels > beside and (in_file or not beside):
+        labels, least = len(ax.get_legend_handles_labels()[1]), 2 if beside else 1
+        if labels >= least and (in_file or not beside):
             ax.legend(fontsize=6.5)
         if in_file and len(below) > 1:
             legend_below(fig, below)
