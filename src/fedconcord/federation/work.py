@@ -219,13 +219,13 @@ def constant(warmup: Warm = 0) -> Rate:
 @definition()
 def cosine(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
     """Half a cosine from 1 to the floor over so many rounds, the warm-up among them (Loshchilov and Hutter, 2017)."""
-    return _falling("cosine", rounds, floor, warmup, lambda share: (1 - math.cos(math.pi * share)) / 2)
+    return _falling("cosine", rounds, warmup, lambda share: floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2)
 
 
 @definition()
 def linear(rounds: Rounds, floor: Floor = 0.01, warmup: Warm = 0) -> Rate:
     """A straight line from 1 to the floor over so many rounds, the warm-up among them."""
-    return _falling("linear", rounds, floor, warmup, lambda share: share)
+    return _falling("linear", rounds, warmup, lambda share: 1 - (1 - floor) * share)
 
 
 @definition()
@@ -242,14 +242,14 @@ def _warm(round: int, warmup: int) -> float:
     return min((round + 1) / warmup, 1.0) if warmup else 1.0
 
 
-def _falling(name: str, rounds: int, floor: float, warmup: int, depth: Callable[[float], float]) -> Rate:
-    """From 1 to the floor; `depth`: share of the rounds after the warm-up -> share of the way down."""
+def _falling(name: str, rounds: int, warmup: int, factor: Callable[[float], float]) -> Rate:
+    """`factor`: share of the rounds after the warm-up -> what the step size is multiplied by."""
     if warmup >= rounds:
         raise UserError(f"{name} with rounds {rounds} has no round after a warmup of {warmup}; give a shorter warmup")
 
     def rate(round: int) -> float:
         share = min(max(round - warmup, 0) / (rounds - warmup), 1.0)
-        return _warm(round, warmup) * (1 - (1 - floor) * depth(share))
+        return _warm(round, warmup) * factor(share)
 
     return rate
 
