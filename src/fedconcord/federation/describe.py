@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedconcord.data.dataset import Dataset
 from fedconcord.federation.partitions.simple import counts
+
+if TYPE_CHECKING:
+    from fedconcord.data.dataset import Dataset
 
 PLURAL = {"class": "classes", "target": "spans of the target", "label": "labels"}
 BINS = 10  # of numbers to predict: between the deciles of all training samples
