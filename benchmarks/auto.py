@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from federations import FEDERATIONS, FRESH, RESULTS, ROOT, every_of, filled, followed, job_of, metrics_of
 
-from fedconcord.basis import files
-from fedconcord.core import Algorithm
+from fedconcord.method.contract import Algorithm
+from fedconcord.support import files
 
 PAGE = ROOT / "docs" / "auto.md"
 
 
 def module() -> ModuleType:
     """`auto`'s, whose name the factory has in the package of methods."""
-    return importlib.import_module("fedconcord.algorithms.auto")
+    return importlib.import_module("fedconcord.method.algorithms.auto")
 
 
 def with_constants(**constants: float) -> Callable[[], Algorithm]:

@@ -19,22 +19,13 @@ import torch
 from torch.nn import functional as F
 
 from fedconcord import MODELS, Dataset, Solver, Supervised
-from fedconcord.core import (
-    Constant,
-    Dual,
-    Local,
-    Network,
-    Oracle,
-    Pull,
-    Snapshot,
-    Table,
-)
-from fedconcord.federation.work import Keyed
-from fedconcord.local import compiled
-from fedconcord.local.assignment import Assignment
-from fedconcord.local.samples import Batches, Samples
-from fedconcord.problems import quadratics
-from fedconcord.problems.precision import Precision, native_bf16
+from fedconcord.federation.objectives import quadratics
+from fedconcord.federation.objectives.precision import Precision, native_bf16
+from fedconcord.federation.participation.work import Keyed
+from fedconcord.method.contract import Constant, Dual, Local, Network, Oracle, Pull, Snapshot, Table
+from fedconcord.method.step import compiled
+from fedconcord.method.step.assignment import Assignment
+from fedconcord.method.step.samples import Batches, Samples
 
 CLIENTS = 5  # at once, as on two workers
 
@@ -77,7 +68,7 @@ def whole_steps() -> dict[str, Callable[[], Any]]:
 
 def compiled_products() -> list[Work]:
     """The five large products of a step of job A as compiled steps compute them, a client after the other."""
-    from fedconcord.local.compiled.products import outputs, slopes, updates
+    from fedconcord.method.step.compiled.products import outputs, slopes, updates
 
     draw = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""What chunks of every size cost on all cores: the evidence for the rule of `engines/chunk.py`; a row a case.
+"""What chunks of every size cost on all cores: the evidence for the rule of `execution/engines/chunk.py`; a row a case.
 
     python benchmarks/chunks.py [--rounds 7]
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedconcord import METHODS, WORK, Dataset, Job, Schedule, Stacked, Supervised, advance, start
-from fedconcord.jobs import resolved
+from fedconcord.execution.job import resolved
 
 
 class Case(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedconcord.engines import distributed
+from fedconcord.execution.engines import distributed
 
 
 def clock(exchange: Callable[[], object], times: int = 40) -> str:

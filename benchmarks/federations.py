@@ -9,8 +9,8 @@ of the first metric over the evaluations in the last third of the rounds: on the
 test set for what is recorded; for numbers to predict it is -RMSE, tuned by -validation loss. Of a method that offers
 several models the first is judged. A setting that diverges has no score.
 
-The rules of `fedconcord.advice` were written with the federations that are not held out; those that are were chosen
-before anything was measured, and not looked at until the rules stood.
+The rules of `fedconcord.insight.advice` were written with the federations that are not held out; those that are were
+chosen before anything was measured, and not looked at until the rules stood.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord import advice
-from fedconcord.advice import FederationFacts, choice
-from fedconcord.advice.choice import cautions, methods_of, rules
-from fedconcord.analysis import catalogue
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.jobs import Job, train
-from fedconcord.settings.job import build
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.sources import from_nested
+from fedconcord.execution.job import Job, train
+from fedconcord.insight import advice
+from fedconcord.insight.advice import FederationFacts, choice
+from fedconcord.insight.advice.choice import cautions, methods_of, rules
+from fedconcord.insight.methods import catalogue
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = Path(__file__).with_suffix(".json"), ROOT / "docs" / "choosing.md"

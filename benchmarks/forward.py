@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedconcord import MODELS
-from fedconcord.core.flat import Layout
-from fedconcord.problems.evaluation import Forward
+from fedconcord.federation.objectives.evaluation import Forward
+from fedconcord.method.contract.flat import Layout
 
 JOBS = [("cnn1", (1, 28, 28), 4_000), ("cnn2", (3, 32, 32), 4_000), ("2nn", (1, 28, 28), 12_000)]
 PLAIN = 2_048

@@ -38,9 +38,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from turns import peak_rss
 
 from fedconcord import METHODS, MODELS, Engine, Serial, Stacked, Supervised, UserError, advance, start
-from fedconcord.engines import distributed
-from fedconcord.local.graphs import Graphs
-from fedconcord.problems import precision
+from fedconcord.execution.engines import distributed
+from fedconcord.federation.objectives import precision
+from fedconcord.method.step.graphs import Graphs
 
 HERE = Path(__file__).parent
 MODELS_OF_F = ("pfl", "resnet18")

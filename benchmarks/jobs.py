@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedconcord.basis import process
+from fedconcord.support import process
 
 process.settle()  # as the command does, before torch is loaded
 
@@ -54,8 +54,8 @@ from fedconcord import (
     evaluate,
     start,
 )
-from fedconcord.jobs import checkpoint, resolved, row_bytes
-from fedconcord.state import Storage
+from fedconcord.execution.job import checkpoint, resolved, row_bytes
+from fedconcord.execution.rows import Storage
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # where a default is not for lr 0.1 on these data
     "losac": {"block_scale": "mean"},

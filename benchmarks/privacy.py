@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean
 
 from fedconcord import advance, evaluate, start
-from fedconcord.basis import files
-from fedconcord.report.figures.style import MUTED, look, panel, styled, to_files
-from fedconcord.settings.job import build
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.sources import from_nested
+from fedconcord.insight.report.figures.style import MUTED, look, panel, styled, to_files
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import files
 
 JOB = {
     "data": "digits",

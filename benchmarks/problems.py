@@ -11,10 +11,10 @@ from settings import Federation, Setting
 from torch import Tensor
 
 from fedconcord import DATASETS, MODELS, PARTITIONS, Dataset, Problem, Supervised
-from fedconcord.core import Objective, roster_of
-from fedconcord.core.rng import Purpose, generator
-from fedconcord.data.published import data_folder
-from fedconcord.problems.precision import Precision
+from fedconcord.federation.data.published import data_folder
+from fedconcord.federation.objectives.precision import Precision
+from fedconcord.method.contract import Objective, roster_of
+from fedconcord.method.contract.rng import Purpose, generator
 
 POOL_FEATURES, POOL_CLIENTS = 60, 100
 

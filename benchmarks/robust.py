@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean
 
 from fedconcord import advance, evaluate, start
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.report.figures.style import look, panel, styled, to_files
-from fedconcord.settings.job import build
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.sources import from_nested
+from fedconcord.insight.report.figures.style import look, panel, styled, to_files
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 
 JOB = {
     "data": "digits",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedconcord.remote import codec
+from fedconcord.execution.messages import codec
 from fedconcord_sites.serve import serve
 from fedconcord_sites.site import NAMED, Site
 

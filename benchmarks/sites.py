@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from fedconcord.remote import codec
-from fedconcord.state import tensors
+from fedconcord.execution.messages import codec
+from fedconcord.execution.rows import tensors
 
 JOB = """
 method = "scaffold"

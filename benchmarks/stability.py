@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedconcord import tuning
-from fedconcord.runs.events import Watch
-from fedconcord.runs.pool import carry_out
-from fedconcord.settings.sources import from_file, from_nested
-from fedconcord.tuning.page import write_all
+from fedconcord.insight.report.search_page import write_all
+from fedconcord.study import search as tuning
+from fedconcord.study.runs.events import Watch
+from fedconcord.study.runs.pool import carry_out
+from fedconcord.study.settings.sources import from_file, from_nested
 
 JOB = Path(__file__).parents[1] / "examples" / "demo.toml"
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedconcord.core.pieces import Momentum, Pull, Scale
-from fedconcord.local.sizes import Fixed
-from fedconcord.local.walk import Chain, Walked, response
+from fedconcord.method.contract.pieces import Momentum, Pull, Scale
+from fedconcord.method.step.sizes import Fixed
+from fedconcord.method.step.walk import Chain, Walked, response
 
 
 def response_of(

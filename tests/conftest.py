@@ -20,7 +20,7 @@ UNPACK = Path(__file__).resolve().parents[2] / "shared" / "data" / "unpack.py"
 
 COMPILE = """
 import torch
-from fedconcord.local import compiled
+from fedconcord.method.step import compiled
 if compiled.installed():
     compiled.load(torch.float32), compiled.load(torch.float64)
 """
@@ -60,4 +60,4 @@ def data_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures: they take seconds, and other tests draw them."""
-    monkeypatch.setattr("fedconcord.report.write_report", lambda paths, out: out / "report.html")
+    monkeypatch.setattr("fedconcord.insight.report.write_report", lambda paths, out: out / "report.html")

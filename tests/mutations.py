@@ -23,15 +23,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 ORACLES = ROOT / "tests" / "oracles"
-FIXED, CHECK, ENGINES, RESULTS, STATE = (
-    f"tests/test_{name}.py" for name in ("fixed_points", "check", "engines", "results", "state")
+FIXED, CHECK = (f"tests/method/test_{name}.py" for name in ("fixed_points", "check"))
+ENGINES, RESULTS, STATE = (f"tests/execution/test_{name}.py" for name in ("engines", "results", "state"))
+TUNING, BASELINES, DIAGNOSIS = (
+    "tests/study/test_tuning.py",
+    "tests/study/test_baselines.py",
+    "tests/diagnosis/test_diagnosis.py",
 )
-TUNING, BASELINES, DIAGNOSIS = (f"tests/test_{name}.py" for name in ("tuning", "baselines", "diagnosis"))
-RANKS = ("tests/test_distributed.py", "-k", "serial_engine and 2")
-PRIVACY = ("tests/test_privacy.py",)
-ROBUST = ("tests/test_robust.py",)
-SECURE = ("tests/test_secure.py",)
-WIRE = ("tests/test_wire.py", "-k", "faults_running or damaged")
+RANKS = ("tests/execution/test_distributed.py", "-k", "serial_engine and 2")
+PRIVACY = ("tests/method/test_privacy.py",)
+ROBUST = ("tests/method/test_robust.py",)
+SECURE = ("tests/execution/test_secure.py",)
+WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
 
 class Edit(NamedTuple):
@@ -51,38 +54,41 @@ def secure(file: str, old: str, new: str) -> Mutation:
 
 def scaffold(*edits: tuple[str, str]) -> Mutation:
     return Mutation(
-        tuple(Edit("algorithms/scaffold.py", *edit) for edit in edits), (FIXED, CHECK, "-k", "scaffold or sums")
+        tuple(Edit("method/algorithms/scaffold.py", *edit) for edit in edits), (FIXED, CHECK, "-k", "scaffold or sums")
     )
 
 
 def feddyn(old: str, new: str) -> Mutation:
-    return Mutation((Edit("algorithms/feddyn.py", old, new),), (FIXED, "-k", "feddyn or sums or identities"))
+    return Mutation((Edit("method/algorithms/feddyn.py", old, new),), (FIXED, "-k", "feddyn or sums or identities"))
 
 
 def private(old: str, new: str) -> Mutation:
-    return Mutation((Edit("transforms/privacy.py", old, new),), PRIVACY)
+    return Mutation((Edit("method/wrappers/privacy.py", old, new),), PRIVACY)
 
 
 def adaptive(old: str, new: str) -> Mutation:
-    return Mutation((Edit("transforms/privacy.py", old, new),), ("tests/test_adaptive_clip.py",))
+    return Mutation((Edit("method/wrappers/privacy.py", old, new),), ("tests/method/test_adaptive_clip.py",))
 
 
 def fednova(*edits: tuple[str, str]) -> Mutation:
     return Mutation(
-        tuple(Edit("algorithms/fednova.py", *e) for e in edits), (CHECK, FIXED, "-k", "fednova-origin or identities")
+        tuple(Edit("method/algorithms/fednova.py", *e) for e in edits),
+        (CHECK, FIXED, "-k", "fednova-origin or identities"),
     )
 
 
 def fedadmm(old: str, new: str) -> Mutation:
-    return Mutation((Edit("algorithms/fedadmm.py", old, new),), (CHECK, FIXED, "-k", "fedadmm"))
+    return Mutation((Edit("method/algorithms/fedadmm.py", old, new),), (CHECK, FIXED, "-k", "fedadmm"))
 
 
 def server(*edits: tuple[str, str]) -> Mutation:
-    return Mutation(tuple(Edit("transforms/server.py", *e) for e in edits), ("tests/test_extrapolation.py",))
+    return Mutation(
+        tuple(Edit("method/wrappers/server.py", *e) for e in edits), ("tests/method/test_extrapolation.py",)
+    )
 
 
 def untuned(file: str, old: str, new: str) -> Mutation:
-    return Mutation((Edit(file, old, new),), ("tests/test_auto.py",))
+    return Mutation((Edit(file, old, new),), ("tests/method/test_auto.py",))
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -100,7 +106,7 @@ MUTATIONS: dict[str, Mutation] = {
     "scaffold: divided by the next step size": Mutation(
         (
             Edit(
-                "local/assignment.py",
+                "method/step/assignment.py",
                 "lr=orders[0].lr,",
                 "lr=orders[0].lr * 0.998,",
             ),
@@ -109,8 +115,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "last client's change only": Mutation(
         (
-            Edit("engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
-            Edit("core/trees.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
+            Edit("execution/engines/stacked.py", "lambda leaf: leaf.sum(0)", "lambda leaf: leaf[-1]"),
+            Edit("method/contract/trees.py", "total = tree_map(torch.add, total, tree)", "total = tree"),
         ),
         (FIXED, "-k", "sums or identities"),
     ),
@@ -127,7 +133,8 @@ MUTATIONS: dict[str, Mutation] = {
         ("Server(server.x + server_lr * effective * total.move)", "Server(effective * total.move)"),
     ),
     "fednova: no momentum in a_i": Mutation(
-        (Edit("core/pieces.py", "return self._replace(buffer=zero)", "return None"),), (FIXED, "-k", "normaliser")
+        (Edit("method/contract/pieces.py", "return self._replace(buffer=zero)", "return None"),),
+        (FIXED, "-k", "normaliser"),
     ),
     "fedadmm: one dual for all clients": fedadmm(
         "y = row.y + weight * (done.x - x)",
@@ -139,7 +146,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fedadmm: duals of the last rho taken for the new one's": Mutation(
         (
             Edit(
-                "algorithms/fedadmm.py",
+                "method/algorithms/fedadmm.py",
                 "sent = row.y * (weight / row.rho) if isinstance(row.rho, Tensor) else row.y",
                 "sent = row.y",
             ),
@@ -147,7 +154,7 @@ MUTATIONS: dict[str, Mutation] = {
         (FIXED, "-k", "rho_that_rises"),
     ),
     "fedprox: pushes away": Mutation(
-        (Edit("algorithms/fedavg.py", "Pull(mu, x)", "Pull(-mu, x)"),),
+        (Edit("method/algorithms/fedavg.py", "Pull(mu, x)", "Pull(-mu, x)"),),
         (FIXED, "-k", "identities or solver"),
     ),
     "extrapolation: shorter steps too": server((".clamp(min=1.0)", "")),
@@ -156,31 +163,33 @@ MUTATIONS: dict[str, Mutation] = {
     "extrapolation: the answer is the last model": server(("x - last / 2", "x")),
     "extrapolation: the length of the model": server(("(done.x - model_of(down)).square()", "done.x.square()")),
     "auto: absent clients' duals stay": untuned(
-        "algorithms/auto.py", "server.dual + server.rho * total.move", "server.dual + 0 * total.move"
+        "method/algorithms/auto.py", "server.dual + server.rho * total.move", "server.dual + 0 * total.move"
     ),
     "auto: own duals measured from the server's model": untuned(
-        "algorithms/auto.py", "Row(row.dual - shift)", "Row(row.dual - 0 * shift)"
+        "method/algorithms/auto.py", "Row(row.dual - shift)", "Row(row.dual - 0 * shift)"
     ),
-    "auto: duals in units of models": untuned("algorithms/auto.py", "row.dual + down.rho * move", "row.dual + move"),
-    "auto: no step is too long": untuned("local/sizes.py", "self.bound * self.length / whole", "self.opening"),
+    "auto: duals in units of models": untuned(
+        "method/algorithms/auto.py", "row.dual + down.rho * move", "row.dual + move"
+    ),
+    "auto: no step is too long": untuned("method/step/sizes.py", "self.bound * self.length / whole", "self.opening"),
     "losac: phi scaled by N/S": Mutation(
         (
             Edit(
-                "algorithms/losac.py",
+                "method/algorithms/losac.py",
                 "return Corrected(server.x + total.x, server.phi + total.phi)",
                 "return Corrected(server.x + total.x, server.phi + cohort.n / cohort.size * total.phi)",
             ),
         ),
-        ("tests/test_golden.py", "-k", "losac"),  # phi may be any multiple of its sum without moving the optimum
+        ("tests/whole/test_golden.py", "-k", "losac"),  # phi may be any multiple of its sum without moving the optimum
     ),
     "saga: the table's mean against the method's own constant": Mutation(
-        (Edit("transforms/tables.py", "row.table.mean(-2)", "-row.table.mean(-2)"),),
+        (Edit("method/wrappers/tables.py", "row.table.mean(-2)", "-row.table.mean(-2)"),),
         (ENGINES, "-k", "one_block"),
     ),
     "checkpoint: server's control variate forgotten": Mutation(
         (
             Edit(
-                "jobs/checkpoint.py",
+                "execution/job/checkpoint.py",
                 "server[name] = got.to(leaf.device)",
                 'server[name] = got.to(leaf.device) if name == "x" else leaf',
             ),
@@ -190,7 +199,7 @@ MUTATIONS: dict[str, Mutation] = {
     "checkpoint: clients' rows forgotten": Mutation(
         (
             Edit(
-                "jobs/checkpoint.py",
+                "execution/job/checkpoint.py",
                 "team.collect(state.store.export())",
                 "{'ids': torch.zeros(0, dtype=torch.int64)}",
             ),
@@ -200,7 +209,9 @@ MUTATIONS: dict[str, Mutation] = {
     "rows on disk: a checkpoint's rows written over": Mutation(
         (
             Edit(
-                "state/disk.py", "self._stale, self._fresh = [np.zeros(0, np.int64)], PerClient(0)", "self._stale = []"
+                "execution/rows/disk.py",
+                "self._stale, self._fresh = [np.zeros(0, np.int64)], PerClient(0)",
+                "self._stale = []",
             ),
         ),
         (STATE,),
@@ -208,7 +219,7 @@ MUTATIONS: dict[str, Mutation] = {
     "rows on disk: slots free before the next checkpoint": Mutation(
         (
             Edit(
-                "state/disk.py",
+                "execution/rows/disk.py",
                 "        self._stale.append(old_slots)",
                 "        self._free = np.append(self._free, old_slots)",
             ),
@@ -216,13 +227,13 @@ MUTATIONS: dict[str, Mutation] = {
         (STATE,),
     ),
     "keys: noise by cohort position": Mutation(
-        (Edit("local/assignment.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
+        (Edit("method/step/assignment.py", "one.round, one.id), n)", "one.round, orders.index(one)), n)"),),
         (CHECK, "-k", "good or fedpaq"),
     ),
     "keys: batches by cohort position": Mutation(
         (
             Edit(
-                "local/step.py",
+                "method/step/step.py",
                 "draw(assignment.algorithm, order, int(n))",
                 "draw(assignment.algorithm, order._replace(id=orders.index(order)), int(n))",
             ),
@@ -230,38 +241,39 @@ MUTATIONS: dict[str, Mutation] = {
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
     ),
     "keys: two purposes share their draws": Mutation(
-        (Edit("core/rng.py", "SAMPLE = 5", "SAMPLE = 6"),), (ENGINES, "-k", "purposes")
+        (Edit("method/contract/rng.py", "SAMPLE = 5", "SAMPLE = 6"),), (ENGINES, "-k", "purposes")
     ),
     "tolerance: steps miscounted": Mutation(
-        (Edit("local/walk.py", ".cpu().numpy()]] = k + 1", ".cpu().numpy()]] = k - 1"),),
+        (Edit("method/step/walk.py", ".cpu().numpy()]] = k + 1", ".cpu().numpy()]] = k - 1"),),
         (ENGINES, "-k", "who_stops"),
     ),
     "svrg: no correction": Mutation(
-        (Edit("local/assignment.py", 'if oracle.kind != "svrg":', "if oracle.kind:"),),
+        (Edit("method/step/assignment.py", 'if oracle.kind != "svrg":', "if oracle.kind:"),),
         (ENGINES, "-k", "svrg_of"),
     ),
     "newton: steps up a hill": Mutation(
-        (Edit("local/assignment.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
-        ("tests/test_published.py", "-k", "hill"),
+        (Edit("method/step/assignment.py", "eigenvalues[0] < -1e-6 *", "eigenvalues[0] < -1e6 *"),),
+        ("tests/method/test_published.py", "-k", "hill"),
     ),
     "fedprox as fedvra: N over S, rounded": Mutation(
-        (Edit("algorithms/family.py", "0.0, n / cohort, weights)", "0.0, n // cohort, weights)"),),
-        ("tests/test_family.py", "-k", "divide"),
+        (Edit("method/algorithms/family.py", "0.0, n / cohort, weights)", "0.0, n // cohort, weights)"),),
+        ("tests/method/test_family.py", "-k", "divide"),
     ),
     "late: who waited one step is asked to work": Mutation(
-        (Edit("core/round.py", "is None else self.waited > 0", "is None else self.waited > 1"),),
-        ("tests/test_unequal.py", "-k", "only_answers"),
+        (Edit("method/contract/round.py", "is None else self.waited > 0", "is None else self.waited > 1"),),
+        ("tests/federation/test_unequal.py", "-k", "only_answers"),
     ),
     "batchnorm: running statistics let through": Mutation(
-        (Edit("core/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
+        (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
     "wire: a row moves though its reply was lost": Mutation(
-        (Edit("remote/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),), WIRE
+        (Edit("execution/messages/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),),
+        WIRE,
     ),
     "wire: clients are told before the server has put it down": Mutation(
         (
             Edit(
-                "remote/store.py",
+                "execution/messages/store.py",
                 "        return self.run(decide, plan.seed)\n",
                 "        def told(half):\n"
                 "            made = decide(half)\n"
@@ -275,25 +287,38 @@ MUTATIONS: dict[str, Mutation] = {
         WIRE,
     ),
     "wire: a damaged message is taken": Mutation(
-        (Edit("remote/codec.py", "if zlib.crc32(data[HEAD:], zlib.crc32(data[4:8])) != check:", "if False:"),), WIRE
+        (
+            Edit(
+                "execution/messages/codec.py",
+                "if zlib.crc32(data[HEAD:], zlib.crc32(data[4:8])) != check:",
+                "if False:",
+            ),
+        ),
+        WIRE,
     ),
     "processes: one without clients counts": Mutation(
-        (Edit("engines/stacked.py", "tree_map(torch.zeros_like, computed.total)", "computed.total"),), RANKS
+        (Edit("execution/engines/stacked.py", "tree_map(torch.zeros_like, computed.total)", "computed.total"),), RANKS
     ),
     "robust: contributions with their weights": Mutation(
-        (Edit("transforms/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
+        (Edit("method/wrappers/robust.py", "sender._replace(w=torch.ones_like(sender.w))", "sender"),), ROBUST
     ),
     "robust: the centre never moves": Mutation(
-        (Edit("transforms/robust.py", "(1 - momentum) * aggregate)", "0 * aggregate)"),), ROBUST
+        (Edit("method/wrappers/robust.py", "(1 - momentum) * aggregate)", "0 * aggregate)"),), ROBUST
     ),
     "refused: the others keep their weights": Mutation(
-        (Edit("core/weights.py", "cohort(kind, cut.p[comes], times[comes], expected[comes])", "cut.w[comes]"),),
+        (
+            Edit(
+                "method/contract/weights.py",
+                "cohort(kind, cut.p[comes], times[comes], expected[comes])",
+                "cut.w[comes]",
+            ),
+        ),
         ROBUST,
     ),
     "refused: on the wire its row counts": Mutation(
         (
             Edit(
-                "remote/server.py",
+                "execution/messages/server.py",
                 "zip(plan.ids.tolist(), plan.heard, strict=True):\n            self.ledger",
                 "zip(self._replies, [True] * 99, strict=False):\n            self.ledger",
             ),
@@ -301,49 +326,56 @@ MUTATIONS: dict[str, Mutation] = {
         ROBUST,
     ),
     "processes: the prologue asks each one's clients": Mutation(
-        (Edit("engines/base.py", "total, (bytes_sent, evaluations) = self.team", "_ = self.team"),), RANKS
+        (Edit("execution/engines/base.py", "total, (bytes_sent, evaluations) = self.team", "_ = self.team"),), RANKS
     ),
     "compiled steps: the anchor's pull without eta": Mutation(
-        (Edit("local/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
-        ("tests/test_compiled.py", "-k", "fedprox or feddyn"),
+        (Edit("method/step/compiled/network.py", "eta * terms.prox[s]", "terms.prox[s]"),),
+        ("tests/method/test_compiled.py", "-k", "fedprox or feddyn"),
     ),
     "compiled steps: a short batch weighs as a whole one": Mutation(
         (
             Edit(
-                "local/compiled/network.py",
+                "method/step/compiled/network.py",
                 "own.share[B] = 1 / draw.samples.shape[2] if even else draw.weight[s, k, b]",
                 "own.share[B] = 1 / draw.samples.shape[2]",
             ),
         ),
-        ("tests/test_compiled.py", "-k", "method"),
+        ("tests/method/test_compiled.py", "-k", "method"),
     ),
     "tune: judged by the test set": Mutation(
-        (Edit("tuning/scores.py", 'f"validation_{name}"', 'f"test_{name}"'),),
+        (Edit("study/search/scores.py", 'f"validation_{name}"', 'f"test_{name}"'),),
         (TUNING, "-k", "digits"),
     ),
     "tune: a trial that diverged may win": Mutation(
-        (Edit("tuning/scores.py", "return one.broken, *first", "return 0, *first"),), (TUNING, "-k", "order")
+        (Edit("study/search/scores.py", "return one.broken, *first", "return 0, *first"),), (TUNING, "-k", "order")
     ),
     "tune: the same values whatever was found": Mutation(
-        (Edit("tuning/search.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
+        (Edit("study/search/search.py", "enumerate(before or [space.start])", "enumerate([space.start])"),),
         (TUNING, "-k", "drawn"),
     ),
     "baselines: all samples in one place, with one client's steps": Mutation(
-        (Edit("federation/schedule.py", "theirs.steps.sum()", "theirs.steps.max()"),), (BASELINES, "-k", "pooled")
+        (Edit("federation/participation/schedule.py", "theirs.steps.sum()", "theirs.steps.max()"),),
+        (BASELINES, "-k", "pooled"),
     ),
     "validation: the loss of a model that diverged is 0": Mutation(
-        (Edit("problems/evaluation.py", "np.average(values[judged]", "np.average(np.nan_to_num(values[judged])"),),
-        ("tests/test_clients.py", "-k", "diverged"),
+        (
+            Edit(
+                "federation/objectives/evaluation.py",
+                "np.average(values[judged]",
+                "np.average(np.nan_to_num(values[judged])",
+            ),
+        ),
+        ("tests/federation/test_clients.py", "-k", "diverged"),
     ),
     "diagnosis: drift from the start and not from the mean": Mutation(
         (Edit("../fedconcord_diagnosis/vectors.py", "away = lengths(moves - mean)", "away = lengths(moves)"),),
         (DIAGNOSIS, "-k", "drift"),
     ),
     "diagnosis: chi-square over the other weights": Mutation(
-        (Edit("analysis/surrogate.py", "(p - w) ** 2 / w)", "(p - w) ** 2 / p)"),), (DIAGNOSIS, "-k", "chi")
+        (Edit("insight/methods/surrogate.py", "(p - w) ** 2 / w)", "(p - w) ** 2 / p)"),), (DIAGNOSIS, "-k", "chi")
     ),
     "processes: rows gathered out of order": Mutation(
-        (Edit("engines/distributed.py", 'every["ids"].argsort()', 'torch.arange(len(every["ids"]))'),), RANKS
+        (Edit("execution/engines/distributed.py", 'every["ids"].argsort()', 'torch.arange(len(every["ids"]))'),), RANKS
     ),
     "privacy: each tensor clipped by itself": private(
         "torch.stack(squares).sum(0).sqrt()", "torch.stack(squares).amax(0).sqrt()"
@@ -355,10 +387,11 @@ MUTATIONS: dict[str, Mutation] = {
     "privacy: a round of nobody without noise": private('unheard if kind == "central" else None', "None"),
     "privacy: two vectors share their noise": private("drawn[..., k : k + d] for", "drawn[..., :d] for"),
     "privacy: amplification for any sampling": Mutation(
-        (Edit("settings/privacy.py", " if sampler.poisson else None", ""),), PRIVACY
+        (Edit("study/settings/privacy.py", " if sampler.poisson else None", ""),), PRIVACY
     ),
     "privacy: local noise accounted as central": Mutation(
-        (Edit("analysis/accountant.py", "Spending(noise / 2, 1.0, delta)", "Spending(noise, 1.0, delta)"),), PRIVACY
+        (Edit("execution/job/accountant.py", "Spending(noise / 2, 1.0, delta)", "Spending(noise, 1.0, delta)"),),
+        PRIVACY,
     ),
     "adaptive clip: bits that cost as much as messages": adaptive("(2 * bits) ** -2", "bits**-2"),
     "adaptive clip: bits for nothing": adaptive("(noise**-2 - (2 * bits) ** -2) ** -0.5", "noise"),
@@ -370,25 +403,25 @@ MUTATIONS: dict[str, Mutation] = {
     "adaptive clip: bits share the messages' noise": adaptive("every[size]", "every[0]"),
     "adaptive clip: a round of nobody keeps the clip": adaptive("moved(server.clip, 0.0, extra)", "server.clip"),
     "secure sums: a site opens as often as it is asked": secure(
-        "remote/member.py", "        self.safe.write(Secret(opened=(frame.round, secret.part)))\n", ""
+        "execution/messages/member.py", "        self.safe.write(Secret(opened=(frame.round, secret.part)))\n", ""
     ),
-    "secure sums: masks whatever the model": secure("remote/member.py", "models, *content)", "models)"),
+    "secure sums: masks whatever the model": secure("execution/messages/member.py", "models, *content)", "models)"),
     "secure sums: one mask for two contributions": secure(
-        "remote/member.py",
+        "execution/messages/member.py",
         'stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")',
         "shares=shares)",
     ),
     "secure sums: weights of those who were lost": secure(
-        "remote/secure.py", "values[at : at + leaf.numel()] * factor", "values[at : at + leaf.numel()]"
+        "execution/messages/secure.py", "values[at : at + leaf.numel()] * factor", "values[at : at + leaf.numel()]"
     ),
     "secure sums: masks of the lost stay": secure(
-        "remote/secure.py", "total = total + masks.pairwise", "masks.pairwise"
+        "execution/messages/secure.py", "total = total + masks.pairwise", "masks.pairwise"
     ),
     "secure sums: rounded to the nearest": secure(
-        "remote/terms.py", "np.floor(values / self.step + draws)", "np.rint(values / self.step)"
+        "execution/messages/terms.py", "np.floor(values / self.step + draws)", "np.rint(values / self.step)"
     ),
     "secure sums: a pair's masks add": secure(
-        "remote/masks.py", "if own_id < other else total - common", "if own_id < other else total + common"
+        "execution/messages/masks.py", "if own_id < other else total - common", "if own_id < other else total + common"
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedconcord.data.preprocess import features
+from fedconcord.federation.data.preprocess import features
 
 
 def read_features(path: Path, preprocessing: Mapping[str, Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The local step written out once more, one client and one step at a time: what `fedconcord.local` is judged by.
+"""The local step written out once more, one client and one step at a time: what `fedconcord.method.step` is judged by.
 
 It shares no code with the package but L-BFGS, which is torch's, and the types that it is asked in. A step is
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import (
+from fedconcord.method.contract import (
     Ascent,
     Constant,
     Done,
@@ -31,9 +31,9 @@ from fedconcord.core import (
     Snapshot,
     Table,
 )
-from fedconcord.local import step
-from fedconcord.local.assignment import Assignment, local_regulariser
-from fedconcord.local.solver import Solver
+from fedconcord.method.step import step
+from fedconcord.method.step.assignment import Assignment, local_regulariser
+from fedconcord.method.step.solver import Solver
 
 BY_LBFGS = step.solve
 

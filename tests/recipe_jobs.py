@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 
-from fedconcord.settings.methods import runs
-from fedconcord.settings.resolve import resolve_compare
-from fedconcord.settings.settings import Config
-from fedconcord.settings.sources import from_nested
+from fedconcord.study.settings.methods import runs
+from fedconcord.study.settings.resolve import resolve_compare
+from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.sources import from_nested
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, SizeName
 from fedconcord_papers.recipes.run import (
     RecipeSpec,

@@ -4,9 +4,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Plan, orders_of
-from fedconcord.jobs import Job
+from fedconcord.execution.job import Job
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, Plan, orders_of
 
 
 class Row(NamedTuple):
@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 TABLE = {
-    "auto": Row(),  # exact, but at a rate that long local work needs: tests/test_auto.py
+    "auto": Row(),  # exact, but at a rate that long local work needs: tests/method/test_auto.py
     "fedsgd": Row(exact="full"),
     "fedavg": Row(),
     "fedavgm": Row({"server_momentum": 0.5}),

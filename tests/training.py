@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedconcord.jobs import Job, Row
-from fedconcord.runs import results
-from fedconcord.runs.events import Entry, Event, Finished
-from fedconcord.runs.final import NOTHING, RunOptions
-from fedconcord.runs.pool import Pool
-from fedconcord.runs.results import prepare_job
+from fedconcord.execution.job import Job, Row
+from fedconcord.execution.run.final import NOTHING, RunOptions
+from fedconcord.study.runs import results
+from fedconcord.study.runs.events import Entry, Event, Finished
+from fedconcord.study.runs.pool import Pool
+from fedconcord.study.runs.results import prepare_job
 
 
 def execute(

@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 import torch
 
-from fedconcord.basis.errors import UserError
-from fedconcord.core import Algorithm, Oracle, Population
-from fedconcord.federation.clock import lognormal
-from fedconcord.federation.schedule import Schedule
-from fedconcord.local import solver
-from fedconcord.local.solver import Solver
-from fedconcord.transforms.forms import unsummable
-from fedconcord.transforms.late import with_late_replies
-from fedconcord.transforms.privacy import uncovered
-from fedconcord.transforms.robust import median, with_aggregate
-from fedconcord.transforms.server import momentum, with_server
-from fedconcord.transforms.uploads import quantise, topk, with_uploads
+from fedconcord.federation.participation.clock import lognormal
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.contract import Algorithm, Oracle, Population
+from fedconcord.method.step import solver
+from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.forms import unsummable
+from fedconcord.method.wrappers.late import with_late_replies
+from fedconcord.method.wrappers.privacy import uncovered
+from fedconcord.method.wrappers.robust import median, with_aggregate
+from fedconcord.method.wrappers.server import momentum, with_server
+from fedconcord.method.wrappers.uploads import quantise, topk, with_uploads
+from fedconcord.support.errors import UserError
 
 CLIENTS, COHORT = 10, 4
 

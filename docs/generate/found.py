@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from fedconcord.algorithms import METHODS
-from fedconcord.basis import factories, grammar
+from fedconcord.method.algorithms import METHODS
+from fedconcord.support import factories, grammar
 from fedconcord_papers.recipes import RECIPES
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, Study
 from marks import plain, table
@@ -66,7 +66,7 @@ def claim(name: str) -> str:
     else:
         says = f"It does not claim to reach {optimum}, and is shown to stop elsewhere"
     given = ", ".join(f"`{key}={grammar.text(value)}`" for key, value in row.options.items())
-    return f"{says}: `tests/test_fixed_points.py`{f', with {given}' if given else ''}."
+    return f"{says}: `tests/method/test_fixed_points.py`{f', with {given}' if given else ''}."
 
 
 @cache

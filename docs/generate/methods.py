@@ -12,11 +12,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from fedconcord.algorithms import METHODS
-from fedconcord.analysis import catalogue
-from fedconcord.basis import factories, grammar
-from fedconcord.basis.factories import search_of
-from fedconcord.core import Algorithm, Oracle, Tree, tree_leaves
+from fedconcord.insight.methods import catalogue
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, Oracle, Tree, tree_leaves
+from fedconcord.support import factories, grammar
+from fedconcord.support.factories import search_of
 from fits import CLIENTS, COHORT, fits
 from found import measured, title
 from marks import code, plain, prose, table

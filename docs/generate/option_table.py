@@ -1,4 +1,4 @@
-"""Writes `fedconcord.options.table` from the schema: `python docs/generate/option_table.py` after a change."""
+"""Writes `fedconcord.study.options.table` from the schema: `python docs/generate/option_table.py` after a change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 import fedconcord
-from fedconcord.basis import files
-from fedconcord.options import Option
-from fedconcord.settings.sources import default_text, fields, keys, noted, values_text
+from fedconcord.study.options import Option
+from fedconcord.study.settings.sources import default_text, fields, keys, noted, values_text
+from fedconcord.support import files
 
-TABLE = Path(fedconcord.__file__).parent / "options" / "table.py"
+TABLE = Path(fedconcord.__file__).parent / "study" / "options" / "table.py"
 PLACES = ("DATA", "DIR", "PATH")  # metavars of what may be a Path
 # options that take objects of Python beside names
 OBJECTS = ("data", "partition", "model", "sampling", "lr_schedule", "loss", "metrics")
@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
-from fedconcord.options import Option, stated
+from fedconcord.study.options import Option, stated
 
 '''
 

@@ -12,7 +12,12 @@ import fedconcord
 from comments import Comments
 
 SOURCE = Path(fedconcord.__file__).parents[1]
-INTERFACES = ("Objective", "Roster", "Evaluator", "Problem")  # of `fedconcord.core`: what they say of a member holds
+INTERFACES = (
+    "Objective",
+    "Roster",
+    "Evaluator",
+    "Problem",
+)  # of `fedconcord.method.contract`: what they say of a member holds
 # for a class that has it
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import typer
 
-from fedconcord.cli.base import app
-from fedconcord.cli.listing import TOPICS, make_listing
-from fedconcord.cli.main import call  # whose import makes the commands
-from fedconcord.options.table import OPTIONS
+from fedconcord.interface.cli.base import app
+from fedconcord.interface.cli.listing import TOPICS, make_listing
+from fedconcord.interface.cli.main import call  # whose import makes the commands
+from fedconcord.study.options.table import OPTIONS
 from marks import code, plain, table
 
 COMMAND: Any = typer.main.get_command(app)  # with those of other packages

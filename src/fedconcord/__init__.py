@@ -19,17 +19,31 @@ The same from its parts, a round at a time:
 Names are imported when they are first used, so that the command can say `--help` without torch.
 """
 
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from fedconcord.basis.demand import on_demand
+from fedconcord._moved import FormerPaths
+from fedconcord.support.demand import on_demand
 
 if TYPE_CHECKING:
-    from fedconcord.algorithms import METHODS
-    from fedconcord.api import advise, compare, run, tune, write_report
-    from fedconcord.basis.errors import UserError
-    from fedconcord.basis.factories import Search
-    from fedconcord.core import (
+    from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
+    from fedconcord.execution.job import Job, Row, State, advance, evaluate, start, train
+    from fedconcord.execution.job.checkpoint import load, save
+    from fedconcord.federation.data import DATASETS
+    from fedconcord.federation.data.dataset import Dataset
+    from fedconcord.federation.models import MODELS
+    from fedconcord.federation.objectives import PROBLEMS, Quadratic, Supervised
+    from fedconcord.federation.participation.sampling import SAMPLERS, Drawn, Sampler
+    from fedconcord.federation.participation.schedule import Schedule
+    from fedconcord.federation.participation.work import WORK
+    from fedconcord.federation.partitions import PARTITIONS
+    from fedconcord.interface.api import advise, compare, run, tune, write_report
+    from fedconcord.interface.tracking import MLflow, TensorBoard, WandB
+    from fedconcord.interface.trained.predict import predict
+    from fedconcord.interface.trained.program import export
+    from fedconcord.method.algorithms import METHODS
+    from fedconcord.method.contract import (
         Algorithm,
         Client,
         Cohort,
@@ -43,26 +57,14 @@ if TYPE_CHECKING:
         Sender,
         Settle,
     )
-    from fedconcord.data import DATASETS
-    from fedconcord.data.dataset import Dataset
-    from fedconcord.engines import Engine, Serial, Stacked, Wire
-    from fedconcord.federation.partitions import PARTITIONS
-    from fedconcord.federation.sampling import SAMPLERS, Drawn, Sampler
-    from fedconcord.federation.schedule import Schedule
-    from fedconcord.federation.work import WORK
-    from fedconcord.jobs import Job, Row, State, advance, evaluate, start, train
-    from fedconcord.jobs.checkpoint import load, save
-    from fedconcord.local.sizes import RULES
-    from fedconcord.local.solver import ORACLES, Solver
-    from fedconcord.models import MODELS
-    from fedconcord.problems import PROBLEMS, Quadratic, Supervised
-    from fedconcord.runs.events import Callback, Compared, Finished, Run
-    from fedconcord.tracking import MLflow, TensorBoard, WandB
-    from fedconcord.trained.predict import predict
-    from fedconcord.trained.program import export
-    from fedconcord.transforms.server import OPTIMIZERS, with_server
-    from fedconcord.transforms.uploads import COMPRESSORS, with_uploads
-    from fedconcord.tuning import Tuned
+    from fedconcord.method.step.sizes import RULES
+    from fedconcord.method.step.solver import ORACLES, Solver
+    from fedconcord.method.wrappers.server import OPTIMIZERS, with_server
+    from fedconcord.method.wrappers.uploads import COMPRESSORS, with_uploads
+    from fedconcord.study.runs.events import Callback, Compared, Finished, Run
+    from fedconcord.study.search import Tuned
+    from fedconcord.support.errors import UserError
+    from fedconcord.support.factories import Search
     from fedconcord_diagnosis.functions import diagnose
     from fedconcord_papers.functions import arena, audit, reproduce
 
@@ -140,31 +142,32 @@ __all__ = [
 ]
 
 _PLACES = {  # module -> the names that it has
-    "fedconcord.algorithms": "METHODS",
-    "fedconcord.api": "advise compare run tune write_report",
-    "fedconcord.core": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender Settle",
-    "fedconcord.data": "DATASETS",
-    "fedconcord.data.dataset": "Dataset",
-    "fedconcord.trained.program": "export",
-    "fedconcord.engines": "Engine Serial Stacked Wire",
-    "fedconcord.basis.errors": "UserError",
-    "fedconcord.basis.factories": "Search",
+    "fedconcord.method.algorithms": "METHODS",
+    "fedconcord.interface.api": "advise compare run tune write_report",
+    "fedconcord.method.contract": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender "
+    "Settle",
+    "fedconcord.federation.data": "DATASETS",
+    "fedconcord.federation.data.dataset": "Dataset",
+    "fedconcord.interface.trained.program": "export",
+    "fedconcord.execution.engines": "Engine Serial Stacked Wire",
+    "fedconcord.support.errors": "UserError",
+    "fedconcord.support.factories": "Search",
     "fedconcord.federation.partitions": "PARTITIONS",
-    "fedconcord.federation.sampling": "SAMPLERS Drawn Sampler",
-    "fedconcord.federation.schedule": "Schedule",
-    "fedconcord.federation.work": "WORK",
-    "fedconcord.trained.predict": "predict",
-    "fedconcord.models": "MODELS",
-    "fedconcord.local.solver": "ORACLES Solver",
-    "fedconcord.local.sizes": "RULES",
-    "fedconcord.problems": "PROBLEMS Quadratic Supervised",
-    "fedconcord.runs.events": "Callback Compared Finished Run",
-    "fedconcord.tracking": "MLflow TensorBoard WandB",
-    "fedconcord.transforms.server": "OPTIMIZERS with_server",
-    "fedconcord.tuning": "Tuned",
-    "fedconcord.jobs.loop": "Job Row State advance evaluate start train",
-    "fedconcord.jobs.checkpoint": "load save",
-    "fedconcord.transforms.uploads": "COMPRESSORS with_uploads",
+    "fedconcord.federation.participation.sampling": "SAMPLERS Drawn Sampler",
+    "fedconcord.federation.participation.schedule": "Schedule",
+    "fedconcord.federation.participation.work": "WORK",
+    "fedconcord.interface.trained.predict": "predict",
+    "fedconcord.federation.models": "MODELS",
+    "fedconcord.method.step.solver": "ORACLES Solver",
+    "fedconcord.method.step.sizes": "RULES",
+    "fedconcord.federation.objectives": "PROBLEMS Quadratic Supervised",
+    "fedconcord.study.runs.events": "Callback Compared Finished Run",
+    "fedconcord.interface.tracking": "MLflow TensorBoard WandB",
+    "fedconcord.method.wrappers.server": "OPTIMIZERS with_server",
+    "fedconcord.study.search": "Tuned",
+    "fedconcord.execution.job.loop": "Job Row State advance evaluate start train",
+    "fedconcord.execution.job.checkpoint": "load save",
+    "fedconcord.method.wrappers.uploads": "COMPRESSORS with_uploads",
     "fedconcord_diagnosis.functions": "diagnose",  # of the packages beside: known by name here alone
     "fedconcord_papers.functions": "arena audit reproduce",
 }
@@ -187,3 +190,6 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for somet
 
     def __getattr__(name: str) -> Any:
         return _version() if name == "__version__" else _named(name)
+
+
+sys.meta_path.insert(0, FormerPaths())

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedconcord.basis.errors import UserError
-from fedconcord.cli.base import console, importing, say
-from fedconcord.cli.options import Given, Trust, option, sources_of, takes_settings
-from fedconcord.cli.progress import SAY_EVERY, Left
+from fedconcord.interface.cli.base import console, importing, say
+from fedconcord.interface.cli.options import Given, Trust, option, sources_of, takes_settings
+from fedconcord.interface.cli.progress import SAY_EVERY, Left
+from fedconcord.support.errors import UserError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -33,7 +33,7 @@ def diagnose(
     rounds = None if at is None else _rounds(at)
     sources = sources_of(options)
     with importing():
-        from fedconcord.runs import folder as folders
+        from fedconcord.execution.run import folder as folders
         from fedconcord_diagnosis import subject as subjects
         from fedconcord_diagnosis.diagnosis_page import diagnosed
 

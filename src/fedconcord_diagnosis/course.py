@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedconcord.algorithms import METHODS
-from fedconcord.analysis.surrogate import Surrogate, chi_square, schedule_of, surrogate
-from fedconcord.basis.yardstick import YARDSTICK
-from fedconcord.core import Plan
-from fedconcord.federation import clock
-from fedconcord.federation.describe import distance
-from fedconcord.jobs import Job, State, advance, plan_of, start
-from fedconcord.problems.judging import supervised
+from fedconcord.execution.job import Job, State, advance, plan_of, start
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.federation.participation import clock
+from fedconcord.federation.partitions.describe import distance
+from fedconcord.insight.methods.surrogate import Surrogate, chi_square, schedule_of, surrogate
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Plan
+from fedconcord.support.yardstick import YARDSTICK
 from fedconcord_diagnosis.look import MOST_SAMPLES, Look, chosen, look, plan_for
 
 WORK_ROUNDS = 20  # of a run, spread evenly, whose local work is averaged

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.analysis.surrogate import Surrogate
-from fedconcord.report.figures.style import COLOURS, MARKERS, MUTED, Drawing, drawing, log_scale, percent_ticks
-from fedconcord.report.format import percent, span
+from fedconcord.insight.methods.surrogate import Surrogate
+from fedconcord.insight.report.figures.style import COLOURS, MARKERS, MUTED, Drawing, drawing, log_scale, percent_ticks
+from fedconcord.study.statistics.format import percent, span
 from fedconcord_diagnosis.course import Diagnosis
 
 BLUE, RED, GREEN, PINK, AMBER = COLOURS[:5]

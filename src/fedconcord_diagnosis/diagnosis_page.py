@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedconcord.advice import advise, command
-from fedconcord.analysis.surrogate import Surrogate
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.report.format import compact, percent
-from fedconcord.report.page import Page, code_block, in_words, pairs, paragraphs
-from fedconcord.runs.folder import versions
-from fedconcord.runs.results import threads
+from fedconcord.execution.run.folder import versions
+from fedconcord.insight.advice import advise, command
+from fedconcord.insight.methods.surrogate import Surrogate
+from fedconcord.insight.report.page import Page, code_block, in_words, pairs, paragraphs
+from fedconcord.study.runs.results import threads
+from fedconcord.study.statistics.format import compact, percent
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_diagnosis.course import Diagnosis, diagnose
 from fedconcord_diagnosis.diagnosis_figures import SHARES, drawings
 from fedconcord_diagnosis.findings import Finding, findings, verdict

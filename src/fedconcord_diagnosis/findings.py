@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.analysis.surrogate import Surrogate, schedule_of
-from fedconcord.federation.work import epoch_steps
-from fedconcord.jobs import Job
-from fedconcord.report.format import compact, listing, percent, size, span
+from fedconcord.execution.job import Job
+from fedconcord.federation.participation.work import epoch_steps
+from fedconcord.insight.methods.surrogate import Surrogate, schedule_of
+from fedconcord.study.statistics.format import compact, listing, percent, size, span
 from fedconcord_diagnosis.course import Diagnosis
 from fedconcord_diagnosis.look import Look
 from fedconcord_diagnosis.measures import methods_for

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedconcord.api import listed, sources_of
-from fedconcord.options.table import RunOptions
-from fedconcord.runs.folder import trust as trust_folder
+from fedconcord.execution.run.folder import trust as trust_folder
+from fedconcord.interface.api import listed, sources_of
+from fedconcord.study.options.table import RunOptions
 
 if TYPE_CHECKING:
     from fedconcord_diagnosis.diagnosis_page import Diagnosed

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord import core
-from fedconcord.analysis.surrogate import schedule_of
-from fedconcord.core import Client, Local, Plan, Tree, rng
-from fedconcord.engines import run_round
-from fedconcord.federation.participation import View
-from fedconcord.federation.sampling import Drawn, Losses, Sampler
-from fedconcord.jobs import Job, State
-from fedconcord.local.assignment import open_rows, with_oracle
-from fedconcord.state.memory import MemoryStore
+from fedconcord.execution.engines import run_round
+from fedconcord.execution.job import Job, State
+from fedconcord.execution.rows.memory import MemoryStore
+from fedconcord.federation.participation.participation import View
+from fedconcord.federation.participation.sampling import Drawn, Losses, Sampler
+from fedconcord.insight.methods.surrogate import schedule_of
+from fedconcord.method import contract as core
+from fedconcord.method.contract import Client, Local, Plan, Tree, rng
+from fedconcord.method.step.assignment import open_rows, with_oracle
 from fedconcord_diagnosis import vectors
 from fedconcord_diagnosis.vectors import Agreement, Drift, Remedies, Residual, Staleness, control, drift, remedies
 

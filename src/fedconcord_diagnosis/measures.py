@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from fedconcord.analysis import catalogue
-from fedconcord.core import Remedy
+from fedconcord.insight.methods import catalogue
+from fedconcord.method.contract import Remedy
 from fedconcord_diagnosis.course import Diagnosis
 from fedconcord_diagnosis.look import Look
 from fedconcord_diagnosis.vectors import rank_correlation

@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job, State, blank, checkpoint, resolved
-from fedconcord.report.load import data_name
-from fedconcord.runs.final import MODEL
-from fedconcord.runs.folder import CHECKPOINT, read_description, versions
-from fedconcord.runs.results import PreparedRun, with_choices_of
-from fedconcord.settings import problem
-from fedconcord.settings.job import advise, build, refuse
-from fedconcord.settings.judging import held
-from fedconcord.settings.objects import unchanged
-from fedconcord.settings.problem import folder_name
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.settings import Config
-from fedconcord.settings.sources import Source, from_nested
-from fedconcord.state import tensors
+from fedconcord.execution.job import Job, State, blank, checkpoint, resolved
+from fedconcord.execution.rows import tensors
+from fedconcord.execution.run.final import MODEL
+from fedconcord.execution.run.folder import CHECKPOINT, read_description, versions
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.study.runs.results import PreparedRun, with_choices_of
+from fedconcord.study.settings import problem
+from fedconcord.study.settings.job import advise, build, refuse
+from fedconcord.study.settings.judging import held
+from fedconcord.study.settings.objects import unchanged
+from fedconcord.study.settings.problem import folder_name
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.sources import Source, from_nested
+from fedconcord.study.statistics.load import data_name
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_diagnosis.look import MOST_SAMPLES, ROUNDS_OF_A_LOOK, chosen, steps_of
 
 MOST_THREADS = 1024  # that a folder may ask for

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Memory, Tree
+from fedconcord.method.contract import Algorithm, Memory, Tree
 
 TINY = 1e-300  # in place of a length of 0 that divides
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import fedconcord
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.files import write_text
+from fedconcord.support.errors import UserError
+from fedconcord.support.files import write_text
 
 PACKAGE = "fedconcord_job"
 README = Path(__file__).with_name("app_readme.md")  # its text, with places for the sites

@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from fedconcord.basis.errors import LostError, UserError
-from fedconcord.cli.base import DIVERGED, complain, console, fail, importing, say
-from fedconcord.cli.options import Given, Trust, option, sources_of, takes_settings
-from fedconcord.cli.progress import latest_metric
-from fedconcord.runs.interrupts import heeded
+from fedconcord.execution.run.interrupts import heeded
+from fedconcord.interface.cli.base import DIVERGED, complain, console, fail, importing, say
+from fedconcord.interface.cli.options import Given, Trust, option, sources_of, takes_settings
+from fedconcord.interface.cli.progress import latest_metric
+from fedconcord.support.errors import LostError, UserError
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from fedconcord_flower.trial import Member
@@ -58,9 +58,9 @@ def try_(
 ) -> None:
     """Run a job on this machine as it would run on real sites. It has a server, a process per site, TLS and keys."""
     with importing():
-        from fedconcord.basis.files import free_folder
-        from fedconcord.report import write_report
-        from fedconcord.runs.folder import refuse_taken
+        from fedconcord.execution.run.folder import refuse_taken
+        from fedconcord.insight.report import write_report
+        from fedconcord.support.files import free_folder
         from fedconcord_flower import trial
 
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
@@ -228,9 +228,9 @@ def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) ->
 def _settings(given: Given, before: Path | None = None, trust: bool = False) -> str:
     """The settings of the command, over those of a file from before, as a file that server and sites read."""
     with importing():
-        from fedconcord.basis import imports
-        from fedconcord.settings.resolve import as_toml
-        from fedconcord.settings.sources import from_file
+        from fedconcord.study.settings.resolve import as_toml
+        from fedconcord.study.settings.sources import from_file
+        from fedconcord.support import imports
         from fedconcord_sites.form import source_of
 
     text = as_toml(*([] if before is None else [from_file(before)]), *sources_of(given))
@@ -242,7 +242,7 @@ def _settings(given: Given, before: Path | None = None, trust: bool = False) -> 
 
 
 def _rounds(text: str) -> int:
-    from fedconcord.settings.settings import Config
+    from fedconcord.study.settings.settings import Config
     from fedconcord_sites.form import source_of
 
     return int(source_of(text).values.get("rounds", Config.model_fields["rounds"].default))
@@ -250,7 +250,7 @@ def _rounds(text: str) -> int:
 
 def _members(sites: str | None, text: str, clients: bool) -> list[Member]:
     """The sites: a file each, or the clients of the data that the job names."""
-    from fedconcord.settings.resolve import resolve_run
+    from fedconcord.study.settings.resolve import resolve_run
     from fedconcord_flower.trial import Member
     from fedconcord_sites.form import source_of
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedconcord.basis.files import write_json
+from fedconcord.support.files import write_json
 
 SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"  # Flower's names of the two kinds of tasks
 

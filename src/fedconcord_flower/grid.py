@@ -24,12 +24,12 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedconcord.basis import imports
-from fedconcord.basis.errors import LostError, UserError, sentence
+from fedconcord.support import imports
+from fedconcord.support.errors import LostError, UserError, sentence
 from fedconcord_flower import INSTALL
 
 if TYPE_CHECKING:  # with torch, which a SuperLink and SuperNodes would take seconds to import for nothing
-    from fedconcord.runs.events import Event
+    from fedconcord.study.runs.events import Event
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 try:
@@ -154,8 +154,8 @@ def _teller(path: str) -> Callable[[Mapping[str, Any]], None]:
 
 def _refusal(message: bytes, why: str) -> bytes:
     """What a site says that cannot answer."""
-    from fedconcord.remote import codec
-    from fedconcord.remote.codec import Frame
+    from fedconcord.execution.messages import codec
+    from fedconcord.execution.messages.codec import Frame
 
     frame = codec.read(message)
     return codec.write(Frame("refused", frame.method, frame.round, frame.client, {"why": why}))
@@ -305,7 +305,7 @@ def work(runtimes: Path) -> None:
     """
     for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
         import_module(module)
-    import_module("fedconcord.settings").keys()  # the schema, made once
+    import_module("fedconcord.study.settings").keys()  # the schema, made once
 
     forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord.basis.errors import UserError, reason
-from fedconcord.basis.files import private_folder, write_bytes
+from fedconcord.support.errors import UserError, reason
+from fedconcord.support.files import private_folder, write_bytes
 
 try:
     from cryptography import x509

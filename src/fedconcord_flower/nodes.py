@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord.basis.errors import LostError
-from fedconcord.basis.files import write_text
+from fedconcord.support.errors import LostError
+from fedconcord.support.files import write_text
 from fedconcord_flower import commands
 from fedconcord_flower.processes import Ended, Processes, exit_words, free_port, lost_sentence, quoted
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple
 
-from fedconcord.basis.errors import UserError, reason
+from fedconcord.support.errors import UserError, reason
 
 KEEPER = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
 ASTRAY = ("SSL_CERT_FILE", "SSL_CERT_DIR", "PYTHONWARNINGS", "PYTHONIOENCODING")

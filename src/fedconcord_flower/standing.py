@@ -6,8 +6,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from fedconcord.basis import files
-from fedconcord.basis.errors import LostError, UserError
+from fedconcord.support import files
+from fedconcord.support.errors import LostError, UserError
 from fedconcord_flower import commands, grid, keys
 from fedconcord_flower.nodes import ANSWERS, HELD, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, environment, lost_sentence

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord.basis.errors import LostError, UserError
-from fedconcord.basis.files import sweep
-from fedconcord.data import federated
-from fedconcord.runs.events import Finished
-from fedconcord.runs.records import finished
+from fedconcord.federation.data import federated
+from fedconcord.study.runs.events import Finished
+from fedconcord.study.runs.records import finished
+from fedconcord.support.errors import LostError, UserError
+from fedconcord.support.files import sweep
 from fedconcord_flower import commands, grid, keys
 from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell

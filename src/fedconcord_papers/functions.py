@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
-from fedconcord.api import listed, sources_of
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.grammar import count
-from fedconcord.core import Algorithm
-from fedconcord.options.table import OPTIONS, RunOptions
-from fedconcord.runs.events import Lines, Watch
-from fedconcord.runs.pool import carry_out
-from fedconcord.settings import methods
-from fedconcord.settings.job import build
-from fedconcord.settings.privacy import privacy_note, unprotected
-from fedconcord.settings.problem import notes
-from fedconcord.settings.resolve import resolve_compare
-from fedconcord.settings.sources import Source, prepare, seed_list
+from fedconcord.interface.api import listed, sources_of
+from fedconcord.method.contract import Algorithm
+from fedconcord.study.options.table import OPTIONS, RunOptions
+from fedconcord.study.runs.events import Lines, Watch
+from fedconcord.study.runs.pool import carry_out
+from fedconcord.study.settings import methods
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.privacy import privacy_note, unprotected
+from fedconcord.study.settings.problem import notes
+from fedconcord.study.settings.resolve import resolve_compare
+from fedconcord.study.settings.sources import Source, prepare, seed_list
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
+from fedconcord.support.grammar import count
 
 if TYPE_CHECKING:
     from fedconcord_papers.arena.page import Pages

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from fedconcord.data.inputs import Input
-from fedconcord.data.preprocess import CATEGORIES, Sums
-from fedconcord.data.tables import known_texts, no_value
-from fedconcord.remote import codec
-from fedconcord.remote.codec import Frame
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
+from fedconcord.federation.data.inputs import Input
+from fedconcord.federation.data.preprocess import CATEGORIES, Sums
+from fedconcord.federation.data.tables import known_texts, no_value
 from fedconcord_sites.form import Form
 from fedconcord_sites.site import PROTOCOL, versions
 

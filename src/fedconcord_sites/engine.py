@@ -1,6 +1,6 @@
 """The engine of a deployment: rounds over an exchange with real sites, in place of clients in memory.
 
-The server's half is `remote.server`. What it has decided in a round is in the checkpoint before a site hears of it: the
+The server's half is `server`. What it has decided in a round is in the checkpoint before a site hears of it: the
 message after the server's step goes with the site's next orders, and no round begins before the last one is put down.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedconcord.core import Plan, Problem, Tree
-from fedconcord.engines.base import Abilities, Clients
-from fedconcord.engines.team import ALONE, Team
-from fedconcord.local.assignment import Assignment
-from fedconcord.remote.store import RemoteStore, remote_store
-from fedconcord.remote.sums import PLAIN, Sums
-from fedconcord.state import First, Storage, Store
+from fedconcord.execution.engines.base import Abilities, Clients
+from fedconcord.execution.engines.team import ALONE, Team
+from fedconcord.execution.messages.store import RemoteStore, remote_store
+from fedconcord.execution.messages.sums import PLAIN, Sums
+from fedconcord.execution.rows import First, Storage, Store
+from fedconcord.method.contract import Plan, Problem, Tree
+from fedconcord.method.step.assignment import Assignment
 from fedconcord_sites.site_link import SiteLink
 
 

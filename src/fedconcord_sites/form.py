@@ -13,24 +13,24 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedconcord.algorithms.alone import BASELINES
-from fedconcord.basis import grammar
-from fedconcord.basis.errors import UserError
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.inputs import Input
-from fedconcord.engines import Serial
-from fedconcord.jobs import Job, population_of
-from fedconcord.problems import Supervised
-from fedconcord.problems.judging import supervised
-from fedconcord.remote.terms import FEWEST, Scale, Terms
-from fedconcord.settings.job import build
-from fedconcord.settings.objects import named
-from fedconcord.settings.parts import part
-from fedconcord.settings.problem import input_of
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.settings import Config, InputSettings
-from fedconcord.settings.sources import Source, from_nested, prepare, validated
-from fedconcord.transforms.forms import unsummable
+from fedconcord.execution.engines import Serial
+from fedconcord.execution.job import Job, population_of
+from fedconcord.execution.messages.terms import FEWEST, Scale, Terms
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.data.inputs import Input
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.method.algorithms.alone import BASELINES
+from fedconcord.method.wrappers.forms import unsummable
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.objects import named
+from fedconcord.study.settings.parts import part
+from fedconcord.study.settings.problem import input_of
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.settings import Config, InputSettings
+from fedconcord.study.settings.sources import Source, from_nested, prepare, validated
+from fedconcord.support import grammar
+from fedconcord.support.errors import UserError
 from fedconcord_sites.judging import check_summed
 
 ENDS = (  # settings of where samples lie and how a simulation computes, which a deployment has its own way of

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.data import federated
-from fedconcord.data.inputs import Input, held_out
-from fedconcord.data.own import SCALED
-from fedconcord.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
-from fedconcord.data.tables import columns_of
-from fedconcord.remote.codec import Frame
-from fedconcord.settings.sources import Source
+from fedconcord.execution.messages.codec import Frame
+from fedconcord.federation.data import federated
+from fedconcord.federation.data.inputs import Input, held_out
+from fedconcord.federation.data.own import SCALED
+from fedconcord.federation.data.preprocess import SENT, Column, Sums, mean_of, names, read_statistics, scale_of, width
+from fedconcord.federation.data.tables import columns_of
+from fedconcord.study.settings.sources import Source
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_sites.differences import (
     DifferError,
     columns_differ,

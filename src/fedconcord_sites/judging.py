@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.basis.errors import UserError
-from fedconcord.problems import Supervised
-from fedconcord.problems.evaluation import Resident
-from fedconcord.problems.metrics import AT, METRICS, Metric
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.objectives.metrics import AT, METRICS, Metric
+from fedconcord.support.errors import UserError
 
 
 class Summed(NamedTuple):

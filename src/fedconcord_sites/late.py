@@ -7,11 +7,11 @@ was named before round 0: weights and running sums know it as an absent client, 
 
 from __future__ import annotations
 
-from fedconcord.jobs import Job
-from fedconcord.remote import codec
-from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings.settings import Config
-from fedconcord.settings.sources import Source
+from fedconcord.execution.job import Job
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.sources import Source
 from fedconcord_sites.differences import (
     columns_differ,
     facts_differ,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.data import federated
-from fedconcord.data.doubts import doubts
-from fedconcord.data.inputs import FEW
-from fedconcord.data.sources import numbers, texts
+from fedconcord.federation.data import federated
+from fedconcord.federation.data.doubts import doubts
+from fedconcord.federation.data.inputs import FEW
+from fedconcord.federation.data.sources import numbers, texts
 
 SHOWN = 5  # texts in a cell
 

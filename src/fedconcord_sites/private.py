@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.analysis.accountant import Budget
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError, reason
-from fedconcord.core import Algorithm, Client, Cohort, Done, Tree
-from fedconcord.core.rng import Chance
-from fedconcord.federation.sampling import poisson_of
-from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job
-from fedconcord.remote import codec
-from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings.privacy import budget_of
-from fedconcord.settings.settings import Config
+from fedconcord.execution.job import Job
+from fedconcord.execution.job.accountant import Budget
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.federation.participation.sampling import poisson_of
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Tree
+from fedconcord.method.contract.rng import Chance
+from fedconcord.study.settings.privacy import budget_of
+from fedconcord.study.settings.settings import Config
+from fedconcord.support import files
+from fedconcord.support.errors import UserError, reason
 
 DRAWN = "drawn.json"
 GENERATOR = "noise and Poisson coins of the operating system's generator, where they are drawn"

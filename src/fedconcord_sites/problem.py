@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.basis.errors import UserError
-from fedconcord.core import Objective, roster_of
-from fedconcord.problems import Supervised
-from fedconcord.problems.evaluation import Scores
-from fedconcord.remote import codec
-from fedconcord.remote.codec import FrameError
-from fedconcord.remote.server import NOT_FINITE
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import FrameError
+from fedconcord.execution.messages.server import NOT_FINITE
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.evaluation import Scores
+from fedconcord.method.contract import Objective, roster_of
+from fedconcord.support.errors import UserError
 from fedconcord_sites.judging import Figures, form_of, of_site, pooled
 from fedconcord_sites.site_link import SiteLink
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError, reason
-from fedconcord.remote import member
-from fedconcord.remote.member import Secret
+from fedconcord.execution.messages import member
+from fedconcord.execution.messages.member import Secret
+from fedconcord.support import files
+from fedconcord.support.errors import UserError, reason
 
 
 class FileSafe(NamedTuple):

@@ -9,25 +9,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedconcord.analysis import fairness
-from fedconcord.basis.errors import UserError
-from fedconcord.core.rng import SYSTEM, Chance
-from fedconcord.core.weights import minimised
-from fedconcord.jobs import Job, Row, State
-from fedconcord.problems import Regularised
-from fedconcord.problems.card import card
-from fedconcord.remote.sums import PLAIN, Sums
-from fedconcord.remote.terms import Terms
-from fedconcord.runs import readme, results
-from fedconcord.runs.clock import Clock
-from fedconcord.runs.events import Event, Finished
-from fedconcord.runs.final import RunOptions
-from fedconcord.runs.folder import read_description, refuse_taken
-from fedconcord.runs.observers import Observer
-from fedconcord.runs.records import finished
-from fedconcord.runs.results import prepare_job, threads
-from fedconcord.settings.privacy import privacy_note
-from fedconcord.settings.settings import DEFAULT_MODEL, Config
+from fedconcord.execution.job import Job, Row, State
+from fedconcord.execution.messages.sums import PLAIN, Sums
+from fedconcord.execution.messages.terms import Terms
+from fedconcord.execution.run import readme
+from fedconcord.execution.run.clock import Clock
+from fedconcord.execution.run.final import RunOptions
+from fedconcord.execution.run.folder import read_description, refuse_taken
+from fedconcord.execution.run.observers import Observer
+from fedconcord.federation.objectives import Regularised, fairness
+from fedconcord.federation.objectives.card import card
+from fedconcord.method.contract.rng import SYSTEM, Chance
+from fedconcord.method.contract.weights import minimised
+from fedconcord.study.runs import results
+from fedconcord.study.runs.events import Event, Finished
+from fedconcord.study.runs.records import finished
+from fedconcord.study.runs.results import prepare_job, threads
+from fedconcord.study.settings.privacy import privacy_note
+from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
+from fedconcord.support.errors import UserError
 from fedconcord_sites import handshake, private
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.engine import Sites
@@ -181,7 +181,7 @@ def _served(
 
 
 def _secure(terms: Terms) -> Sums:
-    from fedconcord.remote.secure import Secure  # which needs a package for its cryptography
+    from fedconcord.execution.messages.secure import Secure  # which needs a package for its cryptography
 
     return Secure(terms)
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from fedconcord.basis.errors import UserError, reason
-from fedconcord.core import Tree, tree_leaves, tree_unflatten
-from fedconcord.remote.client import StoredState, stored_like
-from fedconcord.state import tensors
+from fedconcord.execution.messages.client import StoredState, stored_like
+from fedconcord.execution.rows import tensors
+from fedconcord.method.contract import Tree, tree_leaves, tree_unflatten
+from fedconcord.support.errors import UserError, reason
 
 
 class FileShelf(NamedTuple):

@@ -28,25 +28,25 @@ import torch
 from torch import Tensor
 
 import fedconcord
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError, sentence
-from fedconcord.core import Objective, space_of
-from fedconcord.core.rng import SYSTEM, Chance
-from fedconcord.data import federated
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.federated import Agreement, Means, Samples, SiteFile
-from fedconcord.data.preprocess import read_columns
-from fedconcord.jobs import Job
-from fedconcord.jobs.job import template
-from fedconcord.problems import Regularised
-from fedconcord.problems.evaluation import Resident
-from fedconcord.remote import codec
-from fedconcord.remote.client import RemoteClient
-from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.settings.problem import divided
-from fedconcord.settings.resolve import resolve_run
-from fedconcord.settings.settings import Config
-from fedconcord.transforms.forms import forms
+from fedconcord.execution.job import Job
+from fedconcord.execution.job.job import template
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.client import RemoteClient
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.federation.data import federated
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.data.federated import Agreement, Means, Samples, SiteFile
+from fedconcord.federation.data.preprocess import read_columns
+from fedconcord.federation.objectives import Regularised
+from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.method.contract import Objective, space_of
+from fedconcord.method.contract.rng import SYSTEM, Chance
+from fedconcord.method.wrappers.forms import forms
+from fedconcord.study.settings.problem import divided
+from fedconcord.study.settings.resolve import resolve_run
+from fedconcord.study.settings.settings import Config
+from fedconcord.support import files
+from fedconcord.support.errors import UserError, sentence
 from fedconcord_sites import private
 from fedconcord_sites.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
 from fedconcord_sites.judging import figures
@@ -54,7 +54,7 @@ from fedconcord_sites.private import Once
 from fedconcord_sites.shelf import FileShelf
 
 if TYPE_CHECKING:
-    from fedconcord.remote.member import Member
+    from fedconcord.execution.messages.member import Member
 
 PROTOCOL = 1
 LIMIT = 2**31  # bytes of a message
@@ -248,7 +248,7 @@ class Site:
         terms = terms_of(config)
         if terms is None:
             return None
-        from fedconcord.remote.member import Member
+        from fedconcord.execution.messages.member import Member
         from fedconcord_sites.safe import FileSafe  # which needs a package for its cryptography
 
         safe = FileSafe(self.folder / frame.method / "secrets.json")

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedconcord.basis.errors import UserError
-from fedconcord.remote import codec
-from fedconcord.remote.codec import Frame, FrameError
-from fedconcord.remote.server import NOT_FINITE
-from fedconcord.remote.way import Hooks, Send
-from fedconcord.runs.events import Event
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.server import NOT_FINITE
+from fedconcord.execution.messages.way import Hooks, Send
+from fedconcord.study.runs.events import Event
+from fedconcord.support.errors import UserError
 from fedconcord_sites.differences import DifferError
 from fedconcord_sites.exchange import Exchange
 
@@ -54,7 +54,7 @@ class Joining(Protocol):
 
 
 class SiteLink:
-    """Asks sites by their number; the way of a `remote.store.RemoteStore` to them.
+    """Asks sites by their number; the way of a `messages.store.RemoteStore` to them.
 
     One that has not joined is asked what its handshake needs instead.
 
@@ -200,7 +200,7 @@ class SiteLink:
             text = f"site {name} answers again" if there else f"site {name} did not answer; waited {self.lasted:.0f} s"
             self.see(Event("back" if there else "missing", text, name))
 
-    # -- as `remote.way.Way` -----------------------------------------------------------------------------------------
+    # -- as `messages.way.Way` -----------------------------------------------------------------------------------------
 
     def begin(self) -> Send:
         """As `Way` says; a server that is lost here is lost with its process."""

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedconcord
-from fedconcord import tuning
-from fedconcord.basis import readers
-from fedconcord.basis.errors import UserError
-from fedconcord.report import load
-from fedconcord.runs import plan, records
-from fedconcord.runs.events import Watch
-from fedconcord.runs.pool import carry_out
-from fedconcord.settings.sources import from_nested
+from fedconcord.study import search as tuning
+from fedconcord.study.runs import plan, records
+from fedconcord.study.runs.events import Watch
+from fedconcord.study.runs.pool import carry_out
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.study.statistics import load
+from fedconcord.support import readers
+from fedconcord.support.errors import UserError
 from training import execute_all
 
 CUT = 0.2  # share of cases in which the file loses its end
@@ -99,7 +99,7 @@ def show_search(folder: Path) -> Shown:
 
 
 def _search(planned: tuning.Tuning) -> object:
-    from fedconcord.tuning.search import search
+    from fedconcord.study.search.search import search
 
     return repr(carry_out(search(planned, lambda line: None), 1, Watch()))
 

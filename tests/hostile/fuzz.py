@@ -33,21 +33,21 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedconcord.algorithms import METHODS
-from fedconcord.basis import errors
-from fedconcord.basis.errors import UserError
-from fedconcord.data.inputs import Input
-from fedconcord.data.own import read_own
-from fedconcord.data.pixels import read_idx, read_rows
-from fedconcord.engines import Serial
-from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job, advance, checkpoint, start
-from fedconcord.problems import quadratics
-from fedconcord.remote import codec
-from fedconcord.settings.job import build
-from fedconcord.settings.resolve import resolve_compare, resolve_run
-from fedconcord.settings.sources import Source, from_file, from_nested, from_options, keys, toml
-from fedconcord.state import tensors
+from fedconcord.execution.engines import Serial
+from fedconcord.execution.job import Job, advance, checkpoint, start
+from fedconcord.execution.messages import codec
+from fedconcord.execution.rows import tensors
+from fedconcord.federation.data.inputs import Input
+from fedconcord.federation.data.own import read_own
+from fedconcord.federation.data.pixels import read_idx, read_rows
+from fedconcord.federation.objectives import quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.algorithms import METHODS
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.resolve import resolve_compare, resolve_run
+from fedconcord.study.settings.sources import Source, from_file, from_nested, from_options, keys, toml
+from fedconcord.support import errors
+from fedconcord.support.errors import UserError
 
 SECONDS = 20  # of one example
 MEMORY = 2**30  # bytes of address space that examples may take beyond what the process has

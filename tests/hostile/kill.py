@@ -25,7 +25,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord.state import tensors
+from fedconcord.execution.rows import tensors
 
 EVERY = ("--checkpoint-every", "0", "--set", "engine.chunk=2")
 SQUARES = ("--data", "quadratics(dim=4)", "--clients", "8", "--cohort", "4", "--steps", "2", "--lr", "0.05")
@@ -137,9 +137,9 @@ def started(case: Case, folder: Path, die_before: int | None = None) -> Started:
 
 def _forked(words: Sequence[str], folder: Path, log: Path, die_before: int | None) -> int:
     """The command in a fork of this process, which has torch in memory already: an import less for every kill."""
-    import fedconcord.cli
-    import fedconcord.jobs
-    import fedconcord.report
+    import fedconcord.execution.job
+    import fedconcord.insight.report
+    import fedconcord.interface.cli
 
     number = os.fork()
     if number:
@@ -151,7 +151,7 @@ def _forked(words: Sequence[str], folder: Path, log: Path, die_before: int | Non
         os.dup2(to, 1)
         os.dup2(to, 2)
         count = _watched(folder, die_before)
-        code = fedconcord.cli.call(words)
+        code = fedconcord.interface.cli.call(words)
         sys.stdout.flush()
         (folder.parent / "operations").write_text(str(count[0]))
         os._exit(code)

@@ -37,67 +37,78 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutations import ROOT, snapshot
 
-ROOMS = ("core", "local", "algorithms", "state")
+ROOMS = ("method/contract", "method/step", "method/algorithms", "execution/rows")
 SOURCE = ROOT / "src" / "fedconcord"
 KINDS = ("Add Sub", "Mul Div FloorDiv", "Mul Pow", "FloorDiv Mod", "BitOr BitAnd BitXor", "RShift LShift",
          "Eq NotEq Lt LtE Gt GtE", "Is IsNot", "UAdd USub Nothing", "Not Nothing")  # fmt: skip
-ORACLES, PUBLISHED = "tests/test_oracles.py -k all_cases and serial", "tests/test_published.py"
+ORACLES, PUBLISHED = "tests/method/test_oracles.py -k all_cases and serial", "tests/method/test_published.py"
 QUICK = (
-    "tests/test_engines.py -k short_loop or combinations or one_block or full_batches or full_gradient_costs or "
-    "purposes or regulariser_of or who_stops or svrg"
+    "tests/execution/test_engines.py -k short_loop or combinations or one_block or full_batches or "
+    "full_gradient_costs or purposes or regulariser_of or who_stops or svrg"
 )
 PACE = (
-    "tests/test_pace.py -k published_loop or vanish or never_changes or first_step or without_a_gradient or whole or "
-    "refused or shared or units or meant"
+    "tests/method/test_pace.py -k published_loop or vanish or never_changes or first_step or without_a_gradient or "
+    "whole or refused or shared or units or meant"
 )
-STEPS = "tests/test_engines.py -k solver_setting and fednova or lbfgs"
-UNEQUAL = "tests/test_unequal.py -k late_reply or lost or answers"
-LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES, "tests/test_local_step.py"
+STEPS = "tests/execution/test_engines.py -k solver_setting and fednova or lbfgs"
+UNEQUAL = "tests/federation/test_unequal.py -k late_reply or lost or answers"
+LOOP = PUBLISHED, QUICK, PACE, STEPS, ORACLES, "tests/method/test_local_step.py"
 METHOD = (
-    *("tests/test_published.py -k {0}", "tests/test_identity.py", "tests/test_check.py -k {0}", ORACLES),
-    *("tests/test_fixed_points.py -k {0}", "tests/test_golden.py -k {0}"),
+    *(
+        "tests/method/test_published.py -k {0}",
+        "tests/method/test_identity.py",
+        "tests/method/test_check.py -k {0}",
+        ORACLES,
+    ),
+    *("tests/method/test_fixed_points.py -k {0}", "tests/whole/test_golden.py -k {0}"),
 )
 SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("algorithms/plugins", ("tests/test_plugins.py",)),
-    ("algorithms/__init__", ("tests/test_plugins.py", "tests/test_catalogue.py")),
-    ("algorithms/auto", ("tests/test_auto.py", *METHOD)),
-    ("algorithms/fedvra", (*METHOD, "tests/test_family.py", "tests/test_nonsmooth.py -k fedvra")),
-    ("algorithms/family", ("tests/test_family.py", ORACLES, "tests/test_check.py -k fedvra or fedavg")),
-    ("algorithms/alone", ("tests/test_baselines.py", *METHOD)),
+    ("method/algorithms/plugins", ("tests/interface/test_plugins.py",)),
+    ("method/algorithms/__init__", ("tests/interface/test_plugins.py", "tests/method/test_catalogue.py")),
+    ("method/algorithms/auto", ("tests/method/test_auto.py", *METHOD)),
+    ("method/algorithms/fedvra", (*METHOD, "tests/method/test_family.py", "tests/method/test_nonsmooth.py -k fedvra")),
     (
-        "algorithms/",
+        "method/algorithms/family",
+        ("tests/method/test_family.py", ORACLES, "tests/method/test_check.py -k fedvra or fedavg"),
+    ),
+    ("method/algorithms/alone", ("tests/study/test_baselines.py", *METHOD)),
+    (
+        "method/algorithms/",
         (
-            *(*METHOD, "tests/test_family.py -k {0}", "tests/test_fixed_points.py -k identities or sums"),
-            "tests/test_engines.py -k combinations",
+            *(*METHOD, "tests/method/test_family.py -k {0}", "tests/method/test_fixed_points.py -k identities or sums"),
+            "tests/execution/test_engines.py -k combinations",
         ),
     ),
-    ("local/sizes", (PACE, "tests/test_pace.py -k not compiled")),
-    ("local/graphs", ("tests/test_graphs.py", "tests/test_pace.py -k graph")),
-    ("local/step", (*LOOP, "tests/test_graphs.py -k every_method or solvers")),
-    ("local/solver", (*LOOP, "tests/test_fixed_points.py -k normaliser or solver")),
-    ("local/samples", (*LOOP, "tests/test_streamed.py")),
+    ("method/step/sizes", (PACE, "tests/method/test_pace.py -k not compiled")),
+    ("method/step/graphs", ("tests/method/test_graphs.py", "tests/method/test_pace.py -k graph")),
+    ("method/step/step", (*LOOP, "tests/method/test_graphs.py -k every_method or solvers")),
+    ("method/step/solver", (*LOOP, "tests/method/test_fixed_points.py -k normaliser or solver")),
+    ("method/step/samples", (*LOOP, "tests/federation/test_streamed.py")),
     (
-        "local/assignment",
-        (*LOOP, "tests/test_check.py -k scaffold or fedpaq or plan", "tests/test_seam.py", UNEQUAL),
+        "method/step/assignment",
+        (*LOOP, "tests/method/test_check.py -k scaffold or fedpaq or plan", "tests/execution/test_seam.py", UNEQUAL),
     ),
-    ("local/", LOOP),
-    ("state/", ("tests/test_state.py -k not kill_9 and not half_rows",)),
-    ("state/tensors", ("tests/test_state.py -k not kill_9 and not half_rows", "tests/test_results.py")),
-    ("core/rng", ("tests/test_deploy_private.py -k system_generator", PUBLISHED, QUICK, UNEQUAL)),
+    ("method/step/", LOOP),
+    ("execution/rows/", ("tests/execution/test_state.py -k not kill_9 and not half_rows",)),
     (
-        "core/flat",
+        "execution/rows/tensors",
+        ("tests/execution/test_state.py -k not kill_9 and not half_rows", "tests/execution/test_results.py"),
+    ),
+    ("method/contract/rng", ("tests/sites/test_deploy_private.py -k system_generator", PUBLISHED, QUICK, UNEQUAL)),
+    (
+        "method/contract/flat",
         (
             ORACLES,
-            "tests/test_engines.py -k batchnorm or kernels_are",
-            "tests/test_models.py",
-            "tests/test_losses.py -k sentences",
+            "tests/execution/test_engines.py -k batchnorm or kernels_are",
+            "tests/federation/test_models.py",
+            "tests/federation/test_losses.py -k sentences",
         ),
     ),
     (
-        "core/",
+        "method/contract/",
         (
-            *(PUBLISHED, "tests/test_check.py -k scaffold", QUICK, UNEQUAL),
-            *(STEPS, "tests/test_robust.py -k engines_agree"),
+            *(PUBLISHED, "tests/method/test_check.py -k scaffold", QUICK, UNEQUAL),
+            *(STEPS, "tests/method/test_robust.py -k engines_agree"),
         ),
     ),
 )
@@ -252,7 +263,7 @@ def main() -> int:
         "--seconds", type=int, default=120, help="on a processor, after which a mutant counts as killed"
     )
     parser.add_argument("--below", nargs="+", default=ROOMS, help="folders of src/fedconcord to draw from")
-    parser.add_argument("--skip", nargs="*", default=["local/compiled"], help="folders to leave out")
+    parser.add_argument("--skip", nargs="*", default=["method/step/compiled"], help="folders to leave out")
     given = parser.parse_args()
     if importlib.util.find_spec("cosmic_ray") is None:
         parser.error("cosmic-ray is not installed; pip install cosmic-ray in an environment of your own")

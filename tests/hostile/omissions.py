@@ -28,7 +28,11 @@ PARTS = (
     "published", "optimum", "pace", "baselines", "uploads", "unequal", "engines", "fixed_points", "check", "state",
     "robust", "oracles", "privacy",
 )  # fmt: skip
-TESTS = [*(f"tests/test_{part}.py" for part in PARTS), "-k", "not refus and not combinations"]
+TESTS = [
+    *(str(next(Path("tests").glob(f"*/test_{part}.py"))) for part in PARTS),
+    "-k",
+    "not refus and not combinations",
+]
 WITHOUT = """
 import sys
 sys.path.insert(0, "tests/hostile")
@@ -41,7 +45,7 @@ TRANSFORMS = {"with_table": "tables", "with_late_replies": "late", "with_server"
 
 def solvers(change: Callable[[Any], Any]) -> None:
     """Every Solver that is made is changed so."""
-    from fedconcord.local.solver import Solver
+    from fedconcord.method.step.solver import Solver
 
     made = Solver.__new__
     Solver.__new__ = lambda cls, *args, **given: change(made(cls, *args, **given))  # type: ignore[method-assign]
@@ -49,7 +53,7 @@ def solvers(change: Callable[[Any], Any]) -> None:
 
 def schedules(field: str, default: Any) -> None:
     """Every Schedule that is made has this field's default."""
-    from fedconcord.federation.schedule import Schedule
+    from fedconcord.federation.participation.schedule import Schedule
 
     begun = Schedule.__init__
 
@@ -62,15 +66,15 @@ def schedules(field: str, default: Any) -> None:
 
 def transforms(name: str) -> None:
     """A wrapper that returns what it is given."""
-    module = importlib.import_module(f"fedconcord.transforms.{TRANSFORMS[name]}")
+    module = importlib.import_module(f"fedconcord.method.wrappers.{TRANSFORMS[name]}")
     setattr(module, name, lambda algorithm, *given, **named: algorithm)
 
 
 def omissions() -> dict[str, Callable[[], None]]:
     """What can be left out, by name."""
-    from fedconcord.core import Oracle
-    from fedconcord.federation.schedule import Schedule
-    from fedconcord.local.solver import Solver
+    from fedconcord.federation.participation.schedule import Schedule
+    from fedconcord.method.contract import Oracle
+    from fedconcord.method.step.solver import Solver
 
     usual = Solver()
     parts: dict[str, Callable[[], None]] = {

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord.core import Algorithm, Plan, Population, Problem, Tree, rng, weights
-from fedconcord.data.dataset import Dataset
-from fedconcord.engines import Engine, Serial
-from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import Work, uniform
-from fedconcord.jobs import Job, State, advance, start
-from fedconcord.problems import Quadratic, Supervised, quadratics
+from fedconcord.execution.engines import Engine, Serial
+from fedconcord.execution.job import Job, State, advance, start
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.objectives import Quadratic, Supervised, quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import Work, uniform
+from fedconcord.method.contract import Algorithm, Plan, Population, Problem, Tree, rng, weights
 from fedconcord.testing.compare import fail
 
 Factory = Callable[[], Algorithm]

@@ -30,7 +30,7 @@ from functools import partial
 
 import torch
 
-from fedconcord.basis.errors import unknown
+from fedconcord.support.errors import unknown
 from fedconcord.testing.bench import Bench, Factory
 from fedconcord.testing.checks import contract, functions, messages, rounds
 from fedconcord.testing.compare import MismatchError

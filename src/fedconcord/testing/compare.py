@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedconcord.core import Local, Tree
+from fedconcord.method.contract import Local, Tree
 
 TOLERANCE = 1e-12  # between engines, relative to the largest entry
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm
-from fedconcord.engines import Engine
-from fedconcord.jobs import Job
-from fedconcord.problems import Matrix
-from fedconcord.problems.regularisers import nuclear
+from fedconcord.execution.engines import Engine
+from fedconcord.execution.job import Job
+from fedconcord.federation.objectives import Matrix
+from fedconcord.federation.objectives.regularisers import nuclear
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm
 from fedconcord.testing.replay import MISSING, Recorded, error, states
 
 CASES: dict[str, Callable[[Mapping[str, Any]], Algorithm]] = {

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedconcord.basis.errors import UserError
-from fedconcord.engines import Engine, Serial, Stacked
+from fedconcord.execution.engines import Engine, Serial, Stacked
+from fedconcord.support.errors import UserError
 from fedconcord.testing.replay import Recorded, Replay
 
 __all__ = ["Recorded", "load", "main"]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm
-from fedconcord.engines import Engine
-from fedconcord.jobs import Job, State
-from fedconcord.local.solver import Solver
-from fedconcord.problems import Quadratic
+from fedconcord.execution.engines import Engine
+from fedconcord.execution.job import Job, State
+from fedconcord.federation.objectives import Quadratic
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm
+from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.testing.replay import MISSING, NotImplementedCaseError, Recorded, built, error, named, states
-from fedconcord.transforms.server import momentum, with_server
 
 # hyper-parameters that belong to the local solver or the schedule; every other one is an option of the method
 SHARED = {"schedule", "eta", "eta_local", "mom", "wd", "K", "vr", "kind"}

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, Drawn, Orders, Plan, Roster, weights
-from fedconcord.engines import Engine
-from fedconcord.federation.participation import View
-from fedconcord.jobs import Job, State, advance, start
+from fedconcord.execution.engines import Engine
+from fedconcord.execution.job import Job, State, advance, start
+from fedconcord.federation.participation.participation import View
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, Drawn, Orders, Plan, Roster, weights
 
 Replay = Callable[[Mapping[str, np.ndarray], Mapping[str, Any], Engine], Iterator[tuple[str, float]]]
 MISSING = float("nan")

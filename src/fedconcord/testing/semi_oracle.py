@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedconcord.algorithms.fedvra import fedvra
-from fedconcord.data.dataset import Dataset
-from fedconcord.engines import Engine
-from fedconcord.jobs import Job
-from fedconcord.problems import semi
+from fedconcord.execution.engines import Engine
+from fedconcord.execution.job import Job
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.objectives import semi
+from fedconcord.method.algorithms.fedvra import fedvra
 from fedconcord.testing.replay import Recorded, error, states
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedconcord.settings.problem import forget_problem
-from fedconcord.tuning.scores import cost, rungs_of
-from fedconcord.tuning.space import space_of
+from fedconcord.study.search.scores import cost, rungs_of
+from fedconcord.study.search.space import space_of
+from fedconcord.study.settings.problem import forget_problem
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, able
 
 

@@ -8,11 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedconcord.basis import files, grammar, imports
-from fedconcord.basis.errors import UserError, closest
-from fedconcord.settings.resolve import resolve_compare
-from fedconcord.settings.settings import Config
-from fedconcord.settings.sources import from_nested
+from fedconcord.study.settings.resolve import resolve_compare
+from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import files, grammar, imports
+from fedconcord.support.errors import UserError, closest
 
 Role = Literal["choose", "hold"]
 ROLES: tuple[Role, ...] = get_args(Role)

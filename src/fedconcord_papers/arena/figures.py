@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedconcord.report.figures.style import MUTED, WIDE, Drawing, look, panel
-from fedconcord.report.format import wrap
+from fedconcord.insight.report.figures.style import MUTED, WIDE, Drawing, look, panel
+from fedconcord.study.statistics.format import wrap
 from fedconcord_papers.arena.standing import FAR, NEAR, Standing, Table
 
 WIDEST = 16.0  # times the best: further to the right nobody looks

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedconcord.report.format import metric_cell
-from fedconcord.report.load import Array, Run
-from fedconcord.report.metric import Metric, ranking
-from fedconcord.report.stats import first_at, tail_mean
-from fedconcord.report.summary import WINDOW
+from fedconcord.study.statistics.format import metric_cell
+from fedconcord.study.statistics.load import Array, Run
+from fedconcord.study.statistics.metric import Metric, ranking
+from fedconcord.study.statistics.stats import first_at, tail_mean
+from fedconcord.study.statistics.summary import WINDOW
 from fedconcord_papers.arena.federations import REFERENCE, Federation, Target
 
 

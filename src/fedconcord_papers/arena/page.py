@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fedconcord
-from fedconcord.basis import files, grammar, process
-from fedconcord.report.figures.ranking import critical
-from fedconcord.report.format import NONE, lead_words, metric_cell, size, with_interval
-from fedconcord.report.method_tables import Table as Cells
-from fedconcord.report.method_tables import reach_cell, to_markdown
-from fedconcord.report.metric import Metric
-from fedconcord.report.page import Page, details, in_words, note, pairs, paragraphs, with_code
-from fedconcord.report.ranks import Ranks
-from fedconcord.report.results_page import rank_words
-from fedconcord.report.stats import interval
-from fedconcord.report.summary import Reach
+from fedconcord.insight.report.figures.ranking import critical
+from fedconcord.insight.report.method_tables import Table as Cells
+from fedconcord.insight.report.method_tables import reach_cell, to_markdown
+from fedconcord.insight.report.page import Page, details, in_words, note, pairs, paragraphs, with_code
+from fedconcord.insight.report.results_page import rank_words
+from fedconcord.study.statistics.format import NONE, lead_words, metric_cell, size, with_interval
+from fedconcord.study.statistics.metric import Metric
+from fedconcord.study.statistics.ranks import Ranks
+from fedconcord.study.statistics.stats import interval
+from fedconcord.study.statistics.summary import Reach
+from fedconcord.support import files, grammar, process
 from fedconcord_papers.arena.figures import profile
 from fedconcord_papers.arena.outcome import Outcome, Result
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec

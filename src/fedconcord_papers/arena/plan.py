@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedconcord.basis import files, grammar, imports
-from fedconcord.basis.errors import UserError
-from fedconcord.runs.records import settle
-from fedconcord.runs.results import prepare, threads
-from fedconcord.settings.methods import read_method, single
-from fedconcord.settings.sources import from_nested
+from fedconcord.study.runs.records import settle
+from fedconcord.study.runs.results import prepare, threads
+from fedconcord.study.settings.methods import read_method, single
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import files, grammar, imports
+from fedconcord.support.errors import UserError
 from fedconcord_papers.arena.federations import REFERENCE, Federation, chosen
 
 METHODS = (REFERENCE, "auto", "fedprox", "fedavgm", "fedadam", "scaffold", "fednova", "feddyn", "fedadmm", "afedpd")

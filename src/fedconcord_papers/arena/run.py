@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedconcord.basis.errors import UserError
-from fedconcord.report.load import Run, load_runs
-from fedconcord.runs import lock
-from fedconcord.runs.plan import alone, comparison, plan_more
-from fedconcord.runs.pool import Stages
-from fedconcord.settings.problem import forget_problem
-from fedconcord.settings.sources import from_nested
-from fedconcord.tuning import SearchSpec, Tuning, plan_resumed_tuning, plan_tuning
-from fedconcord.tuning.plan import NAME as SEARCH
-from fedconcord.tuning.scores import MethodSearch, series, winners
-from fedconcord.tuning.search import search
+from fedconcord.execution.run import lock
+from fedconcord.study.runs.plan import alone, comparison, plan_more
+from fedconcord.study.runs.pool import Stages
+from fedconcord.study.search import SearchSpec, Tuning, plan_resumed_tuning, plan_tuning
+from fedconcord.study.search.plan import NAME as SEARCH
+from fedconcord.study.search.scores import MethodSearch, series, winners
+from fedconcord.study.search.search import search
+from fedconcord.study.settings.problem import forget_problem
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.study.statistics.load import Run, load_runs
+from fedconcord.support.errors import UserError
 from fedconcord_papers.arena.federations import REFERENCE, Federation
 from fedconcord_papers.arena.outcome import Entry, Result, Size, aim, outcome, targets
 from fedconcord_papers.arena.plan import TUNING_SEEDS, ArenaSpec, FederationFolder, able, settle_federation

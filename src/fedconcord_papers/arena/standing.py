@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.report.ranks import Ranks, ranks_of
+from fedconcord.study.statistics.ranks import Ranks, ranks_of
 from fedconcord_papers.arena.outcome import Outcome, Result
 
 NEAR, FAR = 1.25, 2.0  # times the rounds of the best tuned method

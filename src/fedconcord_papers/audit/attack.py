@@ -10,11 +10,11 @@ import torch
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
-from fedconcord.basis.errors import UserError
-from fedconcord.core import Protection, rng
-from fedconcord.jobs import Job
-from fedconcord.problems import Supervised, kernels
-from fedconcord.problems.judging import supervised
+from fedconcord.execution.job import Job
+from fedconcord.federation.objectives import Supervised, kernels
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.method.contract import Protection, rng
+from fedconcord.support.errors import UserError
 from fedconcord_papers.audit.message import Seen, capture, readings, touched
 
 MOST_SAMPLES = 1024  # that one attack rebuilds; the matching costs their cube

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedconcord.basis import files
-from fedconcord.core import Protection
-from fedconcord.jobs import Job
+from fedconcord.execution.job import Job
+from fedconcord.method.contract import Protection
+from fedconcord.support import files
 from fedconcord_papers.audit.attack import Attack, Audit, Curve, audit
 
 LIMITS = """\

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.basis.errors import UserError
-from fedconcord.core import (
+from fedconcord.execution.engines import Serial, run_round
+from fedconcord.execution.job import Job, advance, plan_of, start
+from fedconcord.method.contract import (
     Ascent,
     Client,
     Cohort,
@@ -26,10 +27,9 @@ from fedconcord.core import (
     tree_leaves,
     tree_map,
 )
-from fedconcord.engines import Serial, run_round
-from fedconcord.jobs import Job, advance, plan_of, start
-from fedconcord.local.assignment import local_regulariser, with_oracle
-from fedconcord.local.step import solve
+from fedconcord.method.step.assignment import local_regulariser, with_oracle
+from fedconcord.method.step.step import solve
+from fedconcord.support.errors import UserError
 
 PROBE = 1e9  # size of the gradient that a play is probed with, so that compressors keep it
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fedconcord.basis import process
-from fedconcord.basis.grammar import count
-from fedconcord.cli.base import CODES, importing, say, say_columns
-from fedconcord.cli.options import option
-from fedconcord.cli.progress import Show
-from fedconcord.cli.train import MOST
+from fedconcord.interface.cli.base import CODES, importing, say, say_columns
+from fedconcord.interface.cli.options import option
+from fedconcord.interface.cli.progress import Show
+from fedconcord.interface.cli.train import MOST
+from fedconcord.support import process
+from fedconcord.support.grammar import count
 
 OUT = "runs/arena"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -44,7 +44,7 @@ def arena(
     """Tune methods with equal budgets on many federations. The page has rounds and bytes to a target, ranks, failures
     and time. When it is run again, it goes on where it was, and adds new methods, federations and seeds."""
     with importing():
-        from fedconcord.settings.sources import prepare, seed_list
+        from fedconcord.study.settings.sources import prepare, seed_list
         from fedconcord_papers import functions
         from fedconcord_papers.arena import dry, page, plan
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.grammar import count
-from fedconcord.cli.base import importing, say
-from fedconcord.cli.options import Given, check_choice, option, sources_of, takes_settings
+from fedconcord.interface.cli.base import importing, say
+from fedconcord.interface.cli.options import Given, check_choice, option, sources_of, takes_settings
+from fedconcord.support.errors import UserError
+from fedconcord.support.grammar import count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,7 +31,7 @@ def audit(
     """Attack what your configuration sends, to see what it leaks."""
     sources = sources_of(given)
     with importing():
-        from fedconcord.basis import grammar
+        from fedconcord.support import grammar
         from fedconcord_papers import functions
         from fedconcord_papers.audit import Attack
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.grammar import count
-from fedconcord.cli.base import CODES, PROGRAM, complain, console, importing, say, say_columns
-from fedconcord.cli.options import Jobs, option
-from fedconcord.cli.progress import Show
+from fedconcord.interface.cli.base import CODES, PROGRAM, complain, console, importing, say, say_columns
+from fedconcord.interface.cli.options import Jobs, option
+from fedconcord.interface.cli.progress import Show
+from fedconcord.support.errors import UserError
+from fedconcord.support.grammar import count
 
 if TYPE_CHECKING:
     from fedconcord_papers.recipes.recipe import Recipe, SizeName
@@ -63,7 +63,7 @@ def reproduce(
     at_once = 1 if jobs is None else count("--jobs", jobs)
     if recipe == "all" and (seeds is not None or cells is not None):
         raise UserError("--seeds and --cells are of one recipe, given all; name it")
-    from fedconcord.settings.sources import seed_list
+    from fedconcord.study.settings.sources import seed_list
     from fedconcord_papers.recipes.whole import request
 
     seed_numbers = None if seeds is None else seed_list("--seeds", seeds)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from fedconcord.report.stats import FEW, interval
+from fedconcord.study.statistics.stats import FEW, interval
 from fedconcord_papers.recipes.recipe import Claim
 from fedconcord_papers.recipes.values import Finding, Value, Values, pairs
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fedconcord.basis import factories, grammar
-from fedconcord.models import MODELS
-from fedconcord.problems import PROBLEMS
-from fedconcord.settings.job import build
-from fedconcord.settings.methods import runs
-from fedconcord.settings.problem import forget_problem
-from fedconcord.settings.resolve import resolve_compare
-from fedconcord.settings.settings import Config
-from fedconcord.settings.sources import from_nested
+from fedconcord.federation.models import MODELS
+from fedconcord.federation.objectives import PROBLEMS
+from fedconcord.study.settings.job import build
+from fedconcord.study.settings.methods import runs
+from fedconcord.study.settings.problem import forget_problem
+from fedconcord.study.settings.resolve import resolve_compare
+from fedconcord.study.settings.settings import Config
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.support import factories, grammar
 from fedconcord_papers.recipes.recipe import Comparison
 from fedconcord_papers.recipes.run import RecipeSpec, entries_of, planned_texts, points_of
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms.afedpd import Rho
-from fedconcord.algorithms.fedavg import Server
-from fedconcord.core import Algorithm, Client, Constant, Done, Local, Pull
-from fedconcord.core.identity import definition
+from fedconcord.method.algorithms.afedpd import Rho
+from fedconcord.method.algorithms.fedavg import Server
+from fedconcord.method.contract import Algorithm, Client, Constant, Done, Local, Pull
+from fedconcord.method.contract.identity import definition
 
 
 class Row(NamedTuple):

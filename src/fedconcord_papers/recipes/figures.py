@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedconcord.report.curves import foot
-from fedconcord.report.figures.style import cut_below, look
-from fedconcord.report.load import Array, Run, load_runs
+from fedconcord.insight.report.curves import foot
+from fedconcord.insight.report.figures.style import cut_below, look
+from fedconcord.study.statistics.load import Array, Run, load_runs
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, names_of
 from fedconcord_papers.recipes.tools import line, panels
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedconcord.basis import grammar
-from fedconcord.report.load import Run
+from fedconcord.study.statistics.load import Run
+from fedconcord.support import grammar
 from fedconcord_papers.recipes.claims import ahead, holds_where, number, told
 from fedconcord_papers.recipes.losac_curves import FIG2, FIG3
 from fedconcord_papers.recipes.losac_table2 import TABLE2

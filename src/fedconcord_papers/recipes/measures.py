@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedconcord.report.load import Array, Run
-from fedconcord.report.stats import first_at, tail_mean
+from fedconcord.study.statistics.load import Array, Run
+from fedconcord.study.statistics.stats import first_at, tail_mean
 from fedconcord_papers.recipes.recipe import Measure
 
 ACCURACY = "test_accuracy"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedconcord.basis import files
-from fedconcord.basis.errors import UserError
-from fedconcord.report.load import show
+from fedconcord.study.statistics.load import show
+from fedconcord.support import files
+from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes.claims import overall
 from fedconcord_papers.recipes.found import SUMMARIES
 from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, grid_of, names_of

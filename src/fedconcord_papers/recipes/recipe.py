@@ -58,7 +58,7 @@ class Measure(NamedTuple):
     """A number of one run."""
 
     name: str  # as tables show it
-    of: Callable[[Any], float]  # of a `report.load.Run`; inf: a target that was not reached
+    of: Callable[[Any], float]  # of a `statistics.load.Run`; inf: a target that was not reached
     higher: bool  # more is better
     unit: str = ""
     digits: int = 1  # after the point

@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedconcord
-from fedconcord.basis import files, grammar, imports, process, sums
-from fedconcord.basis.errors import UserError, unknown
-from fedconcord.basis.grammar import Spec
-from fedconcord.report.load import Run, load_runs
-from fedconcord.runs import plan
-from fedconcord.runs.clock import NAME as SECONDS
-from fedconcord.runs.events import Watch
-from fedconcord.runs.pool import Stages, carry_out
-from fedconcord.runs.records import changed
-from fedconcord.runs.results import prepare
-from fedconcord.settings.methods import runs as all_runs
-from fedconcord.settings.problem import forget_problem
-from fedconcord.settings.resolve import resolve_compare
-from fedconcord.settings.settings import RIVALS
-from fedconcord.settings.sources import from_nested
+from fedconcord.execution.run.clock import NAME as SECONDS
+from fedconcord.study.runs import plan
+from fedconcord.study.runs.events import Watch
+from fedconcord.study.runs.pool import Stages, carry_out
+from fedconcord.study.runs.records import changed
+from fedconcord.study.runs.results import prepare
+from fedconcord.study.settings.methods import runs as all_runs
+from fedconcord.study.settings.problem import forget_problem
+from fedconcord.study.settings.resolve import resolve_compare
+from fedconcord.study.settings.settings import RIVALS
+from fedconcord.study.settings.sources import from_nested
+from fedconcord.study.statistics.load import Run, load_runs
+from fedconcord.support import files, grammar, imports, process, sums
+from fedconcord.support.errors import UserError, unknown
+from fedconcord.support.grammar import Spec
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
 from fedconcord_papers.recipes.values import Done, Value, Values
 

@@ -15,12 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from fedconcord.basis import files
-from fedconcord.jobs import Job, train
-from fedconcord.report.curves import POINTS
-from fedconcord.report.figures.style import WIDE, look, styled
-from fedconcord.report.format import superscript
-from fedconcord.report.load import Array
+from fedconcord.execution.job import Job, train
+from fedconcord.insight.report.curves import POINTS
+from fedconcord.insight.report.figures.style import WIDE, look, styled
+from fedconcord.study.statistics.format import superscript
+from fedconcord.study.statistics.load import Array
+from fedconcord.support import files
 
 LETTERS = 120  # of titles side by side in a row of panels
 

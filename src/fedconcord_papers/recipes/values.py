@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedconcord.basis import files, sums
-from fedconcord.basis.errors import UserError
-from fedconcord.report.stats import Interval, interval
+from fedconcord.study.statistics.stats import Interval, interval
+from fedconcord.support import files, sums
+from fedconcord.support.errors import UserError
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decided", "not tested at this size"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedconcord.basis.errors import UserError, unknown
-from fedconcord.runs.events import Watch
+from fedconcord.study.runs.events import Watch
+from fedconcord.support.errors import UserError, unknown
 from fedconcord_papers.recipes import RECIPES, figures, pages
 from fedconcord_papers.recipes.pages import Judged
 from fedconcord_papers.recipes.recipe import Comparison, SizeName

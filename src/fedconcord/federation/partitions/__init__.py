@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedconcord.basis.factories import by_name
-from fedconcord.basis.imports import Open
 from fedconcord.federation.partitions.mixtures import dirichlet, dirichlet_unbalanced, dominant
 from fedconcord.federation.partitions.own import by_function, flwr_datasets
 from fedconcord.federation.partitions.simple import groups, iid, power_law, quantity, shards, sorted_fraction
+from fedconcord.support.factories import by_name
+from fedconcord.support.imports import Open
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = by_name(
     iid, shards, groups, sorted_fraction, dirichlet, dirichlet_unbalanced, dominant, power_law, quantity, flwr_datasets

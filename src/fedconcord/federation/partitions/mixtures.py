@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.parameters import Count, Fraction, Positive, about
 from fedconcord.federation.partitions.simple import MAX_DRAWS, check_alpha, check_labels, check_least, even, parts_of
+from fedconcord.support.errors import UserError
+from fedconcord.support.parameters import Count, Fraction, Positive, about
 
 CHUNK = 1 << 16  # samples whose class is drawn at once
 Mixtures = Annotated[Positive, about("concentration of the label mixtures; a small one gives few labels")]

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedconcord.basis import grammar, imports
-from fedconcord.basis.errors import UserError, unknown
-from fedconcord.basis.imports import with_options
 from fedconcord.federation.partitions.simple import check_clients
+from fedconcord.support import grammar, imports
+from fedconcord.support.errors import UserError, unknown
+from fedconcord.support.imports import with_options
 
 PACKAGE = "flwr_datasets.partitioner"
 INDEX, LABEL = "index", "label"

@@ -7,8 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedconcord.basis.errors import UserError
-from fedconcord.basis.parameters import Chance, Count, Positive, about
+from fedconcord.support.errors import UserError
+from fedconcord.support.parameters import Chance, Count, Positive, about
 
 MAX_DRAWS = 1000  # whole redraws before a partition that leaves clients short is refused
 LABEL_FREE = ("iid", "power_law", "quantity", "flwr_datasets")  # partitions of any targets; the last: by its class

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedconcord.core import Population, Tree, weights
-from fedconcord.jobs import advance, start
-from fedconcord.local import solver
-from fedconcord.local.solver import Solver
+from fedconcord.execution.job import advance, start
+from fedconcord.method.contract import Population, Tree, weights
+from fedconcord.method.step import solver
+from fedconcord.method.step.solver import Solver
 from fedconcord.testing.bench import DIM, Bench, all_rows, observed, run
 from fedconcord.testing.compare import clone, fail, first_difference, kind, kinds, leaves
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedconcord.engines import Serial, Stacked
+from fedconcord.execution.engines import Serial, Stacked
 from fedconcord.testing.bench import Bench, all_rows, observed, run
 from fedconcord.testing.compare import MismatchError, clone, fail, first_difference, leaves
 

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedconcord.core import Tree, cohort_of, space_of, tree_leaves, tree_map, tree_unflatten
-from fedconcord.engines.base import joining
-from fedconcord.engines.team import ALONE
-from fedconcord.jobs import advance, start
+from fedconcord.execution.engines.base import joining
+from fedconcord.execution.engines.team import ALONE
+from fedconcord.execution.job import advance, start
+from fedconcord.method.contract import Tree, cohort_of, space_of, tree_leaves, tree_map, tree_unflatten
 from fedconcord.testing.bench import Bench, observed, plan_of
 from fedconcord.testing.compare import fail, first_difference, kind, leaves
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.core import Algorithm, Draws, Plan, Problem, Roster, Tree, tree_leaves
-from fedconcord.engines import Serial, Stacked
-from fedconcord.federation.participation import View
-from fedconcord.federation.work import fixed
-from fedconcord.jobs import Job, Planner, State, advance, checkpoint, start
-from fedconcord.problems import Quadratic
+from fedconcord.execution.engines import Serial, Stacked
+from fedconcord.execution.job import Job, Planner, State, advance, checkpoint, start
+from fedconcord.federation.objectives import Quadratic
+from fedconcord.federation.participation.participation import View
+from fedconcord.federation.participation.work import fixed
+from fedconcord.method.contract import Algorithm, Draws, Plan, Problem, Roster, Tree, tree_leaves
 from fedconcord.testing.bench import DIM, UNEQUAL, Bench, all_rows, observed, plan_of, run
 from fedconcord.testing.compare import MismatchError, clone, fail, far, first_difference, leaves
 

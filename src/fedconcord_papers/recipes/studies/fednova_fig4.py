@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedconcord.algorithms import METHODS
-from fedconcord.analysis.surrogate import Units, chi_square
-from fedconcord.core import rng
-from fedconcord.engines import Serial
-from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job, advance, start
-from fedconcord.report.load import Array
+from fedconcord.execution.engines import Serial
+from fedconcord.execution.job import Job, advance, start
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.insight.methods.surrogate import Units, chi_square
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import rng
+from fedconcord.study.statistics.load import Array
 from fedconcord_papers.recipes.claims import holds_where
 from fedconcord_papers.recipes.recipe import SizeName
 from fedconcord_papers.recipes.tools import line, panels, table

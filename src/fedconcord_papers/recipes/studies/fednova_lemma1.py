@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import Algorithm, rng
-from fedconcord.engines import Stacked
-from fedconcord.federation.schedule import Schedule
-from fedconcord.jobs import Job, advance, start
-from fedconcord.problems import Quadratic, fednova_quadratics, quadratics
+from fedconcord.execution.engines import Stacked
+from fedconcord.execution.job import Job, advance, start
+from fedconcord.federation.objectives import Quadratic, fednova_quadratics, quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, rng
 from fedconcord_papers.recipes.claims import holds_where
 from fedconcord_papers.recipes.recipe import SizeName
 from fedconcord_papers.recipes.tools import line, panels, table

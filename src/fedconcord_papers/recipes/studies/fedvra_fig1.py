@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedconcord.algorithms import METHODS
-from fedconcord.algorithms.family import as_fedvra
-from fedconcord.core import Algorithm
-from fedconcord.engines import Stacked
-from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import Work, fixed, uniform
-from fedconcord.jobs import Job, advance, start
-from fedconcord.problems import Quadratic, quadratics
-from fedconcord.report.load import Array
+from fedconcord.execution.engines import Stacked
+from fedconcord.execution.job import Job, advance, start
+from fedconcord.federation.objectives import Quadratic, quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import Work, fixed, uniform
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.algorithms.family import as_fedvra
+from fedconcord.method.contract import Algorithm
+from fedconcord.study.statistics.load import Array
 from fedconcord_papers.recipes.recipe import SizeName
 from fedconcord_papers.recipes.tools import line, panels, table
 from fedconcord_papers.recipes.values import Value, Values

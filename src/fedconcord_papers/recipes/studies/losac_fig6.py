@@ -23,17 +23,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedconcord.algorithms import METHODS
-from fedconcord.core import rng
-from fedconcord.data.dataset import Dataset
-from fedconcord.data.offline import digits
-from fedconcord.data.pixels import MEAN, STD, mnist
-from fedconcord.data.published import data_folder
+from fedconcord.execution.job import Job
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.data.offline import digits
+from fedconcord.federation.data.pixels import MEAN, STD, mnist
+from fedconcord.federation.data.published import data_folder
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import fixed
 from fedconcord.federation.partitions.simple import iid
-from fedconcord.federation.schedule import Schedule
-from fedconcord.federation.work import fixed
-from fedconcord.jobs import Job
-from fedconcord.problems import Supervised
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import rng
 from fedconcord_papers.audit import Attack, Audit, Curve, attacked, capture, readings
 from fedconcord_papers.recipes.claims import holds_where
 from fedconcord_papers.recipes.recipe import SizeName

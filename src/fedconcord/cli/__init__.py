@@ -1,5 +1,0 @@
-"""The command `fedconcord`: options in, folders and a report out. A mistake is one sentence and exit code 2."""
-
-from fedconcord.cli.main import call, main
-
-__all__ = ["call", "main"]

@@ -1,0 +1,75 @@
+"""The one driver of a round: what a server does, in order, whatever way an engine has to reach the clients.
+
+A server that is lost in mid-round begins it again, so that all of the round up to its decision is one attempt, and
+nothing of an attempt is kept elsewhere. The message after the server's step is sent when the attempt is over: a server
+that began the round again would find clients for which it is over.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from fedconcord.execution.engines.base import CohortLink, Engine
+from fedconcord.execution.rows import Store
+from fedconcord.method.contract import (
+    PRELUDE,
+    TRAIN,
+    Algorithm,
+    Outcome,
+    Phase,
+    Plan,
+    Problem,
+    Space,
+    Tree,
+    cohort_of,
+    space_of,
+)
+from fedconcord.method.step.assignment import Assignment
+
+
+class Decision(NamedTuple):
+    """What the server decided in a round."""
+
+    outcome: Outcome
+    plan: Plan  # of the clients whose reply counts
+    message: Tree | None = None  # to each of them, for methods with `settle`
+
+
+def run_round(
+    engine: Engine, problem: Problem, assignment: Assignment, server: Tree, store: Store, plan: Plan
+) -> Outcome:
+    """Run one round: return the new state of the server, and write the cohort's rows to the store.
+
+    The cohort may be empty, where all were lost.
+    """
+    algorithm, space = assignment.algorithm, space_of(problem)
+    clients = engine.clients(problem, assignment, store)
+    outcome, final, message = clients.attempt(server, plan, lambda link: decide(link, algorithm, space, server, plan))
+    if message is None:
+        return outcome
+    return outcome._replace(bytes_down=outcome.bytes_down + clients.deliver(final, message))
+
+
+def decide(link: CohortLink, algorithm: Algorithm, space: Space, server: Tree, plan: Plan) -> Decision:
+    """Run a round up to the server's step, which `contract.contract` states."""
+    if algorithm.phases.communicates is not None and not algorithm.phases.communicates(cohort_of(space, plan)):
+        link.train_silently(plan)
+        return Decision(Outcome(server, *link.costs), plan)
+    down = message = broadcast = algorithm.broadcast(server)
+    refused: tuple[int, ...] = ()
+    if algorithm.phases.prelude is not None:
+        phase = Phase(PRELUDE, broadcast, broadcast, algorithm.phases.prelude.contribute)
+        plan, total, refused = link.gather(phase, plan)
+        message = () if total is None else total
+        down = down if total is None else algorithm.phases.prelude.absorb(down, total)
+    combine = None if algorithm.phases.combine is None else partial(algorithm.phases.combine, server)
+    plan, total, more = link.gather(Phase(TRAIN, message, down, algorithm.contribute, combine), plan)
+    link.keep(plan)
+    cohort, refused = cohort_of(space, plan), tuple(sorted((*refused, *more)))
+    if total is None:
+        after = server if algorithm.phases.unheard is None else algorithm.phases.unheard(server, cohort)
+        return Decision(Outcome(after, *link.costs, refused), plan)
+    after = algorithm.update(server, total, cohort)
+    settling = None if algorithm.phases.settle is None else algorithm.phases.settle.send(broadcast, after)
+    return Decision(Outcome(after, *link.costs, refused), plan, settling)

@@ -1,0 +1,329 @@
+"""The default engine: the clients of a cohort trained at once, as rows of one matrix [S, d]."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.engines import chunk as chunk_rule
+from fedconcord.execution.engines.base import Abilities, Clients, Engine, Simulated
+from fedconcord.execution.engines.team import ALONE, Team
+from fedconcord.execution.rows import First, MemoryStore, Storage, Store
+from fedconcord.method.contract import (
+    PRELUDE,
+    Cohort,
+    Costs,
+    Gathered,
+    Objective,
+    Phase,
+    Plan,
+    Problem,
+    Tree,
+    cohort_of,
+    finite,
+    model_of,
+    orders_of,
+    senders_of,
+    space_of,
+    tree_bytes,
+    tree_map,
+    workers,
+)
+from fedconcord.method.step import compiled
+from fedconcord.method.step.assignment import Assignment, clients_of, close_rows, curvature, open_rows, with_oracle
+from fedconcord.method.step.graphs import Graphs
+from fedconcord.method.step.samples import full_gradient
+from fedconcord.method.step.step import solve_together
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Trains `chunk` clients at a time, on `workers` threads; "auto" goes by the rules of `engines.chunk`.
+
+    None takes the whole cohort as one chunk. A chunk's clients are sorted by their number of steps, most first, and
+    step k runs on the prefix that still has one: unequal clients cost their own steps. Every worker has its share of
+    torch's threads. What is summed is summed in the order of the chunks, so that no bit depends on who was first.
+    A team of several processes trains each its own clients and sums what they send. With `kernel` "compiled" the local
+    steps of a client are one compiled call (`step.compiled`). With `graphs`, on a GPU, local steps that every round
+    repeats are recorded and replayed.
+    """
+
+    chunk: int | Literal["auto"] | None = "auto"  # clients side by side; all if none
+    workers: int | Literal["auto"] = "auto"  # threads
+    team: Team = ALONE  # the processes that share every round
+    kernel: chunk_rule.Kernel | Literal["auto"] = "auto"  # what does a client's local steps
+    graphs: Graphs | None = None  # recorded steps, on a GPU
+
+    @property
+    def can(self) -> Abilities:
+        """A process of several has some of the clients; the choices stand in run.json."""
+        choices = {"kernel": self.kernel, "chunk": self.chunk, "workers": self.workers}
+        return Abilities(self.team.size == 1, choices)
+
+    def prepare(self, problem: Problem, assignment: Assignment, plan: Plan, rounds: int = 1) -> Stacked:
+        """This engine with its choices made, for so many rounds like this one; rank 0's choices for a team.
+
+        Compiled steps are loaded, or compiled.
+
+        Raises:
+            UserError: gradients of several clients at once cannot be computed, so that no round could be; or compiled
+                steps are asked for and numba is not installed, or they are not for this job.
+        """
+
+        def choice() -> str:
+            by = self.kernel
+            if by == "auto":
+                by = chunk_rule.kernel(problem.objective, assignment, plan, rounds)
+            return json.dumps([by, *chunk_rule.auto(problem.objective, assignment, plan, self.chunk, self.workers, by)])
+
+        open_choice = "auto" in (self.chunk, self.workers, self.kernel)
+        by, width, number = json.loads(self.team.tell(choice) if open_choice else choice())
+        if by == "compiled":
+            compiled.check(problem.objective, assignment)
+            compiled.load(problem.objective.dtype)
+        if width > 1 and problem.objective.accumulate is None:
+            x = problem.init(0)
+            problem.objective.gradients(
+                torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None
+            )
+        return replace(self, chunk=width, workers=number, kernel=by)
+
+    def open(
+        self, problem: Problem, assignment: Assignment, storage: Storage, template: Tree, first: First | None
+    ) -> Store:
+        """Rows as the storage keeps them."""
+        return storage.open(template, first, problem.roster.n)
+
+    def clients(self, problem: Problem, assignment: Assignment, store: Store) -> Clients:
+        """All of them, in this process or those of the team."""
+
+        def cohort(clients: Simulated, server: Tree, plan: Plan) -> StackedCohort:
+            return StackedCohort(self.prepare(problem, assignment, plan) if len(plan.ids) else self, clients, server)
+
+        return Simulated(problem, assignment, store, cohort, self.team)
+
+
+def with_choices(engine: Engine, chunk: int, workers: int, kernel: chunk_rule.Kernel) -> Engine:
+    """This engine with choices that were made before, where it makes any."""
+    return replace(engine, chunk=chunk, workers=workers, kernel=kernel) if isinstance(engine, Stacked) else engine
+
+
+class Share(NamedTuple):
+    """What a process computes of a cohort."""
+
+    plan: Plan  # without steps where the process is idle
+    cohort: Cohort
+    chunks: list[np.ndarray]  # positions in the plan, most steps first
+    store: Store
+    is_idle: bool  # the cohort has none of its clients
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Of all chunks, one after the other."""
+        return np.concatenate(self.chunks)
+
+
+class Computed(NamedTuple):
+    """What came of some chunks in a phase, before any reply is refused."""
+
+    total: Tree = ()  # of the contributions; all of them, [S, ...], where the method combines them; () without messages
+    results: Sequence[Tree] = ()  # by chunk: rows as they are stored, or full gradients before the local steps
+    finite: Sequence[Tensor] = ()  # by chunk, [S] bool: whether the reply is; none without messages
+    bytes_up: int = 0
+    gradient_steps: int = 0
+
+
+class StackedCohort:
+    """The clients of one round, a chunk of them at once, on an engine whose choices are made; see `CohortLink`."""
+
+    def __init__(self, engine: Stacked, clients: Simulated, server: Tree) -> None:
+        self.engine, self.clients, self.server = engine, clients, server
+        self.objective, self.assignment, self.algorithm = (
+            clients.problem.objective,
+            clients.assignment,
+            clients.assignment.algorithm,
+        )
+        self.space, self.costs, self.store_lock = space_of(clients.problem), Costs(), threading.Lock()
+        self.gradients: Sequence[Tensor] = ()  # by chunk, where a prelude evaluated them and the local steps use them
+        self.trained: tuple[Share, Sequence[Tree]] | None = None  # whose new rows are not stored yet, by chunk
+
+    def gather(self, phase: Phase, plan: Plan) -> Gathered:
+        # every contribution depends on who is in, and they are summed: where a reply is refused, the others' are
+        # computed once more
+        first_plan, bytes_down = plan, self.clients.bytes_down(self.server, phase, plan)
+        if len(plan.ids) == 0:
+            self._sum(None, Computed(), bytes_down)
+            return Gathered(plan, None)
+        while True:
+            share = self._share(plan)
+            computed = self._compute(phase, share)
+            total, is_finite = self._sum(share, computed, bytes_down, is_counted=plan is first_plan)
+            rest = self.clients.sound(plan, is_finite)
+            if rest is plan:
+                break
+            plan, self.gradients = rest, ()
+        if phase.number == PRELUDE:
+            self.gradients = computed.results if self.algorithm.needs.full_gradient else ()
+        else:
+            self.trained = share, computed.results
+        positions = np.flatnonzero(plan.heard)
+        if phase.combine is not None and len(positions):
+            rows = tree_map(lambda leaf: leaf[np.argsort(share.positions)[positions]], total)
+            total = phase.combine(rows, senders_of(self.space, plan, positions), share.cohort)
+        refused = tuple(np.setdiff1d(first_plan.ids, plan.ids).tolist())
+        return Gathered(plan, total if len(positions) else None, refused)
+
+    def train_silently(self, plan: Plan) -> None:
+        share, computed = None, Computed()
+        if len(plan.ids):
+            share = self._share(plan)
+            computed = self._compute(None, share)
+            self.trained = share, computed.results
+        self._sum(share, computed, self.clients.bytes_down(self.server, None, plan))
+        self.keep(plan)
+
+    def keep(self, plan: Plan) -> None:
+        if self.trained is None:
+            return
+        share, rows = self.trained
+        for select, some in zip(share.chunks, rows, strict=not share.is_idle):
+            share.store.scatter(share.plan.ids[select], some)
+
+    def _share(self, plan: Plan) -> Share:
+        """What this process computes of a plan with clients."""
+        chunk, store, cohort = self.engine.chunk, self.clients.store, cohort_of(self.space, plan)
+        assert isinstance(chunk, int)
+        everyone = np.argsort(-plan.steps, kind="stable")
+        order = everyone[self.engine.team.owns(plan.ids[everyone])]
+        is_idle = len(order) == 0
+        if is_idle:  # the form of the sums is one client's without local steps, in a store that nobody keeps
+            order, plan = everyone[-1:], plan._replace(steps=np.zeros_like(plan.steps))
+            store = MemoryStore(store.template)
+        number = -(-len(order) // chunk)
+        chunks = [order[k::number] for k in range(number)]  # dealt out: about the same work
+        return Share(plan, cohort, chunks, store, is_idle)
+
+    def _compute(self, phase: Phase | None, share: Share) -> Computed:
+        """This process's part of a phase, or of a round without messages; nothing is stored."""
+        before_steps = phase is not None and phase.number == PRELUDE
+        threads = self.engine.workers if _threads_may(self.objective, self.assignment) and not before_steps else 1
+        assert isinstance(threads, int)
+        join = _beside if phase is not None and phase.combine is not None else _add
+
+        def work(k: int) -> Computed:
+            select = share.chunks[k]
+            if phase is not None and before_steps:
+                return self._evaluate(phase, share, select)
+            return self._train(phase, share, select, self.gradients[k] if self.gradients else None)
+
+        computed: Computed | None = None
+        for more in workers.ordered(work, range(len(share.chunks)), threads):
+            computed = more if computed is None else _joined(computed, more, join)
+        assert computed is not None
+        return Computed(tree_map(torch.zeros_like, computed.total)) if share.is_idle else computed
+
+    def _evaluate(self, phase: Phase, share: Share, select: np.ndarray) -> Computed:
+        """The full gradients of some clients, before the local steps."""
+        plan, x = share.plan, self.server.x
+        ids = plan.ids[select]
+        objective, _, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
+        gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+        total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
+        passes = passes_of(objective, self.assignment, plan, select)
+        return Computed(total, [gradient], [finite(gradient, len(ids))], tree_bytes(gradient), passes)
+
+    def _train(self, phase: Phase | None, share: Share, select: np.ndarray, gradient: Tensor | None) -> Computed:
+        """`step.step.client_step` of some clients at once, and the server's share of what they send.
+
+        Args:
+            select: [S] their positions in the plan, most steps first.
+            gradient: full gradients [S, d] at the server's model, where a prelude had them evaluated.
+        """
+        algorithm, assignment, plan = self.algorithm, self.assignment, share.plan
+        down = algorithm.broadcast(self.server) if phase is None else phase.down
+        ids, x = plan.ids[select], model_of(down)
+        with self.store_lock:
+            stored = share.store.gather(ids)
+        objective, rows, private = open_rows(self.objective, x, stored, ids)
+        orders = [orders_of(plan, int(k), algorithm) for k in select]
+        client = clients_of(objective, orders, algorithm.phases.late)
+        evaluations = 0
+        if assignment.uses_full_gradient:
+            if gradient is None:
+                gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+                evaluations += passes_of(objective, assignment, plan, select)
+            client = client._replace(gradient=gradient)
+        if algorithm.step.hessian_at is not None:
+            points = algorithm.step.hessian_at(down, rows).expand(len(ids), -1)
+            triples = zip(points, ids, orders, strict=True)
+            squares = [curvature(objective, at, int(place), order.id) for at, place, order in triples]
+            client = client._replace(hessian=torch.stack(squares))
+        local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, x, client.gradient)
+        is_compiled = self.engine.kernel == "compiled"
+        local_result, cost = solve_together(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
+        up, rows = algorithm.finish(down, rows, local_result, client)
+        computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
+        if phase is None:
+            return computed
+        total = phase.contribute(up, senders_of(self.space, plan, select), share.cohort)
+        total = _reduce(total) if phase.combine is None else total
+        bytes_up = tree_bytes(up) // len(select) * int(plan.heard[select].sum())
+        return computed._replace(total=total, finite=[finite(up, len(select))], bytes_up=bytes_up)
+
+    def _sum(
+        self, share: Share | None, computed: Computed, bytes_down: int, is_counted: bool = True
+    ) -> tuple[Tree, np.ndarray]:
+        """The total over all processes, and whose reply is finite, [S] bool; what clients did is counted once,
+        however often it is computed."""
+        is_spoilt = np.zeros(0 if share is None else len(share.plan.ids), bool)
+        if share is not None and computed.finite:
+            # the one value of a round that the host reads
+            is_spoilt[share.positions] = ~torch.cat(list(computed.finite)).cpu().numpy()
+            is_spoilt &= share.plan.heard
+        counts = bytes_down, computed.bytes_up, computed.gradient_steps, int(is_spoilt.sum())
+        total, (*costs, number) = self.engine.team.total(computed.total, counts)
+        if is_counted:
+            self.costs = self.costs.plus(*costs)
+        if number and self.engine.team.size > 1:
+            is_spoilt = np.array(self.engine.team.any(*is_spoilt.tolist()))
+        return total, ~is_spoilt
+
+
+def passes_of(objective: Objective, assignment: Assignment, plan: Plan, select: np.ndarray) -> int:
+    """Mini-batches in the full gradients of these clients; one that only answers evaluates none."""
+    passes = assignment.draws.full_cost(assignment.algorithm, objective.counts(plan.ids[select]))
+    return int(passes[~plan.answers[select]].sum())
+
+
+def _threads_may(objective: Objective, assignment: Assignment) -> bool:
+    """Whether several threads may compute at once: kernels may, torch.nn modules and line searches may not."""
+    return (
+        chunk_rule.has_kernel(objective)
+        and assignment.algorithm.step.hessian_at is None
+        and assignment.solver.kind != "lbfgs"
+    )
+
+
+def _reduce(shares: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.sum(0), shares)
+
+
+def _joined(some: Computed, more: Computed, join: Callable[[Tree, Tree], Tree]) -> Computed:
+    results, are_finite = [*some.results, *more.results], [*some.finite, *more.finite]
+    bytes_up, steps = some.bytes_up + more.bytes_up, some.gradient_steps + more.gradient_steps
+    return Computed(join(some.total, more.total), results, are_finite, bytes_up, steps)
+
+
+def _add(total: Tree, more: Tree) -> Tree:
+    return tree_map(torch.add, total, more)
+
+
+def _beside(some: Tree, more: Tree) -> Tree:
+    return tree_map(lambda a, b: torch.cat([a, b]), some, more)

@@ -1,0 +1,155 @@
+"""One training run, fully specified, and what it carries from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.engines import Engine, Stacked
+from fedconcord.execution.rows import Storage, Store
+from fedconcord.federation.objectives.judging import Models
+from fedconcord.federation.participation.clock import Cost
+from fedconcord.federation.participation.participation import View
+from fedconcord.method.contract import (
+    Algorithm,
+    Draws,
+    Plan,
+    Population,
+    Problem,
+    Roster,
+    Tree,
+    TwoBlockRow,
+    tree_bytes,
+    weights,
+)
+from fedconcord.method.step.assignment import Assignment
+from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.forms import forms
+
+
+class Planner(Protocol):
+    """Draws the plan of a round; `participation.schedule.Schedule` is the one that users configure."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def cohort(self) -> int: ...
+
+    @property
+    def draws(self) -> Draws: ...
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None: ...
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run, fully specified."""
+
+    problem: Problem  # the federation
+    algorithm: Algorithm  # the method
+    schedule: Planner  # who takes part, and how much work they do
+    solver: Solver = Solver()  # the clients' local step
+    engine: Engine = Stacked()  # what runs a round
+    storage: Storage = Storage()  # where clients' rows lie
+    hostile: tuple[int, ...] = ()  # clients that attack, in a simulation; the method and the data have what they do
+
+    @cached_property
+    def assignment(self) -> Assignment:
+        """What every client is told before round 0."""
+        return Assignment(self.algorithm, self.solver, self.schedule.draws)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What a round asks of one client: bytes, and mini-batch gradients."""
+        oracle = self.assignment.oracle
+        messages = forms(self.algorithm, self.problem.init(self.schedule.seed))
+        each = 1 + (oracle.kind == "sam") + (messages.snapshot or oracle.kind == "svrg")
+        whole = oracle.kind == "full" or self.solver.kind == "lbfgs"
+        return Cost(
+            down=messages.bytes_down,
+            up=messages.bytes_up,
+            exchanges=1 if self.algorithm.phases.prelude is None else 2,
+            per_step=0 if whole else each,
+            full_per_step=(each if whole else 0) + (self.solver.tolerance is not None and self.solver.kind == "sgd"),
+            full=int(self.assignment.uses_full_gradient or self.algorithm.phases.prelude is not None),
+            x0=tree_bytes(messages.x) if self.algorithm.needs.x0 else 0,
+            settled=tree_bytes(messages.settled),
+        )
+
+
+class State(NamedTuple):
+    """Everything that a run carries from round to round. `save` writes it to a file, `load` reads it again.
+
+    The store is one and the same in all states of a run: `advance` changes rows in place.
+    """
+
+    round: int  # rounds done
+    server: Tree  # the server's state
+    store: Store  # the clients' rows
+    bytes_up: int  # cumulative
+    bytes_down: int  # cumulative
+    gradient_steps: int  # cumulative
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
+    refused: Mapping[int, int] = MappingProxyType({})  # client -> replies that were not finite and left out
+
+
+class Row(NamedTuple):
+    """What is known after a round."""
+
+    round: int  # rounds done
+    metrics: dict[str, float] | None  # None where the round was not evaluated
+    bytes_up: int  # cumulative
+    bytes_down: int  # cumulative
+    gradient_steps: int  # cumulative mini-batch gradients
+    seconds: float  # this round's training alone; 0 for round 0
+    simulated_seconds: float = 0.0  # cumulative; 0 without devices
+
+
+def population_of(job: Job) -> Population:
+    """What the method may know of all clients."""
+    roster = job.problem.roster
+    p = weights.objective(job.algorithm.weights, roster.sizes)
+    return Population(roster.n, torch.as_tensor(p, device=job.problem.objective.device))
+
+
+def model_of(job: Job, state: State) -> Tensor:
+    """The model that the method answers with [d]: the first of those it offers."""
+    return next(iter(job.algorithm.models(state.server).values()))
+
+
+def own_models(job: Job, state: State) -> Models:
+    """Every client's own model, for a method that answers so."""
+    client_model = job.algorithm.client_model
+    assert client_model is not None
+
+    def model(client: int) -> Tensor | None:
+        one = np.array([client])
+        return client_model(state.store.gather(one))[0] if state.store.known(one)[0] else None
+
+    return model
+
+
+def state_bytes(job: Job, rounds: int) -> int:
+    """What the clients' rows may grow to: bytes of a row times the clients that can be drawn in so many rounds."""
+    return min(job.problem.roster.n, rounds * job.schedule.cohort) * row_bytes(job)
+
+
+def row_bytes(job: Job) -> int:
+    """Bytes that one client's row takes between rounds."""
+    return job.storage.row_bytes(job.engine.can.stored_row(template(job)))
+
+
+def template(job: Job) -> Tree:
+    """A client's row before its first round."""
+    row, private = job.algorithm.init_client(job.problem.init(job.schedule.seed)), job.problem.objective.private
+    return row if private is None else TwoBlockRow(row, private.first)

@@ -1,0 +1,71 @@
+"""Every reason why a job cannot run, from what its parts declare. The command, Python and the engines all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fedconcord.execution.job.job import Job
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.federation.participation import sampling
+from fedconcord.method.contract import Population, weights
+from fedconcord.method.step import solver
+from fedconcord.support.errors import UserError
+
+
+def check(job: Job) -> None:
+    """Refuse a job that cannot run, before round 0.
+
+    Raises:
+        UserError: the first of the reasons.
+    """
+    for reason in reasons(job):
+        raise UserError(reason)
+
+
+def reasons(job: Job) -> Iterator[str]:
+    """Why the job cannot run, a sentence each; none if it can."""
+    algorithm, objective, roster = job.algorithm, job.problem.objective, job.problem.roster
+    n, cohort = roster.n, job.schedule.cohort
+    sampling.check(cohort, n)
+    p = weights.objective(algorithm.weights, roster.sizes)
+    reasons = (
+        job.schedule.refuse(algorithm, n),
+        algorithm.refuse(Population(n, torch.as_tensor(p, device=objective.device)), cohort),
+        solver.refuse(job.solver, algorithm, objective.regulariser is not None),
+    )
+    yield from (reason for reason in reasons if reason is not None)
+    if objective.private is not None and algorithm.phases.late:
+        yield "late replies cannot be kept where clients have private blocks; use late discard"
+    if objective.precision != "full" and job.solver.kind == "lbfgs":
+        yield (
+            f"L-BFGS minimises the loss in full precision, and engine.precision is {objective.precision}; set it to "
+            "full, or use local SGD"
+        )
+    if algorithm.client_model is not None:
+        if supervised(job.problem) is None:
+            yield "clients' own models are judged on labelled samples in memory, and these data have none"
+        if not job.engine.can.clients_here:
+            yield "clients' own models are judged in one process; use engine stacked or serial"
+    if algorithm.phases.combine is not None and job.engine.team.size > 1:
+        yield (
+            "contributions that are not summed have to lie in one process, and the distributed engine has several; use "
+            "engine stacked, or aggregate mean and no attack that looks at other clients"
+        )
+    if job.engine.team.size > n:
+        yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"
+    if algorithm.step.blocks is not None:
+        smallest = int(roster.samples.argmin())
+        try:
+            job.schedule.draws.members(algorithm, smallest, int(roster.samples[smallest]))
+        except UserError as short:
+            yield str(short)
+    if algorithm.step.hessian_at is not None:
+        if objective.hessian is None:
+            yield "the method takes Newton steps, and this problem has no Hessians; use a method without"
+            return
+        try:
+            objective.hessian(job.problem.init(job.schedule.seed), torch.tensor([0], device=objective.device))
+        except UserError as large:
+            yield str(large)

@@ -1,0 +1,291 @@
+"""A client's half of a secure sum: four answers, after which the server can know the sum and nothing else of it.
+
+1. `keys`: two public keys, made for this sum alone.
+2. `deal`: given all clients' keys, a share for each of them of the key behind its masks and of its own mask's seed,
+   under encryption; and a commitment to the seed.
+3. `cover`, in the answer to orders: its contribution in integers, plus its own mask, plus the masks with all others.
+4. `open`: of who was heard the share of the seed, of who was lost the share of the key; never both of one client.
+
+What is between them lies in its safe, and every step is put down there before it is answered: no mask covers two
+contributions, and no sum of a round is opened twice, whoever asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.messages import codec, masks
+from fedconcord.execution.messages.codec import Frame, FrameError
+from fedconcord.execution.messages.masks import KEY, SEALED, SHARE
+from fedconcord.execution.messages.terms import FEWEST, Terms
+from fedconcord.method.contract import Cohort, Sender, Space, Tree, rng, tree_leaves
+from fedconcord.method.contract.trees import raw
+from fedconcord.method.wrappers.forms import Contribute
+from fedconcord.support.errors import UserError
+
+MODELS = ("down/", "answer/")  # tensors that all clients of a sum must have got alike
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What a client keeps during a sum, and of the last one."""
+
+    round: int = -1
+    part: int = -1
+    stage: str = "opened"  # or keys, dealt, covered
+    cipher: bytes = b""  # private key of the shares' encryption
+    private: bytes = b""  # private key of the masks
+    seed: bytes = b""  # of its own mask
+    ids: tuple[int, ...] = ()  # clients that shares were dealt for, in the order of their places
+    keys: bytes = b""  # their public keys, 64 bytes each
+    among: tuple[int, ...] = ()  # clients whose contributions have masks in common with this one
+    shares: bytes = b""  # of their secrets [among, 2 SHARE], zeros where nothing usable came; before: its own
+    opened: tuple[int, int] = (-1, -1)  # round and part that was opened last
+
+    def write(self) -> str:
+        """As text."""
+        plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(self).items()}
+        return json.dumps(plain)
+
+
+def read(text: str) -> Secret:
+    """The inverse of `Secret.write`.
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    empty = asdict(Secret())
+    fields: dict[str, Any] = {
+        name: bytes.fromhex(value) if isinstance(empty[name], bytes) else tuple(value) if type(value) is list else value
+        for name, value in json.loads(text).items()
+    }
+    return Secret(**fields)
+
+
+class Safe(Protocol):
+    """Where a client keeps its secret; what was written last is read, whatever happens in between."""
+
+    def read(self) -> Secret: ...
+
+    def write(self, secret: Secret) -> None: ...
+
+
+class Member:
+    """One client's part in sums.
+
+    Args:
+        run: what frames name, of which keys are made.
+        space: what contributions are computed with.
+    """
+
+    def __init__(self, id: int, run: str, terms: Terms, safe: Safe, space: Space) -> None:
+        self.id, self.run, self.terms, self.safe, self.space = id, run, terms, safe, space
+
+    def keys(self, frame: Frame) -> dict[str, Tensor]:
+        """Public keys for a new sum.
+
+        Raises:
+            UserError: the round's sum was opened before.
+        """
+        part, before = codec.whole(frame.fields["part"]), self.safe.read()
+        if (frame.round, part) <= before.opened:
+            raise UserError(f"round {frame.round} was summed before, and is not summed twice")
+        secret = Secret(
+            *(frame.round, part, "keys", masks.new_key(), masks.new_key(), masks.new_key()), opened=before.opened
+        )
+        self.safe.write(secret)
+        return {"keys/": _tensor(masks.public_of(secret.cipher) + masks.public_of(secret.private))}
+
+    def deal(self, frame: Frame) -> dict[str, Tensor]:
+        """Shares of its secrets for all clients.
+
+        Raises:
+            UserError: the clients are too few, or not those that keys are for.
+        """
+        secret, ids = self._at(frame, "keys"), _ids(frame.fields["ids"])
+        keys = _bytes(frame, "keys/", (len(ids), 2 * KEY))
+        place = ids.index(self.id) if self.id in ids else -1
+        own_keys = masks.public_of(secret.cipher) + masks.public_of(secret.private)
+        if place < 0 or _row(keys, place, 2 * KEY) != own_keys or len({*_rows(keys, KEY)}) < 2 * len(ids):
+            raise UserError("the keys of this sum are not those of its clients")
+        if len(ids) < FEWEST:
+            raise UserError(f"a sum of {len(ids)} clients, of fewer than {FEWEST}, hides nobody")
+        needed = self.terms.needed(len(ids))
+        pairs = [
+            one + other
+            for one, other in zip(
+                *(masks.split(of, len(ids), needed) for of in (secret.private, secret.seed)), strict=True
+            )
+        ]
+        about = context(self.run, frame.round, secret.part, ids, keys)
+        sealed = b"".join(
+            bytes(SEALED)
+            if i == self.id
+            else masks.seal(self._channel(secret, about, _row(keys, k, 2 * KEY), self.id, i), pairs[k], about)
+            for k, i in enumerate(ids)
+        )
+        self._put(secret, stage="dealt", ids=ids, keys=keys, shares=pairs[place])
+        return {
+            "dealt/sealed": _tensor(sealed, len(ids), SEALED),
+            "dealt/commitment": _tensor(masks.commitment(secret.seed)),
+        }
+
+    def cover(self, frame: Frame, up: Tree, contribute: Contribute) -> dict[str, Tensor]:
+        """A contribution under masks.
+
+        Raises:
+            UserError: it does not fit the terms, or the sum's clients are too few.
+        """
+        about_sum = frame.fields.get("sum")
+        if about_sum is None:
+            raise UserError("its job has secure sums, and it contributes to no other")
+        secret = self._at(frame._replace(fields=about_sum), "dealt")
+        among = _ids(about_sum["among"])
+        if self.id not in among or not set(among) <= set(secret.ids):
+            raise UserError("the clients of this sum are not those that shares were dealt for")
+        if len(among) < self.terms.needed(len(secret.ids)):
+            raise UserError(f"{len(among)} of {len(secret.ids)} clients are left in this sum, too few to open it")
+        values = flat(contribute(up, self._sender(about_sum["sender"]), self._cohort(about_sum["cohort"])))
+        if not np.isfinite(values).all():
+            raise UserError("its contribution has a number that is not finite")
+        if np.abs(values).max(initial=0) > self.terms.scale.clip:
+            raise UserError(
+                f"its contribution has a number beyond secure.clip, {self.terms.scale.clip:g}; raise secure.clip"
+            )
+        about = context(self.run, frame.round, secret.part, secret.ids, secret.keys)
+        sealed = _bytes(frame, "sealed/", (len(among), SEALED))
+        key = dict(zip(secret.ids, _rows(secret.keys, 2 * KEY), strict=True))
+        shares = b"".join(
+            secret.shares
+            if i == self.id
+            else masks.unseal(self._channel(secret, about, key[i], i, self.id), _row(sealed, k, SEALED), about)
+            or bytes(2 * SHARE)
+            for k, i in enumerate(among)
+        )
+        kind = self.terms.scale.kind(len(secret.ids))
+        bond = bound(about, among, about_sum["cohort"], frame.tensors)
+        others = {i: key[i][KEY:] for i in among if i != self.id}
+        draw = rng.generator(codec.whole(frame.fields["orders"]["seed"]), rng.Purpose.ROUND, frame.round, self.id)
+        rounded = self.terms.scale.integers(values, draw.random(len(values)), len(secret.ids))
+        covered = rounded + masks.mask(secret.seed, len(values), kind)
+        covered = covered + masks.pairwise(self.id, secret.private, others, bond, len(values), kind)
+        self._put(secret, stage="covered", among=among, shares=shares, cipher=b"", private=b"", seed=b"")
+        return {"covered/": torch.from_numpy(covered.view(np.int32 if kind == np.uint32 else np.int64))}
+
+    def open(self, frame: Frame) -> dict[str, Tensor]:
+        """The shares that open the sum of those who were heard.
+
+        Raises:
+            UserError: they are too few, this client is not among them, or it has answered before.
+        """
+        secret, ids_heard = self._at(frame, "covered"), _ids(frame.fields["heard"])
+        if self.id not in ids_heard or not set(ids_heard) <= set(secret.among):
+            raise UserError("those who were heard are not those of this sum")
+        needed = self.terms.needed(len(secret.ids))
+        if len(ids_heard) < needed:
+            raise UserError(f"{len(ids_heard)} clients were heard, and {needed} are needed")
+        pairs = _rows(secret.shares, 2 * SHARE)
+        shares = b"".join(
+            pair[SHARE:] if i in ids_heard else pair[:SHARE] for i, pair in zip(secret.among, pairs, strict=True)
+        )
+        self.safe.write(Secret(opened=(frame.round, secret.part)))
+        return {"shares/": _tensor(shares, len(secret.among), SHARE)}
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _at(self, frame: Frame, stage: str) -> Secret:
+        """What is kept, where this step is the next one."""
+        secret = self.safe.read()
+        if (secret.round, secret.part, secret.stage) != (frame.round, codec.whole(frame.fields["part"]), stage):
+            raise UserError(f"its secrets for round {frame.round} were used, or are not there")
+        return secret
+
+    def _put(self, secret: Secret, **changes: Any) -> None:
+        self.safe.write(Secret(**{**vars(secret), **changes}))
+
+    def _channel(self, secret: Secret, about: bytes, keys: bytes, sender: int, to: int) -> bytes:
+        """The key of what one client deals another."""
+        return masks.agreed(secret.cipher, keys[:KEY], b"share " + about + b" %d %d" % (sender, to))
+
+    def _sender(self, fields: Mapping[str, Any]) -> Sender:
+        def one(value: float) -> Tensor:
+            return torch.tensor(float(value), dtype=self.space.dtype, device=self.space.device)
+
+        values = {name: one(fields[name]) for name in ("w", "p", "steps", "inclusion")}
+        if not (math.isfinite(float(values["w"])) and math.isfinite(float(values["p"]))):
+            raise FrameError("weights that are not finite")
+        return Sender(id=torch.tensor(self.id, device=self.space.device), lr=float(fields["lr"]), **values)
+
+    def _cohort(self, fields: Mapping[str, Any]) -> Cohort:
+        return Cohort(**fields, dim=self.space.dim, regulariser=self.space.regulariser)
+
+
+# -- what both ends compute ------------------------------------------------------------------------------------------
+
+
+def context(run: str, round: int, part: int, ids: Sequence[int], keys: bytes) -> bytes:
+    """What a sum is known by [32]: whoever was shown other keys comes to another."""
+    return _hash(run, round, part, list(ids), keys)
+
+
+def bound(about: bytes, among: Sequence[int], cohort: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """What masks are made for [32]: those of clients that were told of another cohort, or sent another model, do not
+    cancel, and the total is noise."""
+    models = [name for name in sorted(tensors) if name.startswith(MODELS)]
+    content = [raw(tensors[name].cpu()).numpy().tobytes() for name in models]
+    return b"mask " + _hash(about, list(among), dict(sorted(cohort.items())), models, *content)
+
+
+def flat(contribution: Tree) -> np.ndarray:
+    """The numbers [L] of a contribution, float64."""
+    leaves = [leaf.detach().double().reshape(-1).cpu() for leaf in tree_leaves(contribution).values()]
+    return np.asarray(torch.cat(leaves).numpy())
+
+
+def _hash(*parts: Any) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else json.dumps(part).encode()
+        digest.update(len(content).to_bytes(8))
+        digest.update(content)
+    return digest.digest()
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Numbers of clients, in order.
+
+    Raises:
+        FrameError: they are something else.
+    """
+    ids = tuple(codec.whole(i) for i in value)
+    if list(ids) != sorted(set(ids)):
+        raise FrameError("clients that are not in order")
+    return ids
+
+
+def _tensor(content: bytes, *shape: int) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(shape or (-1,))
+
+
+def _bytes(frame: Frame, name: str, shape: tuple[int, ...]) -> bytes:
+    tensor = frame.tensors.get(name)
+    if tensor is None or tensor.dtype != torch.uint8 or tensor.shape != shape:
+        raise FrameError("keys or shares of another form")
+    return tensor.numpy().tobytes()
+
+
+def _row(content: bytes, k: int, length: int) -> bytes:
+    return content[k * length : (k + 1) * length]
+
+
+def _rows(content: bytes, length: int) -> list[bytes]:
+    return [_row(content, k, length) for k in range(len(content) // length)]

@@ -1,0 +1,218 @@
+"""A server's half of a secure sum: it asks, hands shares on, and opens the total of those who were heard.
+
+A sum takes four exchanges (`member` says what is in each): keys, shares, orders with masked contributions in return,
+opening. Who is lost before the third is out of the sum; who is lost in it, is taken out of it with the others' shares;
+who is lost after it is in it. Below the threshold nothing is opened, and the round changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.execution.messages import masks
+from fedconcord.execution.messages.masks import KEY, SEALED, SHARE
+from fedconcord.execution.messages.member import bound, context
+from fedconcord.execution.messages.server import RemoteServer, Reply, Request
+from fedconcord.execution.messages.sums import Requests, Summed
+from fedconcord.execution.messages.terms import FEWEST, Terms
+from fedconcord.method.contract import (
+    PRELUDE,
+    Cohort,
+    Phase,
+    Plan,
+    Sender,
+    Tree,
+    cohort_of,
+    tree_leaves,
+    tree_unflatten,
+    weights,
+)
+from fedconcord.method.contract.round import behind
+from fedconcord.method.wrappers.forms import factors, messages
+
+
+class Dealt(NamedTuple):
+    """A client's answer to the keys of all."""
+
+    sealed: Tensor  # [n, SEALED] uint8: shares for the client at each place, zeros at its own
+    commitment: Tensor  # [KEY] uint8: of its seed
+
+
+class _Pact(NamedTuple):
+    """Clients that have dealt shares to each other."""
+
+    plan: Plan  # of those who did
+    about: bytes  # the sum's context
+    places: dict[int, int]  # client -> its place among all that keys were made by
+    keys: dict[int, bytes]  # client -> its public keys
+    dealt: dict[int, Dealt]
+    needed: int  # clients that open the sum
+
+
+class Secure:
+    """Sums of which the server learns nothing but the total."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
+        """As `Sums` says; a sum that cannot be opened is one of nobody."""
+        if not len(requests.plan.ids):
+            return Summed(requests.plan, {}, None)
+        pact = self._meet(half, requests.plan, phase.number)
+        if isinstance(pact, str):
+            return self._void(half, requests.plan, pact)
+        before = pact.plan
+        cohort = cohort_of(half.space, before)
+        form = _form(half, phase, cohort)
+        length = sum(leaf.numel() for leaf in tree_leaves(form).values())
+        kind = self.terms.scale.kind(len(pact.places))
+        like = torch.empty(length, dtype=torch.int32 if kind == np.uint32 else torch.int64)
+        among = before.ids.tolist()
+        scalars = {name: getattr(cohort, name) for name in ("round", "n", "size", "mass", "mean_steps", "coin", "lr")}
+        covered = {}
+        columns = {"w": before.w, "p": before.p, "steps": behind(before), "inclusion": before.inclusion}
+        for k, i in enumerate(among):
+            sender = {name: float(column[k]) for name, column in columns.items()} | {"lr": before.lr}
+            request = requests.of_client[i]
+            fields = {"part": phase.number, "among": among, "cohort": scalars, "sender": sender}
+            sealed = torch.stack([pact.dealt[j].sealed[pact.places[i]] for j in among])
+            frame = request.frame._replace(
+                fields={**request.frame.fields, "sum": fields},
+                tensors={**request.frame.tensors, "sealed/": sealed.cpu()},
+            )
+            covered[i] = request._replace(frame=frame, name="covered", like=like)
+        replies = half.hear(Requests(before, covered, lost=requests.lost))
+        after = half.only(before, replies)
+        total = self._opened(half, pact, phase.number, {i: replies[i] for i in after.ids.tolist()}, scalars, covered)
+        if isinstance(total, str):
+            return self._void(half, after, total)
+        message = messages(half.algorithm)[0 if phase.number == PRELUDE else -1][1]
+        scaled = factors(phase.contribute, message, half.space, before, after)
+        if scaled is None:
+            return self._void(half, after, "its weights depend on who was lost")
+        return Summed(after, replies, _unflat(form, self.terms.scale.numbers(total), scaled, half.space.device))
+
+    def _meet(self, half: RemoteServer, plan: Plan, part: int) -> _Pact | str:
+        """Keys and shares of a cohort, or why there is no sum."""
+        t = plan.round
+        answers = half.answers(_to_all(half, "keys", "keys", t, plan.ids.tolist(), {"part": part}, {}, _bytes(2 * KEY)))
+        for i in [i for i, one in answers.items() if not all(map(masks.usable, _halves(_raw(one.tree))))]:
+            half.hooks.refuse(i, "a key that is none")
+            del answers[i]
+        plan = half.only(plan, answers)
+        ids = plan.ids.tolist()
+        if len(ids) < FEWEST:
+            return f"{_sites(len(ids))} answered, and a sum of fewer than {FEWEST} hides nobody"
+        keys = {i: _raw(answers[i].tree) for i in ids}
+        fields, tensors = {"part": part, "ids": ids}, {"keys/": torch.stack([answers[i].tree for i in ids]).cpu()}
+        form = Dealt(_bytes(len(ids), SEALED), _bytes(KEY))
+        dealt = half.answers(_to_all(half, "deal", "dealt", t, ids, fields, tensors, form))
+        needed = self.terms.needed(len(ids))
+        plan = half.only(plan, dealt)
+        if len(plan.ids) < needed:
+            return _too_few(len(plan.ids), len(ids), needed)
+        about = context(half.method, t, part, ids, b"".join(keys[i] for i in ids))
+        places = {i: k for k, i in enumerate(ids)}
+        return _Pact(plan, about, places, keys, {i: answer.tree for i, answer in dealt.items()}, needed)
+
+    def _opened(
+        self,
+        half: RemoteServer,
+        pact: _Pact,
+        part: int,
+        replies: Mapping[int, Reply],
+        cohort: Mapping[str, Any],
+        requests: Mapping[int, Request],
+    ) -> np.ndarray | str:
+        """The total [L] in integers of what came under masks, or why it cannot be had."""
+        among, senders = pact.plan.ids.tolist(), sorted(replies)
+        if len(senders) < pact.needed:
+            return _too_few(len(senders), len(pact.places), pact.needed)
+        form, fields = _bytes(len(among), SHARE), {"part": part, "heard": senders}
+        opening = _to_all(half, "open", "shares", pact.plan.round, senders, fields, {}, form)
+        shares = half.answers(opening, left_out=False)
+        if len(shares) < pact.needed:
+            return _too_few(len(shares), len(pact.places), pact.needed)
+        secrets = {}
+        for k, i in enumerate(among):
+            by_place = {pact.places[j] + 1: _raw(answer.tree[k]) for j, answer in shares.items()}
+            usable = [(place, share) for place, share in by_place.items() if any(share)][: pact.needed]
+            if len(usable) < pact.needed:
+                return f"{len(usable)} usable shares of {half.hooks.name(i)} came, and {pact.needed} are needed"
+            secrets[i] = masks.joined(dict(usable))
+            if i in replies and masks.commitment(secrets[i]) != _raw(pact.dealt[i].commitment):
+                return f"the shares that came do not open the mask of {half.hooks.name(i)}"
+            if i not in replies and masks.public_of(secrets[i]) != pact.keys[i][KEY:]:
+                return f"the shares that came are not of the key of {half.hooks.name(i)}"
+        kind = self.terms.scale.kind(len(pact.places))
+        rows = [replies[i].tree.cpu().numpy().view(kind) for i in senders]
+        total = np.sum(rows, axis=0, dtype=kind)
+        bond = bound(pact.about, among, cohort, requests[among[0]].frame.tensors)
+        for i in among:
+            if i in replies:
+                total = total - masks.mask(secrets[i], len(total), kind)
+            else:
+                others = {j: pact.keys[j][KEY:] for j in senders}
+                total = total + masks.pairwise(i, secrets[i], others, bond, len(total), kind)
+        return np.asarray(total)
+
+    def _void(self, half: RemoteServer, plan: Plan, why: str) -> Summed:
+        changed = "changed nothing" if half.algorithm.phases.unheard is None else "added noise alone"
+        half.hooks.void(f"round {plan.round} {changed}: {why}")
+        return Summed(weights.redrawn(plan, np.zeros(len(plan.ids), bool), half.algorithm.weights), {}, None)
+
+
+def _to_all(
+    half: RemoteServer,
+    kind: str,
+    answer: str,
+    round: int,
+    clients: Sequence[int],
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    like: Tree,
+) -> dict[int, Request]:
+    """The same message to all of these clients."""
+    return {i: Request(half.frame(kind, round, i, fields, tensors), answer, answer, like) for i in clients}
+
+
+def _form(half: RemoteServer, phase: Phase, cohort: Cohort) -> Tree:
+    """The form of a contribution: the method's own function on tensors without values."""
+    one = torch.empty((), dtype=half.space.dtype, device="meta")
+    sender = Sender(one.to(torch.int64), one, one, one, one, cohort.lr)
+    return phase.contribute(half.forms.x if phase.number == PRELUDE else half.forms.up, sender, cohort)
+
+
+def _unflat(form: Tree, values: np.ndarray, scaled: Sequence[float], device: torch.device) -> Tree:
+    """Numbers [L] in the form of a contribution, each leaf times its factor."""
+    leaves, at = {}, 0
+    for (name, leaf), factor in zip(tree_leaves(form).items(), scaled, strict=True):
+        piece = torch.from_numpy(values[at : at + leaf.numel()] * factor)
+        leaves[name], at = piece.reshape(leaf.shape).to(dtype=leaf.dtype, device=device), at + leaf.numel()
+    return tree_unflatten(form, leaves)
+
+
+def _bytes(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def _halves(keys: bytes) -> tuple[bytes, bytes]:
+    return keys[:KEY], keys[KEY:]
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _sites(count: int) -> str:
+    return f"{count} client" + "s" * (count != 1)
+
+
+def _too_few(remaining: int, of: int, needed: int) -> str:
+    return f"{_sites(remaining)} of {of} were left, and {needed} are needed to open their sum"

@@ -1,0 +1,50 @@
+"""How the contributions of a round's clients become one total: here at a server that sees each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from fedconcord.execution.messages.codec import Frame
+from fedconcord.method.contract import Phase, Plan, Tree, total_of
+
+if TYPE_CHECKING:
+    from fedconcord.execution.messages.server import RemoteServer, Reply, Request
+
+
+class Requests(NamedTuple):
+    """What a cohort is asked for that is to be summed."""
+
+    plan: Plan
+    of_client: Mapping[int, Request]
+    again: Mapping[int, Frame] = {}  # what a client is sent first that has forgotten it
+    lost: Mapping[int, Frame] = {}  # frames to clients whose replies do not arrive
+
+
+class Summed(NamedTuple):
+    """What came of it."""
+
+    plan: Plan  # of those whose contribution is in the total, or comes in a later round
+    replies: Mapping[int, Reply]
+    total: Tree | None  # None: of nobody
+
+
+class Sums(Protocol):
+    """Where contributions are summed."""
+
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
+        """Ask a cohort, and sum what it contributes."""
+        ...
+
+
+class Plain:
+    """At the server, which sees every client's message."""
+
+    def sum(self, half: RemoteServer, requests: Requests, phase: Phase) -> Summed:
+        """As `Sums` says."""
+        replies = half.hear(requests)
+        plan = half.only(requests.plan, replies)
+        return Summed(plan, replies, total_of(phase, {i: one.tree for i, one in replies.items()}, half.space, plan))
+
+
+PLAIN = Plain()

@@ -1,0 +1,191 @@
+"""What a client's row is made of, and rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import Tree, tree_leaves, tree_unflatten
+from fedconcord.support.errors import UserError
+
+First = Callable[[np.ndarray], Tree]
+"""ids [S] -> rows of these clients before their first round, fields [S, ...]."""
+
+
+class Fields:
+    """The fields of a row: their names, shapes and number types, in the rounds and between them.
+
+    Args:
+        template: the row of a client before its first round. A scalar field is kept as [1], so that a stacked gather
+            gives [S, 1] and broadcasts against [S, d].
+        half: number type of the floating-point fields between rounds; their own if none.
+        first: the rows of clients before their first round, where they differ by client; the template if none.
+    """
+
+    def __init__(self, template: Tree, half: torch.dtype | None = None, first: First | None = None) -> None:
+        self.template, self._first = template, first
+        self.initial: dict[str, Tensor] = {
+            name: leaf.reshape(1) if leaf.ndim == 0 else leaf for name, leaf in tree_leaves(template).items()
+        }
+        self._scalars = {name for name, leaf in tree_leaves(template).items() if leaf.ndim == 0}
+        self.stored_types: dict[str, torch.dtype] = {
+            name: half if half is not None and leaf.is_floating_point() else leaf.dtype
+            for name, leaf in self.initial.items()
+        }
+        self.row_bytes = sum(leaf.numel() * self.stored_types[name].itemsize for name, leaf in self.initial.items())
+
+    def fresh(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """Rows [S, ...] of clients before their first round."""
+        if self._first is None:
+            return {name: leaf.expand(len(ids), *leaf.shape).clone() for name, leaf in self.initial.items()}
+        leaves: dict[str, Tensor] = tree_leaves(self._first(ids))
+        return {name: leaf.reshape(len(ids), *self.initial[name].shape) for name, leaf in leaves.items()}
+
+    def to_stored(self, rows: Tree, count: int) -> dict[str, Tensor]:
+        """Rows of a round as they are kept; a scalar field may come as [S] or [S, 1].
+
+        Raises:
+            UserError: a field is missing, or has another shape or number type than the template's.
+        """
+        leaves = tree_leaves(rows)
+        if leaves.keys() != self.initial.keys():
+            raise UserError(f"a client's row has the fields {[*leaves]} where its first row has {[*self.initial]}")
+        for name, leaf in leaves.items():
+            like = self.initial[name]
+            if leaf.shape == (count,) and name in self._scalars:
+                leaves[name] = leaf = leaf[:, None]
+            if leaf.shape != (count, *like.shape) or leaf.dtype != like.dtype:
+                raise UserError(
+                    f"the rows' field {name!r} came as {leaf.dtype} {list(leaf.shape)} where {like.dtype} "
+                    f"{[count, *like.shape]} is kept; the method's finish and settle must keep its shape and type"
+                )
+        return {name: leaf.to(self.stored_types[name]) for name, leaf in leaves.items()}
+
+    def from_stored(self, leaves: Mapping[str, Tensor]) -> Tree:
+        """Rows that were kept, as a round computes with them."""
+        return tree_unflatten(self.template, {name: leaf.to(self.initial[name]) for name, leaf in leaves.items()})
+
+    def with_fresh(self, rows: Tree, ids: np.ndarray, absent: np.ndarray) -> Tree:
+        """Gathered rows with those of the clients that have none yet (absent [S]) put in their place."""
+        if not absent.any():
+            return rows
+        leaves = tree_leaves(rows)
+        for name, leaf in self.fresh(ids[absent]).items():
+            leaves[name][torch.as_tensor(absent, device=leaf.device)] = leaf
+        return rows
+
+
+class PerClient:
+    """One number a client in an array that grows to the largest id that was written; `fill` for all others."""
+
+    def __init__(self, fill: int) -> None:
+        self._fill, self._values = fill, np.full(0, fill, np.int64)
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        values = np.full(len(ids), self._fill, np.int64)
+        inside = ids < len(self._values)
+        values[inside] = self._values[ids[inside]]
+        return values
+
+    def __setitem__(self, ids: np.ndarray, values: np.ndarray | int) -> None:
+        array = self._values
+        if len(ids) and (largest := int(ids.max())) >= len(array):
+            self._values = np.full(max(largest + 1, 2 * len(array)), self._fill, np.int64)
+            self._values[: len(array)] = array
+        self._values[ids] = values
+
+    def ids(self) -> np.ndarray:
+        """The clients whose number is not the fill, sorted."""
+        return np.flatnonzero(self._values != self._fill)
+
+
+class MemoryStore:
+    """Client rows in memory, one growing array a field, on the device of the template.
+
+    A client that was never scattered has no row and costs nothing. For the arguments see `Fields`.
+    """
+
+    def __init__(self, template: Tree, half: torch.dtype | None = None, first: First | None = None) -> None:
+        self.template = template
+        self._fields = Fields(template, half, first)
+        self._rows: dict[str, Tensor] = {
+            name: leaf.new_empty(0, *leaf.shape, dtype=self._fields.stored_types[name])
+            for name, leaf in self._fields.initial.items()
+        }
+        self._slot, self._count = PerClient(-1), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def gather(self, ids: np.ndarray) -> Tree:
+        if not self._rows:
+            return self.template
+        slots = self._slot[ids]
+        absent = slots < 0
+        if absent.all():
+            return tree_unflatten(self.template, self._fields.fresh(ids))
+        slots[absent] = 0
+        rows = self._fields.from_stored({name: column[_index(slots, column)] for name, column in self._rows.items()})
+        return self._fields.with_fresh(rows, ids, absent)
+
+    def scatter(self, ids: np.ndarray, rows: Tree) -> None:
+        if not self._rows:
+            return
+        leaves = self._fields.to_stored(rows, len(ids))
+        slots = self._slot[ids]
+        absent = slots < 0
+        slots[absent] = self._count + np.arange(absent.sum())
+        self._slot[ids] = slots
+        self._count += int(absent.sum())
+        for name, leaf in leaves.items():
+            column = self._rows[name]
+            if len(column) < self._count:
+                longer = column.new_empty(max(self._count, 2 * len(column)), *column.shape[1:])
+                longer[: len(column)] = column
+                self._rows[name] = column = longer
+            column[_index(slots, column)] = leaf
+
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(self._slot[ids] >= 0)
+
+    def ids(self) -> np.ndarray:
+        return self._slot.ids()
+
+    def export(self) -> dict[str, Tensor]:
+        """All rows as named tensors: 'ids' [R] sorted and one [R, ...] a field, as they are kept."""
+        ids = self.ids()
+        slots = self._slot[ids]
+        return {"ids": torch.as_tensor(ids)} | {
+            name: column[_index(slots, column)].cpu() for name, column in self._rows.items() if len(ids)
+        }
+
+    def commit(self) -> None:
+        """Nothing to do: the checkpoint holds the rows themselves."""
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `export`, into an empty store.
+
+        Raises:
+            UserError: the tensors are of rows on disk, or of other fields.
+        """
+        ids = tensors["ids"].numpy()
+        if "slots" in tensors:
+            raise UserError("the checkpoint was written with its rows on disk; resume with engine.store=disk")
+        if len(ids):
+            for name, column in self._rows.items():
+                stored = tensors.get(name)
+                if stored is None or stored.dtype != column.dtype or stored.shape != (len(ids), *column.shape[1:]):
+                    got = "nothing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
+                    raise UserError(
+                        f"the checkpoint holds {got} for the rows' field {name!r} where this job keeps {column.dtype} "
+                        f"{[len(ids), *column.shape[1:]]}; resume with the configuration that wrote it"
+                    )
+                self._rows[name] = stored.to(column.device)
+            self._slot[ids], self._count = np.arange(len(ids)), len(ids)
+
+
+def _index(slots: np.ndarray, column: Tensor) -> Tensor:
+    return torch.as_tensor(slots, device=column.device)

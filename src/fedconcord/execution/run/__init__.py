@@ -1,0 +1,1 @@
+"""One run in its folder: what lies there, who writes, when it stops."""

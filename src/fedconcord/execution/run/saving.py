@@ -1,0 +1,111 @@
+"""What a run leaves in its folder while it goes on, and when."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedconcord.execution.engines import traffic_of
+from fedconcord.execution.job import Job, State, checkpoint
+from fedconcord.execution.run.clock import Clock
+from fedconcord.execution.run.folder import CHECKPOINT, versions
+from fedconcord.execution.run.observers import Observer
+from fedconcord.execution.run.tables import Tables
+from fedconcord.support import files, sums
+
+WRITE_EVERY = 2.0  # seconds between writes of the tables while a run goes on
+
+
+class Saving:
+    """Tables and run.json every other second, everything with a checkpoint; rank 0 writes.
+
+    A killed run has tables and a run.json that are never behind its checkpoint, and no run.json says that a run has
+    ended before all that it ends with is there.
+
+    Args:
+        about: what run.json says throughout (`described`).
+        checkpoint_every: seconds.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        tables: Tables,
+        observers: Sequence[Observer],
+        about: Mapping[str, Any],
+        checkpoint_every: float,
+        clock: Clock,
+    ) -> None:
+        self.job, self.folder, self.tables, self.observers = job, folder, tables, observers
+        self.about, self.checkpoint_every, self.clock = about, checkpoint_every, clock
+        self.lead = job.engine.team.rank == 0
+        self.written, self.saved = -math.inf, time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint, by the clock of rank 0."""
+        return self.lead and time.monotonic() - self.saved > self.checkpoint_every
+
+    def write(self, status: str, state: State) -> None:
+        """The tables, seconds.json and run.json."""
+        if not self.lead:
+            return
+        self.tables.write()
+        self.clock.write(self.folder)
+        self.describe(status, state)
+        self.written = time.monotonic()
+
+    def describe(self, status: str, state: State) -> None:
+        """run.json alone."""
+        sums.write(self.folder / "run.json", files.as_json(self._description(status, state)))
+
+    def now_and_then(self, state: State) -> None:
+        """`write`, if that was long ago."""
+        if time.monotonic() - self.written > WRITE_EVERY:
+            self.write("running", state)
+
+    def save(self, state: State) -> None:
+        """Everything, and the checkpoint, which all processes write together; the start needs none."""
+        self.write("running", state)
+        if state.round == 0:
+            return
+        if self.lead:
+            for observer in self.observers:
+                observer.save(state)
+        checkpoint.save(self.job, state, self.folder / CHECKPOINT)
+        self.saved = self.written = time.monotonic()
+
+    def _description(self, status: str, state: State) -> dict[str, Any]:
+        description = {**self.about, "status": status, "rounds_done": state.round}
+        if state.round > 0 and (wire := traffic_of(state.store)):
+            description["wire"] = wire
+        if state.refused:
+            description["refused"] = {
+                "replies": sum(state.refused.values()),
+                "clients": dict(sorted(state.refused.items())),
+            }
+        for observer in self.observers:
+            description |= observer.about()
+        return description
+
+
+def described(job: Job, info: Mapping[str, Any], rounds: int, grows_to: int) -> dict[str, Any]:
+    """What run.json says throughout, before the first round; `grows_to` in bytes."""
+    return {
+        "format": 1,
+        **info,
+        "status": "running",
+        "rounds": rounds,
+        "rounds_done": 0,
+        "dim": job.problem.objective.dim,
+        "state_bytes": grows_to,
+        **({"hostile": list(job.hostile)} if job.hostile else {}),
+        "threads": torch.get_num_threads(),
+        **job.engine.can.choices,
+        "versions": versions(),
+    }

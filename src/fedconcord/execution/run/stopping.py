@@ -1,0 +1,108 @@
+"""Early stopping: a fold over the rows of metrics.csv, in which a resumed run finds its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedconcord.execution.job import Step
+from fedconcord.execution.run.observers import Observer
+from fedconcord.federation.objectives import fairness
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.method.contract import Problem
+from fedconcord.support.errors import UserError, unknown
+
+DEFAULTS = ("validation_loss", "test_loss", "loss", "distance")  # the first that is there is watched
+
+
+class Patience(NamedTuple):
+    """Stop after `evaluations` evaluated rounds in a row, none better than the best by more than `min_delta`."""
+
+    evaluations: int
+    min_delta: float = 0.0
+    metric: str | None = None
+
+
+class Best(NamedTuple):
+    """The best evaluated round so far; the start, round 0, is not a candidate."""
+
+    round: int
+    value: float
+    since: int  # evaluated rounds after it
+
+
+def watched(patience: Patience, metrics: Iterable[str]) -> str:
+    """The metric in force.
+
+    Raises:
+        UserError: the job has no such metric, or none to choose.
+    """
+    names = list(metrics)
+    if patience.metric is not None:
+        if patience.metric not in names:
+            raise unknown("metric in eval.watch", patience.metric, names)
+        return patience.metric
+    default = next((name for name in DEFAULTS if name in names), None)
+    if default is None:
+        raise UserError(f"eval.patience needs a metric to watch; name one in eval.watch: {', '.join(names)}")
+    return default
+
+
+def best_of(
+    patience: Patience | None, problem: Problem, rows: Sequence[Mapping[str, Any]], best: Best | None = None
+) -> Best | None:
+    """The best of evaluated rounds, rows as in metrics.csv, which come after those that `best` is of; None without
+    patience."""
+    if patience is None or not rows:
+        return best
+    metric = watched(patience, rows[0])
+    sign = 1.0 if _is_higher_better(problem, metric) else -1.0
+    for row in rows:
+        round, value = int(row["round"]), float(row[metric])
+        if round > 0 and (best is None or sign * (value - best.value) > patience.min_delta):
+            best = Best(round, value, 0)
+        elif best is not None:
+            best = best._replace(since=best.since + 1)
+    return best
+
+
+def _is_higher_better(problem: Problem, metric: str) -> bool:
+    """As a metric of the user's own says for itself."""
+    inner = supervised(problem)
+    own_metrics = {f"test_{one.name}": one.higher for one in inner.metrics} if inner is not None else {}
+    return own_metrics.get(metric, fairness.higher_is_better(metric))
+
+
+class Stopping(Observer):
+    """The best round so far, and why the run stops, once it does; neither without patience. All of it is in
+    metrics.csv."""
+
+    def __init__(
+        self, problem: Problem, patience: Patience | None, rows: Sequence[Mapping[str, Any]], round: int
+    ) -> None:
+        """Go on after a round from the rows of metrics.csv; none where the run begins."""
+        self.problem, self.patience = problem, patience
+        self.best: Best | None = None
+        self.stopped: str | None = None
+        self._judge(rows, round)
+
+    def see(self, now: Step) -> None:
+        """Whether the round is the best and patience is at its end; at the start, that the watched metric is there."""
+        if now.row.metrics is not None:
+            self._judge([{"round": now.row.round, **now.row.metrics}], now.row.round)
+
+    def _judge(self, rows: Sequence[Mapping[str, Any]], round: int) -> None:
+        patience, best = self.patience, best_of(self.patience, self.problem, rows, self.best)
+        self.best = best
+        if patience is not None and best is not None and best.since >= patience.evaluations:
+            by = f" by more than {patience.min_delta:g}" if patience.min_delta else ""
+            metric = watched(patience, rows[0])
+            self.stopped = (
+                f"stopped early at round {round}: {metric} has not improved{by} in {best.since} evaluations; the model "
+                f"is that of round {best.round}, {metric} {best.value:.4g}"
+            )
+
+    def about(self) -> dict[str, Any]:
+        """The round of the model, and why the run stopped."""
+        best = {} if self.best is None else {"model_round": self.best.round}
+        return best if self.stopped is None else {**best, "stopped": self.stopped}

@@ -1,0 +1,305 @@
+"""One model on many samples.
+
+How inputs lie in memory (bytes stay bytes, and nothing is copied into the clients' order), forward passes of batches
+that stay in the cache, spread over threads, and what comes of them for every client.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedconcord.federation.data.dataset import Scale
+from fedconcord.federation.objectives import kernels
+from fedconcord.method.contract import workers
+from fedconcord.method.contract.flat import Layout
+from fedconcord.support.errors import UserError
+
+CHECKED = 2**22  # numbers looked at in one go
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """Inputs of n samples, read by their numbers: `x[samples]`, the samples of any shape [...], is [..., *shape].
+
+    What is read is of the run's dtype. Bytes are scaled then, in float32 as `Scale.floats` does, to the same bits on
+    every device; float32 is widened.
+    """
+
+    raw: Tensor  # [m, *shape] contiguous: uint8 with a scale, floats, or int64 for symbols that a model embeds
+    dtype: torch.dtype  # of what is read
+    order: Tensor | None = None  # [n] int64: sample k is raw[order[k]]; raw[k] if none
+    scale: tuple[Tensor, ...] = ()  # of bytes: what divides them, or also mean and deviation; float32 [c or 1, 1, ...]
+    table: Tensor | None = None  # of bytes: what each is read as, [c or 1, 256] of `dtype`
+
+    def __len__(self) -> int:
+        return len(self.raw if self.order is None else self.order)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, *shape]."""
+        return (len(self), *self.raw.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, those that others read as well among them."""
+        return self.raw.nbytes + (0 if self.order is None else self.order.nbytes)
+
+    def __getitem__(self, samples: Tensor | slice | int) -> Tensor:
+        raw = self._raw(samples)
+        if not self.scale:
+            return raw.to(self.dtype)
+        x = raw.to(torch.float32).div_(self.scale[0])
+        if len(self.scale) > 1:
+            x = x.sub_(self.scale[1]).div_(self.scale[2])
+        return x.to(self.dtype)
+
+    def _raw(self, samples: Tensor | slice | int) -> Tensor:
+        if isinstance(samples, slice):
+            return self.raw[samples] if self.order is None else self.raw.index_select(0, self.order[samples])
+        samples = torch.as_tensor(samples, device=self.raw.device)
+        flat = samples.reshape(-1)
+        if self.order is not None:
+            flat = self.order.index_select(0, flat)
+        return self.raw.index_select(0, flat).view(*samples.shape, *self.raw.shape[1:])
+
+    def copy(self, samples: Tensor | slice) -> Resident:
+        """These samples [k] alone, in memory of their own."""
+        return replace(self, raw=self._raw(samples).clone(), order=None)
+
+    def taken(self, samples: Tensor) -> Resident:
+        """These samples [k], in the same memory."""
+        return replace(self, order=samples if self.order is None else self.order[samples])
+
+    def finite(self) -> np.ndarray:
+        """Which samples [n] have neither NaN nor infinity."""
+        if self.scale or not self.dtype.is_floating_point:
+            return np.ones(len(self), bool)
+        step = max(1, CHECKED // max(1, math.prod(self.raw.shape[1:])))
+        parts = [torch.isfinite(self[a : a + step].flatten(1)).all(1) for a in range(0, len(self), step)]
+        return torch.cat(parts).cpu().numpy()
+
+
+def resident(
+    x: np.ndarray, scale: Scale | None, dtype: torch.dtype, device: torch.device, order: np.ndarray | None = None
+) -> Resident:
+    """Samples [m, *shape], or those of them in `order` [n], in the array's own memory where torch can read it.
+
+    Args:
+        scale: of bytes; without it they are symbols, as other whole numbers are.
+        dtype: of what a model takes, but for symbols.
+    """
+    ours = torch.int64 if np.issubdtype(x.dtype, np.integer) else dtype
+    keep = x.dtype in (np.float16, np.float32, np.float64) and x.dtype.itemsize <= dtype.itemsize
+    if scale is not None and x.dtype == np.uint8:
+        ours, keep = dtype, True
+    # a copy only of what torch would refuse: read-only memory, gaps, another order of bytes
+    array = np.require(x, x.dtype.newbyteorder("="), ["C", "W"])
+    raw = torch.as_tensor(array, dtype=None if keep else ours, device=device)
+    whole = order is None or (len(order) == len(x) and np.array_equal(order, np.arange(len(x))))
+    places = None if whole else torch.as_tensor(order, device=device)
+    if scale is None or x.dtype != np.uint8:
+        return Resident(raw, ours, places)
+    every = np.arange(256, dtype=np.uint8).reshape(-1, *[1] * (x.ndim - 1))
+    table = scale.floats(np.broadcast_to(every, (256, len(scale.mean), *[1] * (x.ndim - 2)))).reshape(256, -1)
+    parts = scale.arrays(x.ndim - 1)[: 3 if any(scale.mean) or set(scale.std) != {1.0} else 1]
+    return Resident(
+        raw,
+        ours,
+        places,
+        tuple(torch.as_tensor(part, device=device) for part in parts),
+        torch.as_tensor(table.T.copy(), device=device).to(dtype),
+    )
+
+
+CACHED = 2**24  # bytes of the widest layer's outputs for a batch
+FEWEST, MOST = 32, 512  # samples in a batch
+ON_GPU = 2048  # the same on a GPU
+
+Inputs = Resident | Tensor
+"""Samples [n, *shape], of which a slice can be taken."""
+
+Piece = tuple[Inputs, int, int]
+
+
+class Counted(NamedTuple):
+    """What the outputs of one sample cost."""
+
+    multiplications: int
+    widest: int  # numbers in the largest activation
+
+
+class Forward:
+    """The outputs of a model for whatever parameters.
+
+    Batches depend on the model and the shape of a sample alone, and one thread computes each of them on a CPU, so that
+    the number of threads changes no bit. Plain convolutional and dense networks go through `kernels.forward`, other
+    networks of torch's and this package's layers through a copy of the module a thread, channels last. A module of
+    somebody else's, whose forward may keep something or ask for a memory format, has one batch at a time, by all
+    threads.
+
+    Args:
+        few: one of the samples to come or several, [B, *shape].
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, few: Tensor) -> None:
+        self.layout = layout
+        self.cost = counted(model, few)
+        self.on_cpu = few.device.type == "cpu"
+        self.chain = kernels.forward(model, few.shape[1:]) if self.on_cpu else None
+        self.spare = [model]  # the module and copies of it, those that no thread uses
+        self.known = all(_ours(module) for module in model.modules())
+        self.images = self.known and few.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        fitting = CACHED // (self.cost.widest * few.element_size())
+        self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
+
+    def outputs(self, x: Tensor, sets: Sequence[Inputs]) -> list[Tensor]:
+        """Outputs [n, C] of the model x [d] on each set of samples, all sets in one pass."""
+        views = self.layout.values(x)
+        if self.images:
+            views = {k: _last(v) for k, v in views.items()}
+        starts = [range(0, max(len(one), 1), self.batch) for one in sets]
+        pieces = [(one, a, min(a + self.batch, len(one))) for one, of in zip(sets, starts, strict=True) for a in of]
+        outputs_of = self._all(partial(self._one, views), pieces)
+        counts = [len(of) for of in starts]
+        return [torch.cat(outputs_of[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
+
+    def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
+        threads = torch.get_num_threads()
+        if not (self.on_cpu and self.known) or threads == 1:
+            return [one(piece) for piece in pieces]
+        if len(pieces) == 1:  # on one thread too, as it would be beside others
+            torch.set_num_threads(1)
+            try:
+                return [one(pieces[0])]
+            finally:
+                torch.set_num_threads(threads)
+        while self.chain is None and len(self.spare) < min(threads, len(pieces)):
+            self.spare.append(copy.deepcopy(self.spare[0]))
+        return list(workers.ordered(one, pieces, threads))
+
+    @torch.no_grad()  # which a thread has of its own
+    def _one(self, views: Mapping[str, Tensor], piece: Piece) -> Tensor:
+        samples, a, b = piece
+        inputs = samples[a:b]
+        if self.chain is not None:
+            return self.chain(list(views.values()), inputs)
+        if self.images:
+            inputs = _last(inputs)
+        model = self.spare.pop()  # alone: functional_call puts the parameters into the module itself
+        try:
+            out: Tensor = functional_call(model, dict(views), (inputs,))
+        finally:
+            self.spare.append(model)
+        return out
+
+
+def _ours(module: nn.Module) -> bool:
+    package = type(module).__module__.partition(".")[0]
+    return package == "torch" or package.startswith("fedconcord")  # and the packages beside it
+
+
+def _last(values: Tensor) -> Tensor:
+    """The same values [n, channels, height, width] with the channels side by side in memory; others as they are."""
+    return values.contiguous(memory_format=kernels.LAST) if values.ndim == 4 else values
+
+
+def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
+    """A model's outputs [B, outputs] on a few samples [B, *shape].
+
+    Raises:
+        UserError: it cannot take them, answers with another shape, or with numbers that no training changes.
+    """
+    needed = (len(few), outputs)
+    try:
+        with torch.enable_grad():
+            answer: Tensor = model(few)
+    except Exception as error:  # whatever the layers of somebody else's model raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        kind = str(few.dtype).removeprefix("torch.")
+        raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
+    shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+    if shape != needed:
+        raise UserError(
+            f"the model answers {len(few)} samples with {shape}, and the data need {needed}: one row a sample, "
+            f"{outputs} numbers each"
+        )
+    if not answer.requires_grad:
+        raise UserError(
+            "the model's outputs depend on none of the parameters that are trained (requires_grad); let its last layer "
+            "have some, and take them out of torch.no_grad"
+        )
+    return answer.detach()
+
+
+@torch.no_grad()
+def counted(model: nn.Module, few: Tensor) -> Counted:
+    """What the outputs of one of a few samples [B, *shape] cost.
+
+    Linear layers and convolutions multiply; what others do is not counted. Least is a multiplication a parameter.
+    """
+    products, widest = [0], [few.numel()]
+
+    def note(module: nn.Module, inputs: object, out: object) -> None:
+        if not isinstance(out, Tensor):
+            return
+        widest.append(out.numel())
+        if isinstance(module, nn.Linear):
+            products.append(out.numel() * module.in_features)
+        elif isinstance(module, nn.Conv2d):
+            products.append(out.numel() * module.weight[0].numel())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        model(few)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    least = sum(p.numel() for p in model.parameters())
+    return Counted(max(sum(products) // len(few), least), max(widest) // len(few))
+
+
+class Samples(NamedTuple):
+    """What clients are judged on: samples of all of them in one list, client after client."""
+
+    split: Literal["train", "validation"]  # what the clients trained on, or what they set apart
+    x: Resident  # [n, *shape]
+    y: Tensor  # [n, ...]
+    offsets: np.ndarray  # [N + 1] int64: those of client i are offsets[i] .. offsets[i+1]-1, perhaps none
+
+
+class Scores(NamedTuple):
+    """The figures of each client."""
+
+    split: str
+    samples: np.ndarray  # [N] int64 it was judged on
+    values: dict[str, np.ndarray]  # metric -> [N] float64, NaN for a client without such samples
+    overall: Mapping[str, float] = MappingProxyType({})  # metrics that are no mean over samples, of all samples
+
+
+def by_client(values: Tensor, offsets: np.ndarray) -> np.ndarray:
+    """The mean over each client's samples [N] float64 of values [n]; NaN for none. Summed in order, on the host."""
+    counts = np.diff(offsets)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def validation(scores: Scores, score: str, judged: np.ndarray) -> dict[str, float]:
+    """`validation_loss` and `validation_<score>` over all samples of the clients that are judged [N] bool, and
+    `validation_client_<score>`, in which each of them weighs the same."""
+    means = {}
+    for name in ("loss", score):
+        values = scores.values[name]
+        means[f"validation_{name}"] = float(np.average(values[judged], weights=scores.samples[judged]))
+    return means | {f"validation_client_{score}": float(scores.values[score][judged].mean())}

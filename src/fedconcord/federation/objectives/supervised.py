@@ -1,0 +1,368 @@
+"""Supervised learning: a model, a loss and the samples of every client, resident on one device."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedconcord.federation.data.dataset import Dataset, Scale
+from fedconcord.federation.objectives import kernels, precision
+from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
+from fedconcord.federation.objectives.evaluation import (
+    Forward,
+    Inputs,
+    Resident,
+    Samples,
+    Scores,
+    by_client,
+    check_outputs,
+    resident,
+    validation,
+)
+from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
+from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
+from fedconcord.method.contract import (
+    Accumulate,
+    Evaluator,
+    Network,
+    Objective,
+    Regulariser,
+    Roster,
+    objective_of,
+    rng,
+    roster_of,
+)
+from fedconcord.method.contract.flat import Layout
+from fedconcord.support.errors import UserError
+
+Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""samples [..., B] -> their inputs [..., B, *shape] and targets [..., B]."""
+
+
+class Supervised:
+    """f_i(x) = mean loss of the model with parameters x over client i's samples.
+
+    Args:
+        build: makes the model; called under a keyed seed for every starting point.
+        data: train and test arrays.
+        parts: for each client the indices of its train samples, disjoint.
+        train_samples: train loss is evaluated on a fixed keyed sample of this many train points (all if fewer).
+        regulariser: a non-smooth term of the objective.
+        held: for each client the indices of the train samples that it set apart, for validation.
+        loss: of a sample; the usual one of the data's target if none (`losses.DEFAULT_LOSS`).
+        metrics: of the test set; the usual ones if none.
+        numbers: in which gradients are computed; losses, Hessians and the evaluation are in the model's own.
+
+    Raises:
+        UserError: a client without samples, features that are not finite, labels out of range, a loss or a metric for
+            another target, a model with running statistics, with dropout or with other outputs than the data need, or
+            numbers that the processor does not compute in.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        data: Dataset,
+        parts: Sequence[np.ndarray],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        train_samples: int = 10_000,
+        regulariser: Regulariser | None = None,
+        held: Sequence[np.ndarray] | None = None,
+        loss: Loss | None = None,
+        metrics: Sequence[Metric] = (),
+        numbers: precision.Precision = "full",
+    ) -> None:
+        self.regulariser = regulariser
+        self.dtype, self.device, self.numbers = dtype, torch.device(device), numbers
+        precision.check(numbers, dtype, self.device)
+        for i, part in enumerate(parts):
+            if len(part) == 0:
+                raise UserError(f"client {i} of {len(parts)} has no samples; use fewer clients or another partition")
+        self.build, self.classes, self.target, self.unit = build, data.classes, data.target, data.unit
+        self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
+        self.metrics = tuple(metrics) or metrics_of((), data.target)
+        self.model = self._built(0).to(dtype=dtype, device=self.device)  # whose constants no run's seed changes
+        self.layout = Layout(self.model)
+        self.dim = self.layout.dim
+        self.sizes = np.array([len(part) for part in parts], np.float64)
+        self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        order = np.concatenate(parts)
+        scale = data.scale
+        self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
+        self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
+        self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
+        self._check(data.classes, self.judged)
+        if held is not None:
+            apart = np.concatenate(held)
+            ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
+            self.judged = Samples("validation", *self.tensors(data.train_x, data.train_y, scale, apart), ends)
+            self._check(data.classes, self.judged)
+        none = np.empty((0, *data.shape), np.float32)
+        self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
+        self.probe = probe(len(order), train_samples, self.device)
+        self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
+        self._check_outputs()
+        check_metrics(self.others, self.in_units(self.test_y), self.classes)
+        self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
+        # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
+        self.in_turn = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        shorter = torch.bfloat16 if numbers == "bf16" else None
+        self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
+        self._reader: Reader | None = None  # of training samples, in place of x and y
+
+    def _check(self, classes: int, of: Samples) -> None:
+        """Refuse data that training would only answer with NaN or a traceback."""
+        owner = np.repeat(np.arange(len(self.sizes)), np.diff(of.offsets))
+        broken = ~of.x.finite()
+        if broken.any():
+            raise UserError(
+                f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
+                "infinite features; drop or fill them before the run"
+            )
+        outside, rule = ~torch.isfinite(of.y), "which is not finite; drop or fill such samples"
+        if self.target == "class":
+            outside, rule = (of.y < 0) | (of.y >= classes), f"outside 0 to {classes - 1}; map labels to 0, 1, ..."
+        elif self.target == "labels":
+            outside, rule = ~((of.y >= 0) & (of.y <= 1)), "not between 0 and 1; map labels to 0 and 1"
+        wrong = outside.reshape(len(outside), -1).any(1).cpu().numpy()
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            label = of.y[first][outside[first]].flatten()[0].item()
+            raise UserError(f"client {owner[first]} has the label {label:g}, {rule}")
+
+    def _check_outputs(self) -> None:
+        """Refuse a model or a loss that does not fit the samples and their targets."""
+        few = self.x[:2]
+        each = self.loss_of.per_sample(check_outputs(self.model, few, self.classes), self.y[:2])
+        if each.shape != (len(few),):
+            raise UserError(
+                f"loss {self.loss_of.name} gives shape {tuple(each.shape)} for {len(few)} samples, and one number a "
+                f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
+            )
+
+    def tensors(
+        self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
+    ) -> tuple[Resident, Tensor]:
+        """Samples and targets as the model takes them, those in `order` if given."""
+        kind = torch.int64 if self.target == "class" else self.dtype
+        targets = torch.as_tensor(y if order is None else y[order], dtype=kind, device=self.device)
+        return resident(x, scale, self.dtype, self.device, order), targets
+
+    @cached_property
+    def objective(self) -> Objective:
+        return replace(
+            objective_of(self, lambda place: self.alone(place).objective),
+            accumulate=self.accumulate,
+            network=self._network(),
+            sample_size=math.prod(self.x.shape[1:]),
+            regulariser=self.regulariser,
+            precision=self.numbers,
+            frozen=self.layout.digest,
+        )
+
+    def _network(self) -> Network | None:
+        widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
+        if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
+            return None
+        if self.layout.constants or (x.table is None and x.raw.dtype not in (torch.float32, x.dtype)):
+            return None
+        return Network(widths, form, x.raw.flatten(1), x.order, x.table, self.y)
+
+    @cached_property
+    def roster(self) -> Roster:
+        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def alone(self, place: int) -> Supervised:
+        """One client's objective, with its own samples and none to judge a model on."""
+        first, last = self.offsets[place : place + 2].tolist()
+        return self.holding(self.x.copy(slice(first, last)), self.y[first:last].clone())
+
+    def holding(self, x: Resident, y: Tensor) -> Supervised:
+        """The same model and loss on the samples of one client, [n, *shape], and their targets."""
+        client = alone(self, 0, ())
+        client.x, client.y = x, y
+        client.offsets, client.sizes = np.array([0, len(x)], np.int64), np.array([float(len(x))])
+        client.test_x, client.test_y = self.test_x.copy(slice(0)), self.test_y[:0].clone()
+        client.judged, client.probe = Samples("train", x, y, client.offsets), self.probe[:0].clone()
+        client._looked, client._reader = None, None
+        return client
+
+    def reading(self, reader: Reader, offsets: np.ndarray) -> Supervised:
+        """The same model and loss on training samples that a function brings, with the offsets [N + 1] of clients."""
+        other = copy.copy(self)
+        vars(other).pop("objective", None)
+        other._reader, other.offsets = reader, offsets
+        return other
+
+    def sampled(self, train_samples: int) -> Supervised:
+        """The same problem, with a train loss of another number of samples."""
+        other = copy.copy(self)
+        other.probe = probe(len(self.y), train_samples, self.device)
+        return other
+
+    def init(self, seed: int) -> Tensor:
+        return self.layout.flatten(self._built(seed)).to(dtype=self.dtype, device=self.device)
+
+    def _built(self, seed: int) -> nn.Module:
+        # torch's layers initialise from the global generator only: fork it, so that nothing else notices
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.torch_seed(seed, rng.Purpose.INIT))
+            return self.build()
+
+    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs [B, classes] of the model with parameters x [d] on inputs [B, *shape]."""
+        out: Tensor = functional_call(self.model, self.layout.values(x), (inputs,))
+        return out
+
+    def _training_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own."""
+        with precision.forward(self.numbers, self.device):
+            outputs = self.logits(x, inputs)
+        each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
+        return each.mean() if weight is None else each @ weight
+
+    def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
+        return (self.x[samples], self.y[samples]) if self._reader is None else self._reader(samples)
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor:
+        inputs, targets = self.samples(samples)
+        return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
+        return self._gradient(x, *self.samples(samples))
+
+    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Each sample weighs weight [B], or 1/B."""
+        if self.last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        x = x.detach().requires_grad_()
+        with precision.products(self.numbers, self.device):
+            with torch.enable_grad():
+                loss = self._training_loss(x, inputs, targets, weight)
+            return torch.autograd.grad(loss, x)[0]
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
+        return hessian_of(lambda at: self.loss(at, samples), x)
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor:
+        if self.accumulate is not None:
+            g = torch.empty_like(x)
+            self.accumulate(g, 0.0, 1.0, x, samples, weight)
+            return g
+        inputs, targets = self.samples(samples)
+        if self.in_turn or len(x) == 1:
+            weights = [None] * len(x) if weight is None else [*weight]
+            return torch.stack([self._gradient(*one) for one in zip(x, inputs, targets, weights, strict=True)])
+        arguments = (x, inputs, targets) if weight is None else (x, inputs, targets, weight)
+        with (
+            vectorised(f"model {type(self.model).__name__} or its loss"),
+            precision.products(self.numbers, self.device),
+        ):
+            out: Tensor = vmap(grad(self._training_loss))(*arguments)
+        return out
+
+    @property
+    def accumulate(self) -> Accumulate | None:
+        """into <- beta into + alpha gradients, where the model and the loss have a kernel for it."""
+        return None if self._kernel is None else self._accumulate
+
+    def _accumulate(
+        self, into: Tensor, beta: float, alpha: float, x: Tensor, samples: Tensor, weight: Tensor | None
+    ) -> None:
+        assert self._kernel is not None
+        with precision.products(self.numbers, self.device):
+            self._kernel(into, beta, alpha, x, *self.samples(samples), weight)
+
+    def export(self, x: Tensor) -> dict[str, Tensor]:
+        return self.layout.state(x)
+
+    def label_counts(self) -> np.ndarray | None:
+        if self.target != "class":
+            return None
+        owner = np.repeat(np.arange(len(self.sizes)), np.diff(self.offsets))
+        counts = np.zeros((len(self.sizes), self.classes), np.int64)
+        np.add.at(counts, (owner, self.y.cpu().numpy()), 1)
+        return counts
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """`test_<metric>`, as `test_accuracy` in [0, 1]; `test_loss`, `train_loss` (means; train on a fixed sample).
+
+        With samples set apart also `validation_loss` and for classes `validation_accuracy`, over all of them (a client
+        weighs as much as it has), and `validation_client_accuracy`, in which every client weighs the same; other
+        targets have other scores (`metrics.SCORES`).
+        """
+        trained = self.x.taken(self.probe), self.y[self.probe]
+        (test, outputs), (train, _) = self.answers(x, (self.test_x, self.test_y), trained)
+        pair = self.in_units(outputs), self.in_units(self.test_y)
+        metrics = {f"test_{metric.name}": metric.value(*pair) for metric in self.metrics}
+        metrics |= {"test_loss": float(test.double().mean()), "train_loss": float(train.double().mean())}
+        if self.judged.split == "validation" and len(self.judged.y):
+            scores = self.client_scores(x)
+            metrics |= validation(scores, SCORES[self.target].name, scores.samples > 0)
+            metrics |= {f"validation_{name}": value for name, value in scores.overall.items()}
+        return metrics
+
+    def client_scores(self, x: Tensor) -> Scores:
+        """Mean `loss` and score of the model x [d] on every client's samples: all through the model once.
+
+        What was last found is kept: rounds that are evaluated, looked at and the last ask it of one model.
+        """
+        if self._looked is None or not torch.equal(self._looked[0], x):
+            _, inputs, targets, offsets = self.judged
+            [(loss, outputs)] = self.answers(x, (inputs, targets))
+            score, pair = SCORES[self.target], (self.in_units(outputs), self.in_units(targets))
+            each = {"loss": loss, score.name: score.per_sample(*pair)}
+            means = {name: by_client(values, offsets) for name, values in each.items()}
+            overall = {metric.name: metric.value(*pair) for metric in self.overall}
+            self._looked = x.clone(), Scores(self.judged.split, np.diff(offsets), means, overall)
+        return self._looked[1]
+
+    @cached_property
+    def others(self) -> tuple[Metric, ...]:
+        """The metrics that are no mean over samples."""
+        return tuple(metric for metric in self.metrics if metric.name != SCORES[self.target].name)
+
+    @cached_property
+    def overall(self) -> tuple[Metric, ...]:
+        """Of them those that the samples clients are judged on define."""
+        targets = self.in_units(self.judged.y)
+        return tuple(metric for metric in self.others if defined(metric, targets, self.classes))
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets [..., C]: numbers in the label's own unit, others as they are."""
+        if self.unit is None:
+            return values
+        mean, scale = (torch.tensor(part, dtype=torch.float64, device=values.device) for part in self.unit)
+        return values * scale + mean
+
+    @cached_property
+    def forward(self) -> Forward:
+        """The model's outputs on many samples."""
+        return Forward(self.model, self.layout, self.x[:2])
+
+    @torch.no_grad()
+    def answers(self, x: Tensor, *sets: tuple[Inputs, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
+        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets])
+        return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]
+
+
+def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
+    """The fixed keyed sample of the train samples that the train loss is of, sorted; all of them if fewer."""
+    keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(n)[:train_samples]
+    return torch.as_tensor(np.sort(keep), device=device)

@@ -1,0 +1,202 @@
+"""What is drawn for a round: the cohort, its local work, its batches and its weights. A pure function of the keys.
+
+`Pooled` are the rounds of a model that is trained on all samples in one place, with the budget of a federation's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedconcord.federation.participation.availability import Availability
+from fedconcord.federation.participation.clock import Cost, Devices
+from fedconcord.federation.participation.dropout import Dropout
+from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
+from fedconcord.federation.participation.sampling import Sampler, uniform
+from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
+from fedconcord.method.contract import Algorithm, Cohort, Plan, Roster, rng, weights
+from fedconcord.support.errors import UserError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Draws every round's plan from (seed, round, client), so that all methods of a comparison meet the same one.
+
+    `work` counts `unit`s; seconds are those of the clients' `devices`, and buy at least one step. `batch_size` None
+    means that every step uses all samples of the client. Methods with a table of M blocks draw a block a step
+    instead of a batch; an epoch is then M steps.
+    """
+
+    seed: int  # of every draw
+    cohort: int  # clients S that are drawn in a round
+    lr: float | Rate  # local step size, or the one of each round
+    work: Work = fixed(1)  # of a client in a round
+    unit: Literal["epochs", "steps", "seconds"] = "epochs"  # of the work
+    batch_size: int | None = None  # samples of a step; all of the client's if none
+    lr_decay: float = 1.0  # the local step size of round t is lr * lr_decay ** t
+    sampler: Sampler = uniform()  # who is drawn
+    lr_drops: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on, the step size is times that
+    availability: Availability | None = None  # who could take part; everybody if none
+    dropout: Dropout | None = None  # who is lost in mid-round; nobody if none
+    devices: Devices | None = None  # how long clients take; without, no time is simulated
+    deadline: float | None = None  # seconds of a round
+    late: Literal["discard", "keep"] = "discard"  # replies after the deadline
+    _memo: dict[str, _Past] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def rules(self) -> Rules:
+        """Who takes part."""
+        return Rules(self.sampler, self.availability, self.dropout, self.devices, self.deadline, self.late)
+
+    @property
+    def draws(self) -> Keyed:
+        """What the clients draw by themselves."""
+        return Keyed(self.seed, self.batch_size)
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        """Why this schedule cannot run the method on N clients, or None."""
+        if self.unit == "seconds" and self.devices is None:
+            return "local work in seconds needs the times of clients; set devices, for example lognormal(0.5)"
+        return refusal(self.rules, algorithm, n, self.cohort)
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
+        """The plan of one round.
+
+        Costs O(S), whatever N is, unless clients are not always available. Only plain cohorts can be planned without a
+        view.
+        """
+        now = self._turnout(round, algorithm, roster, view)
+        p, in_time = weights.share(algorithm.weights, roster.sizes, now.ids), ~now.late
+        w = np.zeros(len(now.ids))
+        w[in_time] = weights.cohort(algorithm.weights, p[in_time], now.times[in_time], now.expected[in_time])
+        return Plan(
+            round=round,
+            ids=now.ids,
+            steps=now.steps,
+            w=w,
+            p=p,
+            inclusion=now.inclusion,
+            lr=self._lr(round),
+            seed=self.seed,
+            coin=self._coin(round),
+            times=now.times,
+            expected=now.expected,
+            late=now.late if algorithm.phases.late else None,
+            waited=now.waited if algorithm.phases.late else None,
+            aside=now.aside,
+            seconds=now.seconds,
+        )
+
+    def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
+        """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends
+        on the rounds before, of which the last is kept."""
+        joining, nothing = self.devices is not None and algorithm.needs.x0, _Past(algorithm, roster.samples)
+        if not joining and (self.deadline is None or self.late == "discard"):
+            return self._next(round, algorithm, roster, view, nothing)
+        past = self._memo.get("last")
+        if past is None or past.round >= round or not past.is_of(algorithm, roster):
+            past = nothing
+        for t in range(past.round + 1, round):
+            then = self._next(t, algorithm, roster, view, past)
+            joined = past.joined.union(then.ids.tolist()) if joining else past.joined
+            past = past._replace(round=t, pending=then.pending, joined=joined)
+        self._memo["last"] = past
+        return self._next(round, algorithm, roster, view, past)
+
+    def _next(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None, past: _Past) -> Turnout:
+        needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
+        if view is None and needs:
+            raise UserError("this schedule must know the run to plan a round; use jobs.plan_of")
+        losses = np.zeros_like if view is None else view.losses
+        drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, past.pending)
+        cost = Cost(0, 0) if view is None or not needs else view.cost()
+        samples = roster.samples[drawn.ids]
+        full = self.draws.full_cost(algorithm, samples)
+        each = cost.step_gradients(full)
+        pairs = zip(drawn.ids.tolist(), samples.tolist(), each.tolist(), strict=True)
+        steps = np.array([self._steps(algorithm, round, i, n, g) for i, n, g in pairs], np.int64)
+        talks = True
+        if view is not None and self.devices is not None and algorithm.phases.communicates is not None:
+            p = weights.share(algorithm.weights, roster.sizes, drawn.ids)
+            mass, coin = float(p.sum()), self._coin(round)
+            mean = float(p @ steps) / mass if mass else 0.0
+            talks = algorithm.phases.communicates(
+                Cohort(round, roster.n, len(steps), mass, mean, view.dim, coin, self._lr(round))
+            )
+        joins = np.array([i not in past.joined for i in drawn.ids.tolist()], bool)
+        if not algorithm.needs.x0 or (round == 0 and talks):  # round 0 broadcasts it anyway
+            joins[:] = False
+        return turnout(self.rules, self.seed, round, drawn, steps, full, cost, past.pending, talks, joins)
+
+    def _lr(self, round: int) -> float:
+        lr = rate_at(self.lr, round)
+        return lr * self.lr_decay**round * math.prod(factor for first, factor in self.lr_drops if round >= first)
+
+    def _coin(self, round: int) -> float:
+        return float(rng.generator(self.seed, rng.Purpose.COIN, round).random())
+
+    def _steps(self, algorithm: Algorithm, round: int, client: int, n: int, gradients: int) -> int:
+        """Local steps of a client of n samples, each of which evaluates so many mini-batch gradients."""
+        if algorithm.step.steps is not None:
+            return algorithm.step.steps
+        amount = self.work(self.seed, round, client)
+        if self.unit == "steps":
+            return int(amount)
+        if self.unit == "seconds":
+            assert self.devices is not None
+            return max(1, int(amount / (gradients * self.devices(self.seed, round, client).step)))
+        return int(amount) * (algorithm.step.blocks or epoch_steps(n, self.batch_size))
+
+
+class _Past(NamedTuple):
+    """What the rounds up to one leave to the next, for one method and federation."""
+
+    algorithm: Algorithm
+    samples: np.ndarray  # of the roster
+    round: int = -1
+    pending: tuple[Reply, ...] = ()
+    joined: frozenset[int] = frozenset()  # clients that have x^0, for a method that needs it
+
+    def is_of(self, algorithm: Algorithm, roster: Roster) -> bool:
+        return self.algorithm is algorithm and self.samples is roster.samples
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One client that holds all samples takes in every round as many local steps, of the same size and on as many
+    samples each, as the cohort of a federated round takes together.
+
+    Args:
+        of: the federation's schedule.
+        clients: its roster.
+    """
+
+    of: Schedule
+    clients: Roster = field(compare=False)
+
+    @property
+    def seed(self) -> int:
+        return self.of.seed
+
+    @property
+    def cohort(self) -> int:
+        return 1
+
+    @property
+    def draws(self) -> Keyed:
+        """Epochs of fresh permutations of all samples."""
+        return self.of.draws
+
+    def refuse(self, algorithm: Algorithm, n: int) -> str | None:
+        """Why the federation's rounds cannot be planned, or None."""
+        return self.of.refuse(algorithm, self.clients.n)
+
+    def plan(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None = None) -> Plan:
+        """The plan of one round; nobody takes part where nobody does in the federation."""
+        theirs = self.of.plan(round, algorithm, self.clients, view)
+        there = min(len(theirs.ids), 1)
+        one = np.ones(there)
+        steps = np.full(there, theirs.steps.sum(), np.int64)
+        return Plan(round, np.zeros(there, np.int64), steps, one, one, one, theirs.lr, theirs.seed)

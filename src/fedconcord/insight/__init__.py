@@ -1,0 +1,1 @@
+"""What a person learns from results: pages, figures, sentences, advice."""

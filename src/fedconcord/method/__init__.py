@@ -1,0 +1,1 @@
+"""The mathematics of a round: no file, no clock, no process, no data set."""

@@ -1,0 +1,140 @@
+"""Auto: a method with nothing to tune.
+
+Of this library, no paper's: A-FedPD's duals (`afedpd`), AdaGrad-Norm over rounds (Ward et al., JMLR 2020) and steps of
+a set length (`step.sizes.normed`). In round t a client takes K_i steps from y = x and sends its move and s_i, the mean
+of ||D||^2 over its steps; all clients' duals move, absent clients' too, by a common part u and an own part u_i:
+    D = g(y) + u + u_i + rho (y - x),   y <- y - min(eta, 2 L / ||D||) D,
+    u_i <- u_i + rho (y_i - mean),   u <- u + rho (mean - x),
+    G^2 <- G^2 + eps mean_A s_i,   eta = L / G,   rho = max(c / K, r) / eta,   x <- mean + u / rho,
+with mean = mean_A y_i. In round 0 rho = 0, every client takes L over the length of its first D for eta, and G^2
+becomes mean_A s_i. The answer is 0.3 answer + 0.7 mean.
+
+Where clients keep nothing (duals common) u_i is 0: a heavy ball over normalised steps, which is not exact.
+
+Why. Duals are in units of gradients, so that the penalty may change while they last: u + u_i = -grad f_i(x) is the
+fixed point at any eta and rho that have settled, with absent clients and unequal work. The length of the first
+gradients is what tells step sizes of federations apart; the cap on a step's length keeps one steep client from undoing
+a round. The sum in G hardly acts while all goes well, and where steps are too long gradients grow, so that it shortens
+them until they are not: nothing else has to find out that a run goes wrong. What a penalty does depends on rho eta: a
+round of K steps damps the server's extrapolation, a heavy ball of weight 1 - rho eta K, by c at least, and long rounds
+are held to the server's model by r at every step.
+
+L, eps, c and r are chosen on the federations of benchmarks/federations.py that are not held out; docs/auto.md has what
+came of it on others, and where it falls short. Gradients may be scaled by any factor; models may not: L is in their
+units, which the usual initialisations and normalised inputs fix.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.method.algorithms.afedpd import Normalised
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Cohort,
+    Constant,
+    Done,
+    Facts,
+    Local,
+    Phases,
+    Pull,
+    Rule,
+    Settle,
+    Step,
+)
+from fedconcord.method.contract.identity import definition
+from fedconcord.support.parameters import about
+
+LENGTH, LONGEST = 0.4, 2.0  # L, and the longest step over it
+EPS, C, R = 0.02, 0.07, 0.02
+FRESH, KEPT = 0.2, 0.3  # weight of the newest mean work in K, of the last answer in the answer
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] the model that is sent
+    dual: Tensor  # [d] u
+    mean: Tensor  # [d] the last cohort's mean model
+    answer: Tensor  # [d]
+    square: Tensor  # [] G^2; 0 before round 0
+    steps: Tensor  # [] K
+    rho: Tensor  # [] the next round's
+    first: Tensor  # [] and its step size; 0: clients find their own
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    dual: Tensor  # [d]
+    rho: Tensor  # []
+    first: Tensor  # []
+
+
+class Row(NamedTuple):
+    dual: Tensor  # [d] u_i
+
+
+class Message(NamedTuple):
+    move: Tensor  # [d]
+    square: Tensor  # [] mean of ||D||^2 over its steps
+
+
+Duals = Annotated[
+    Literal["own", "common"],
+    about(
+        "own: every client keeps its own dual variable; common: clients keep nothing, and the skew of "
+        "their data is not corrected"
+    ),
+]
+
+
+@definition()
+def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
+    """Auto: A-FedPD's duals with step sizes and penalty that find themselves; nothing to tune.
+
+    Of this library; A-FedPD, NeurIPS 2024, with AdaGrad-Norm, Ward et al., JMLR 2020.
+    """
+
+    def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
+        dual = down.dual + row.dual if isinstance(row, Row) else down.dual
+        return Local(down.x, Constant(dual), Pull(down.rho, down.x), first=down.first)
+
+    def finish(down: Down, row: Row | tuple[()], done: Done, client: Client) -> tuple[Message, Row | tuple[()]]:
+        assert done.power is not None
+        move = done.x - down.x
+        return Message(move, done.power), Row(row.dual + down.rho * move) if isinstance(row, Row) else row
+
+    def update(server: Server, total: Message, cohort: Cohort) -> Server:
+        begun, power = server.square > 0, total.square.reshape(())  # [1] where clients are stacked
+        mean, dual = server.x + total.move, server.dual + server.rho * total.move
+        square = torch.where(begun, server.square + EPS * power, power)
+        steps = torch.where(begun, (1 - FRESH) * server.steps + FRESH * cohort.mean_steps, cohort.mean_steps)
+        first = torch.where(square > 0, LENGTH / square.sqrt(), 0.0)
+        rho = torch.where(square > 0, torch.maximum(C / steps, steps.new_tensor(R)) / first, 0.0)
+        x = mean + torch.where(rho > 0, dual / rho, 0.0)
+        answer = torch.where(begun, KEPT * server.answer + (1 - KEPT) * mean, mean)
+        return Server(x, dual, mean, answer, square, steps, rho, first)
+
+    shift = Settle(
+        send=lambda down, server: down.rho * (server.mean - down.x),
+        row=lambda shift, row: Row(row.dual - shift),
+    )
+    return Algorithm(
+        init=lambda x, population: Server(x, torch.zeros_like(x), x, x, *(x.new_zeros(()) for _ in range(4))),
+        init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
+        broadcast=lambda server: Down(server.x, server.dual, server.rho, server.first),
+        start=start,
+        finish=finish,
+        contribute=lambda up, sender, cohort: Message(sender.w * up.move, sender.w * up.square),
+        update=update,
+        models=lambda server: {"answer": server.answer, "mean": server.mean, "server": server.x},
+        weights=weights,
+        phases=Phases(settle=shift if duals == "own" else None),
+        step=Step(size=Rule("normed", LENGTH, bound=LONGEST)),
+        facts=Facts(
+            group="nothing to tune",
+            invariant="duals that are measured from the mean of the cohort's models" if duals == "own" else None,
+        ),
+    )

@@ -1,0 +1,139 @@
+"""FedADMM: primal-dual, with dual variables kept by the clients.
+
+Gong, Li, Freris, ICDE 2022: steps of SGD on the local L_i(w) = f_i(w) + <y_i, w - theta> + rho/2 ||w - theta||^2,
+    w_i <- w_i - lr (g(w_i) + y_i + rho (w_i - theta)),   y_i <- y_i + rho (w_i - theta),
+    theta <- theta + eta/|A| sum_A Delta_i.
+Paper and released code (YonghaiGong/FedADMM) differ in two places that belong together, so one option `form` names the
+pair; half of one with half of the other is neither method and may end far off.
+
+`released` starts from theta, with Delta_i = 2 (w_i - theta). It learns as the paper's experiments do, with rho 0.01 and
+eta 1 (or the code's switch [[0, 1], [60, 0.5]]), but is biased to the start, for it stops at:
+    grad F = -(|A| rho / (2 eta N)) (theta - theta^0).
+
+`paper` is Algorithm 1: it starts from the client's own w_i, with Delta_i = (w_i+ + y_i+/rho) - (w_i + y_i/rho). It is
+exact with eta `participation`, |A|/N. With eta 1, the value of the paper's tables, it is biased away from the start
+when clients are absent, and hardly learns on real data (docs/published.md).
+
+A rho that changes by round (ibid., Fig. 9) leaves every y_i as it is. The server sends the round's rho, as clients know
+no round; the paper's message takes away y_i / rho as the client last added it, so that the limit stays exact.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Cohort,
+    Constant,
+    Done,
+    Facts,
+    Local,
+    Memory,
+    Needs,
+    Pull,
+    model_of,
+)
+from fedconcord.method.contract.identity import definition
+from fedconcord.support.factories import Search
+from fedconcord.support.parameters import Positive, about
+
+Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(min_length=1)]
+RHO, SERVER_LR = 0.01, 1.0
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d]
+    rho: Tensor | tuple[()] = ()  # [] of the next round, where it changes
+
+
+class Row(NamedTuple):
+    y: Tensor  # [d] its dual variable
+    w: Tensor | tuple[()] = ()  # [d] the client's model; nothing in the released form, which does without
+    rho: Tensor | tuple[()] = ()  # [] of its last message, where it changes and the form is the paper's
+
+
+@definition(version=2)
+def fedadmm(
+    rho: Annotated[
+        Positive | Schedule,
+        Field(
+            description="penalty, its inverse is the step of the consensus: a number, or [[round, rho], ...], "
+            f"{RHO} before the first"
+        ),
+        Search(0.001, 1.0),
+    ] = RHO,
+    server_lr: Annotated[
+        Positive | Literal["participation"] | Schedule,
+        about("server step size: a number, participation (|S|/N), or [[round, step], ...]"),
+        Search(0.5, 1.5, "linear"),
+    ] = SERVER_LR,
+    form: Annotated[
+        Literal["released", "paper"],
+        about(
+            "whose start and message are used: those of the released code, or those of the paper, which "
+            "needs server_lr participation"
+        ),
+    ] = "released",
+) -> Algorithm:
+    """FedADMM: local augmented Lagrangians, dual variables kept by the clients.
+
+    Gong, Li, Freris, ICDE 2022, Algorithm 1, or its released code.
+    """
+    own, changes = form == "paper", isinstance(rho, list)
+
+    def penalty(down: Tensor | Server, client: Client) -> float | Tensor:
+        """rho of this round: a number, or [] and stacked [S, 1]."""
+        if isinstance(down, Server) and isinstance(down.rho, Tensor):
+            return down.rho.expand(client.steps.shape)
+        return at(rho, 0, RHO)
+
+    def init_client(x: Tensor) -> Row:
+        return Row(torch.zeros_like(x), x if own else (), x.new_tensor(at(rho, 0, RHO)) if own and changes else ())
+
+    def start(down: Tensor | Server, row: Row, client: Client) -> Local:
+        x = model_of(down)
+        begin = row.w if isinstance(row.w, Tensor) else x
+        return Local(begin, Constant(row.y), Pull(penalty(down, client), x))
+
+    def finish(down: Tensor | Server, row: Row, done: Done, client: Client) -> tuple[Tensor, Row]:
+        x, weight = model_of(down), penalty(down, client)
+        y = row.y + weight * (done.x - x)
+        before = row.w if isinstance(row.w, Tensor) else x
+        sent = row.y * (weight / row.rho) if isinstance(row.rho, Tensor) else row.y
+        last = weight if own and isinstance(weight, Tensor) else ()
+        return done.x - before + (y - sent) / weight, Row(y, done.x if own else (), last)
+
+    def update(server: Server, change: Tensor, cohort: Cohort) -> Server:
+        eta = cohort.size / cohort.n if server_lr == "participation" else at(server_lr, cohort.round, SERVER_LR)
+        if not isinstance(server.rho, Tensor):
+            return Server(server.x + eta * change)
+        return Server(server.x + eta * change, torch.full_like(server.rho, at(rho, cohort.round + 1, RHO)))
+
+    return Algorithm(
+        init=lambda x, population: Server(x, x.new_tensor(at(rho, 0, RHO)) if changes else ()),
+        init_client=init_client,
+        broadcast=(lambda server: server) if changes else (lambda server: server.x),
+        start=start,
+        finish=finish,
+        contribute=lambda change, sender, cohort: sender.w * change,
+        update=update,
+        needs=Needs(x0=own),
+        facts=Facts(
+            group="primal-dual",
+            memory=Memory("dual variable", lambda server, rows, p, mean: -rows.y, is_dual=True),
+            invariant="a model that is the sum of all changes of w_i + y_i / rho",
+        ),
+    )
+
+
+def at(value: float | list[tuple[int, float]], round: int, before: float) -> float:
+    """A number, or what [[round, number], ...] says of a round; `before` its first one."""
+    if not isinstance(value, list):
+        return float(value)
+    return next((number for begin, number in sorted(value, reverse=True) if begin <= round), before)

@@ -1,0 +1,109 @@
+"""Model <-> flat vector. Algorithms see vectors only; this is the one place that knows both."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedconcord.method.contract.trees import raw
+from fedconcord.support.errors import UserError
+
+
+class Layout:
+    """Names, shapes and offsets of a module's trainable parameters inside one vector [d], in `named_parameters` order.
+
+    Frozen parameters (`requires_grad=False`) and buffers are constants of the model.
+
+    Raises:
+        UserError: the module has no parameter, or none to train; it has a layer whose buffers change in training
+            (BatchNorm and kin) or dropout.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        refuse_layers(module)
+        every: dict[str, Tensor] = dict(module.named_parameters())
+        if not every:
+            raise UserError("the model has no parameters; give a torch.nn.Module with at least one trainable layer")
+        self.shapes = {name: tuple(p.shape) for name, p in every.items() if p.requires_grad}
+        if not self.shapes:
+            raise UserError(
+                "every parameter of the model is frozen (requires_grad=False); leave at least one to train, such as "
+                "those of its last layer"
+            )
+        sizes = [math.prod(s) for s in self.shapes.values()]
+        self.sizes = dict(zip(self.shapes, sizes, strict=True))
+        self.dim = sum(sizes)
+        every |= dict(module.named_buffers())
+        self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in self.shapes}
+        self.order = tuple(every)
+        first = {id(leaf): name for name, leaf in every.items()}
+        state = module.state_dict(keep_vars=True)  # where what is tied has all its names, and some buffers have none
+        self.state_names = {key: first[id(leaf)] for key, leaf in state.items() if id(leaf) in first}
+
+    @cached_property
+    def digest(self) -> str | None:
+        """What the constants are, told from others by their SHA-256; None where there are none."""
+        if not self.constants:
+            return None
+        digest = hashlib.sha256()
+        for name, leaf in sorted(self.constants.items()):
+            digest.update(repr((name, str(leaf.dtype), tuple(leaf.shape))).encode())
+            digest.update(raw(leaf).numpy().data)
+        return f"{sum(leaf.numel() for leaf in self.constants.values())} numbers, sha256 {digest.hexdigest()}"
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The trainable parameters as one new vector [d]."""
+        return self.vector(dict(module.named_parameters())).detach()
+
+    def values(self, x: Tensor) -> dict[str, Tensor]:
+        """What the module computes with, by name: the views of x, and the constants in numbers as wide as x's."""
+        wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in self.constants.items()}
+        tensors = wide | self.views(x)
+        return {name: tensors[name] for name in self.order}
+
+    def state(self, x: Tensor) -> dict[str, Tensor]:
+        """The module's `state_dict` with the parameters x [d]."""
+        tensors = self.constants | self.views(x)
+        return self.views(x) | {key: tensors[name] for key, name in self.state_names.items()}
+
+    def views(self, x: Tensor) -> dict[str, Tensor]:
+        """Named trainable parameters as views of x: [..., d] -> {name: [..., *shape]}; no copy."""
+        parts = torch.split(x, list(self.sizes.values()), dim=-1)
+        return {
+            name: part.view(*x.shape[:-1], *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `views` for one model: {name: shape} -> [d]."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
+
+
+def refuse_layers(module: nn.Module) -> None:
+    """Refuse layers that learn by averaging activations, as no method here says how a server would combine them, and
+    layers that draw."""
+    for name, layer in module.named_modules():
+        if (isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False)) and not _constant(layer):
+            channels = getattr(layer, "num_features", "C")
+            raise UserError(
+                f"layer {name or 'model'!r} is {type(layer).__name__}, whose running statistics are not parameters "
+                f"and would be mixed between clients; use torch.nn.GroupNorm(2, {channels}) in its place, or freeze it "
+                "with requires_grad_(False) and eval()"
+            )
+        if isinstance(layer, _DropoutNd) and layer.p > 0:
+            raise UserError(
+                f"layer {name or 'model'!r} is {type(layer).__name__}, whose draws no seed of a run governs, so that "
+                "no run could be repeated; leave it out"
+            )
+
+
+def _constant(layer: nn.Module) -> bool:
+    """Whether training leaves the layer as it is: it is in evaluation mode, and nothing of it is trained."""
+    return not layer.training and not any(p.requires_grad for p in layer.parameters())

@@ -1,0 +1,190 @@
+"""What is optimised, cut in three: the clients' objectives, who holds how many samples, and how a model is judged.
+
+minimise over x   sum_i p_i f_i(x) + psi(x),   f_i(x) = mean over client i's samples of f_ij(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract.trees import Tree
+
+
+class Regulariser(NamedTuple):
+    """A non-smooth convex term psi of the objective sum_i p_i f_i(x) + psi(x). Vectors are [..., d]."""
+
+    name: str
+    value: Callable[[Tensor], Tensor]  # psi(x) [...]
+    prox: Callable[[Tensor, float], Tensor]  # (x, eta) -> argmin_z psi(z) + ||z - x||^2 / (2 eta)
+
+
+Accumulate = Callable[[Tensor, float, float, Tensor, Tensor, Tensor | None], None]
+"""(into [S, d], beta, alpha, x [S, d], samples [S, B], weight [S, B] or None): into <- beta * into + alpha * gradients.
+
+The gradients are those of `Objective.gradients` at x. `into` may be x; with beta 0 it may hold anything. It and
+`gradients` may then be called from several threads at once.
+"""
+
+
+LossForm = Literal["cross_entropy", "squared", "logistic"]
+"""A loss that compiled steps know, as `objectives.losses` defines it."""
+
+
+class Network(NamedTuple):
+    """A fully connected network with ReLU between its layers, as numbers: what a compiled local step needs to know."""
+
+    widths: tuple[int, ...]  # inputs, hidden layers, outputs; x holds weights [out, in] and biases [out] of each layer
+    loss: LossForm
+    inputs: Tensor  # [m, inputs] as they lie in memory: bytes, float32 or the objective's dtype
+    order: Tensor | None  # [n] int64: sample k is inputs[order[k]]; inputs[k] if none
+    table: Tensor | None  # of bytes: what each is read as, [c or 1, 256], for c runs of inputs of the same length
+    targets: Tensor  # [n] int64 for cross_entropy, else [n, outputs]
+
+
+class Private(NamedTuple):
+    """The private block of a two-block objective f_i(x, y_i) (FedVRA, section 4).
+
+    Before its local steps on x a client takes its steps on y_i at the server's x; y_i is kept with the client's state.
+    """
+
+    first: Tensor  # [...] y_i before a client's first round, padded to the largest client
+    step: Callable[[Tensor, Tensor, np.ndarray], Tensor]  # (x [d], y [S, ...], places [S]) -> the new y [S, ...]
+    objective: Callable[[Tensor, np.ndarray], Objective]  # (y [S, ...], places [S]) -> the objective in x alone
+
+
+@dataclass(frozen=True)
+class Objective:
+    """f_i of one client or of several side by side: all that a local step may ask.
+
+    Samples lie in one list, client after client: those of the client at place k are offsets[k] .. offsets[k+1]-1. In a
+    simulation all clients lie side by side and a client's place is its id; a client that stands alone is at place 0.
+    What an objective may lack is None.
+    """
+
+    dim: int  # d
+    offsets: np.ndarray  # [C + 1] int64
+    dtype: torch.dtype
+    device: torch.device
+    gradient: Callable[[Tensor, Tensor], Tensor]  # (x [d], samples [B]) -> mean gradient [d]: the reference
+    gradients: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """(x [S, d], samples [S, B], weight [S, B], or None for 1/B each) -> gradients [S, d], row by row.
+
+    Padding carries weight 0 and any valid sample index; the result may alias no input.
+    """
+    loss: Callable[[Tensor, Tensor], Tensor]  # (x [d], samples [B]) -> mean loss []; differentiable in x
+    alone: Callable[[int], Objective]  # place -> that client with copies of its own samples, and of no others
+    hessian: Callable[[Tensor, Tensor], Tensor] | None = None  # (x [d], samples [B]) -> [d, d] of the mean loss
+    accumulate: Accumulate | None = None  # a kernel that adds gradients to what they are for
+    network: Network | None = None  # the model and its samples, where whole local steps may be compiled
+    sample_size: int = 0  # numbers in a sample, where that is known
+    private: Private | None = None
+    regulariser: Regulariser | None = None  # psi
+    precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
+    frozen: str | None = None  # what the model holds beside x, told from others by its digest
+
+    def samples(self, place: int) -> Tensor:
+        """All samples [n] of a client."""
+        return torch.arange(self.offsets[place], self.offsets[place + 1], device=self.device)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most samples that a client holds."""
+        return int(np.diff(self.offsets).max())
+
+    def counts(self, places: np.ndarray) -> np.ndarray:
+        """How many samples [S] these clients hold."""
+        return np.asarray(self.offsets[places + 1] - self.offsets[places])
+
+
+class Roster(NamedTuple):
+    """Who holds how much: all that a server needs to know of its clients' data. A client's id is its index."""
+
+    samples: np.ndarray  # [N] int64
+    sizes: np.ndarray  # [N] float64, what weights by size are proportional to; one and the same array every round
+    label_counts: Callable[[], np.ndarray | None] = lambda: None  # samples of each class [N, classes], if there are any
+
+    @property
+    def n(self) -> int:
+        """The number of clients N."""
+        return len(self.samples)
+
+
+class Evaluator(Protocol):
+    """What is measured of a model, on data of its own; never called inside the timed path."""
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """Metrics of the model x [d]."""
+
+    def export(self, x: Tensor) -> Mapping[str, Tensor]:
+        """The model x [d] as the named tensors that its user knows."""
+
+
+class Problem(Protocol):
+    """A federation: its objectives, its roster, its evaluator, and where it starts."""
+
+    @property
+    def objective(self) -> Objective:
+        """What clients may be asked of their f_i."""
+
+    @property
+    def roster(self) -> Roster:
+        """Who holds how much."""
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """What is measured of a model."""
+
+    def init(self, seed: int) -> Tensor:
+        """The starting point x^0 [d], keyed by the seed."""
+
+
+class TwoBlockRow(NamedTuple):
+    """A client's state in a two-block problem."""
+
+    row: Tree  # the method's
+    private: Tensor  # [...] y_i
+
+
+def roster_of(offsets: np.ndarray, sizes: np.ndarray | None = None) -> Roster:
+    """The roster of clients whose samples lie between offsets [N + 1]; sizes are those numbers if not given."""
+    samples = np.diff(offsets).astype(np.int64)
+    return Roster(samples, samples.astype(np.float64) if sizes is None else np.asarray(sizes, np.float64))
+
+
+class Differentiable(Protocol):
+    """A class whose methods are an objective's."""
+
+    dim: int
+    offsets: np.ndarray
+    dtype: torch.dtype
+    device: torch.device
+
+    def gradient(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+    def gradients(self, x: Tensor, samples: Tensor, weight: Tensor | None) -> Tensor: ...
+
+    def loss(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+    def hessian(self, x: Tensor, samples: Tensor) -> Tensor: ...
+
+
+def objective_of(of: Differentiable, alone: Callable[[int], Objective]) -> Objective:
+    """The objective that such a class computes; whoever has more of `Objective` to offer replaces these fields."""
+    return Objective(
+        dim=of.dim,
+        offsets=of.offsets,
+        dtype=of.dtype,
+        device=of.device,
+        gradient=of.gradient,
+        gradients=of.gradients,
+        loss=of.loss,
+        alone=alone,
+        hessian=of.hessian,
+    )

@@ -1,0 +1,292 @@
+"""What every form of the local step shares: what a client is told before round 0, what it knows, and its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Constant,
+    Done,
+    Draws,
+    Local,
+    Objective,
+    Oracle,
+    Orders,
+    Regulariser,
+    Rule,
+    Scale,
+    Settle,
+    Snapshot,
+    Tree,
+    TwoBlockRow,
+    rng,
+)
+from fedconcord.method.contract.pieces import (
+    Ascent,
+    Clip,
+    Decay,
+    HasPotential,
+    HasUnit,
+    Limit,
+    Momentum,
+    Piece,
+    Place,
+    Pull,
+)
+from fedconcord.method.step import sizes
+from fedconcord.method.step.sizes import Fixed, StepSize
+from fedconcord.method.step.solver import Solver
+from fedconcord.method.step.walk import Chain, Walked, response
+from fedconcord.support.errors import UserError
+
+
+class Assignment(NamedTuple):
+    """What every client of a job knows before round 0; the rest comes with its orders."""
+
+    algorithm: Algorithm
+    solver: Solver
+    draws: Draws
+
+    @property
+    def oracle(self) -> Oracle:
+        """The gradient oracle in force: the method's own if it names one."""
+        return self.algorithm.step.oracle or self.solver.oracle
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule of local step sizes in force: the method's own if it has one; None for the round's."""
+        return self.algorithm.step.size or self.solver.pace
+
+    @property
+    def uses_full_gradient(self) -> bool:
+        """Whether a client's local problem or its message is made with its full gradient at the server's model."""
+        return self.algorithm.needs.full_gradient or self.oracle.kind == "svrg"
+
+    @property
+    def uses_normaliser(self) -> bool:
+        """Whether the method is told ||a_i||_1, for which the sizes of a rule's steps are kept."""
+        return self.algorithm.needs.normaliser and self.solver.kind == "sgd"
+
+    def chain(
+        self, local: Local, lr: float, steps: np.ndarray, regulariser: Regulariser | None, on_host: bool = True
+    ) -> Chain:
+        """The local steps [S] of a cohort, as `walk` takes them: the method's pieces and the solver's, in their order.
+
+        Args:
+            local: of a cohort; of one client, with a leading axis.
+            lr: the round's step size.
+            regulariser: whose proximal steps clients take.
+            on_host: a number that all clients share may be read from its tensor.
+
+        Raises:
+            UserError: a piece of the method does not go with what is asked for.
+        """
+        solver = self.solver
+        mine = [piece for piece in local.pieces if not _is_nothing(piece)]
+        for piece in mine:
+            kind = type(piece).__name__
+            if self.uses_normaliser and not isinstance(piece, HasUnit):
+                raise UserError(f"the method divides by ||a_i||_1, which steps with its {kind} do not have")
+            if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
+                raise UserError(
+                    f"L-BFGS minimises the client's problem, and the method's {kind} is no term of it; use sgd"
+                )
+        owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
+        theirs = [piece for piece in _user_pieces(solver, self.oracle, local.x) if piece.traits.place not in owned]
+        pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
+        if on_host:
+            pieces = [_plain(piece) for piece in pieces]
+        stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
+        if solver.clip_direction is not None and solver.clip_form == "released":
+            pieces = _in_released_order(pieces, solver.clip_direction)
+        if self.rule is None:
+            size: StepSize = Fixed(lr * local.lr_scale, solver.step_decay)
+        else:
+            x = local.x.expand(len(steps), -1)
+            most = int(steps.max(initial=0)) if self.uses_normaliser else None
+            size = sizes.begin(self.rule, lr * local.lr_scale, x, stiffness, local.first, most)
+        prox = None if regulariser is None else regulariser.prox
+        return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
+
+    def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
+        """Mini-batch gradients [S] that the steps of clients evaluated; `full` [S]: those in a full gradient."""
+        each = (1 + sum(piece.traits.costs for piece in chain.pieces)) * (full if self.oracle.kind == "full" else 1)
+        cost: np.ndarray = (each + (0 if chain.tolerance is None else full)) * walked.taken
+        return cost
+
+    def done(self, local: Local, chain: Chain, walked: Walked) -> Done:
+        """What the method is told of the steps."""
+        count = torch.as_tensor(walked.taken, device=walked.x.device).to(walked.x.dtype)[:, None]
+        normaliser = response(chain, walked) if self.uses_normaliser else count * torch.nan
+        ended = {type(piece): piece for piece in walked.pieces}
+        pieces = tuple(ended.get(type(piece), piece) for piece in local.pieces)
+        return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count))
+
+
+def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
+    """The pieces that a user chose, for models like x [..., d]."""
+    pieces: list[Piece] = []
+    if oracle.kind == "sam":
+        pieces.append(Ascent(oracle.radius))
+    if solver.clip is not None:
+        pieces.append(Clip(solver.clip))
+    if solver.weight_decay:
+        pieces.append(Decay(solver.weight_decay))
+    if solver.momentum:
+        pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
+    if solver.clip_direction is not None:
+        pieces.append(Limit(solver.clip_direction))
+    return pieces
+
+
+def _is_nothing(piece: Piece) -> bool:
+    """Whether a piece changes nothing, by its numbers."""
+    if isinstance(piece, Pull):
+        return not isinstance(piece.rho, Tensor) and piece.rho == 0.0
+    return isinstance(piece, Scale) and not isinstance(piece.kappa, Tensor) and piece.kappa == 1.0
+
+
+def _plain(piece: Piece) -> Piece:
+    """The piece with plain numbers for those that all clients share: they need not go with each."""
+    fields: Any = piece
+    values = [
+        float(value) if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" else value
+        for value in fields
+    ]
+    plain: Piece = type(fields)._make(values)
+    return plain
+
+
+def _with_one_constant(pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The pieces with neighbouring constants as their sum."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Constant) and isinstance(last, Constant):
+            joined[-1] = Constant(last.c + piece.c)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _in_released_order(pieces: list[Piece], limit: float) -> list[Piece]:
+    """The pieces in the order of FL-Simulator's and FedDyn's code.
+
+    The gradient with all that is constant is clipped, - rho anchor among it; weight decay and rho x are added after.
+    """
+    early = [p for p in pieces if p.traits.place <= Place.CONSTANT and not isinstance(p, Decay)]
+    decays: list[Piece] = [piece for piece in pieces if isinstance(piece, Decay)]
+    pulls = [piece for piece in pieces if isinstance(piece, Pull)]
+    anchors: list[Piece] = [Constant(-pull.rho * pull.anchor) for pull in pulls]
+    free: list[Piece] = [pull._replace(anchor=torch.zeros_like(pull.anchor)) for pull in pulls]
+    optimiser = [piece for piece in pieces if piece.traits.place == Place.OPTIMISER]
+    late = [piece for piece in pieces if piece.traits.place > Place.LIMIT]
+    return [*early, *anchors, Clip(limit), *decays, *optimiser, *free, *late]
+
+
+# -- what clients know and keep ----------------------------------------------------------------------------------------
+
+
+def clients_of(objective: Objective, orders: Sequence[Orders], keeps_late: bool) -> Client:
+    """What the clients with these orders know, scalars stacked as [S, 1]."""
+
+    def column(values: Iterable[float], dtype: torch.dtype = objective.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=objective.device)[:, None]
+
+    def keyed(purpose: rng.Purpose, draw: Callable[[np.random.Generator, int], np.ndarray]) -> Callable[[int], Tensor]:
+        def numbers(n: int) -> Tensor:
+            rows = [draw(rng.generator(one.seed, purpose, one.round, one.id), n) for one in orders]
+            return torch.as_tensor(np.stack(rows)).to(dtype=objective.dtype, device=objective.device)
+
+        return numbers
+
+    return Client(
+        id=column((one.id for one in orders), torch.int64),
+        p=column(one.p for one in orders),
+        steps=column(one.steps + one.waited for one in orders),
+        lr=orders[0].lr,
+        noise=keyed(rng.Purpose.NOISE, lambda generator, n: generator.random(n)),
+        late=column(float(one.late) for one in orders) if keeps_late else None,
+        normal=keyed(rng.Purpose.PRIVACY, lambda generator, n: generator.standard_normal(n)),
+    )
+
+
+def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
+    """What one client knows, scalars as []."""
+    client = clients_of(objective, [orders], keeps_late)
+    noise, normal = client.noise, client.normal
+    assert normal is not None
+    single = Client._make(column[0, 0] if isinstance(column, Tensor) else column for column in client)
+    return single._replace(noise=lambda n: noise(n)[0], normal=lambda n: normal(n)[0])
+
+
+def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:
+    """The regulariser whose proximal steps are the clients'."""
+    return objective.regulariser if algorithm.step.regularise == "local" else None
+
+
+def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None) -> Local:
+    """The local problem whose mini-batch gradients are SVRG-corrected around the server's model x, if asked."""
+    if oracle.kind != "svrg":
+        return local
+    assert gradient is not None
+    scale = local.piece(Scale)
+    return local.having(Snapshot(x), Constant(gradient if scale is None else scale.kappa * gradient))
+
+
+def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -> tuple[Objective, Tree, Tensor | None]:
+    """Stored rows [S, ...] as (the objective in x, the method's rows, the new private blocks if there are any)."""
+    if objective.private is None:
+        return objective, held, None
+    private = objective.private.step(x, held.private, places)
+    return objective.private.objective(private, places), held.row, private
+
+
+def close_rows(rows: Tree, private: Tensor | None) -> Tree:
+    """The inverse: what is stored."""
+    return rows if private is None else TwoBlockRow(rows, private)
+
+
+def settled(settle: Settle, sent: Tree, held: Tree) -> Tree:
+    """Stored rows after the server's message `sent`."""
+    if isinstance(held, TwoBlockRow):
+        return held._replace(row=settle.row(sent, held.row))
+    return settle.row(sent, held)
+
+
+def curvature(objective: Objective, x: Tensor, place: int, client: int) -> Tensor:
+    """The Hessian [d, d] of a client at x.
+
+    Raises:
+        UserError: it has a negative eigenvalue, so a Newton step would climb.
+    """
+    assert objective.hessian is not None
+    square = objective.hessian(x, objective.samples(place))
+    eigenvalues = torch.linalg.eigvalsh(square)
+    if eigenvalues[0] < -1e-6 * eigenvalues[-1].abs():
+        raise UserError(
+            f"client {client}'s Hessian has the negative eigenvalue {float(eigenvalues[0]):.3g}: Newton steps need a "
+            "convex problem; use a convex model such as logreg, or a method without Newton steps"
+        )
+    return square
+
+
+def block_gradients(objective: Objective, assignment: Assignment, place: int, client: int, x: Tensor) -> Tensor:
+    """Gradients [M, d] of a client's blocks at x [d]."""
+    n = int(objective.offsets[place + 1] - objective.offsets[place])
+    members = assignment.draws.members(assignment.algorithm, client, n)
+    index = np.zeros((len(members), max(map(len, members))), np.int64)
+    weight = np.zeros(index.shape)
+    for row, share, block in zip(index, weight, members, strict=True):
+        row[: len(block)], share[: len(block)] = block, 1 / len(block)
+    samples = torch.as_tensor(index + objective.offsets[place], device=objective.device)
+    short = len(members[0]) > len(members[-1])
+    shares = torch.as_tensor(weight).to(samples.device, objective.dtype) if short else None
+    return objective.gradients(x.expand(len(members), -1), samples, shares)

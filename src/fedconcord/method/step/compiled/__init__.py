@@ -1,0 +1,214 @@
+"""Whole local rounds in one compiled call: `step.walk` for fully connected networks on a CPU, by numba."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import Network, Objective
+from fedconcord.method.contract.pieces import (
+    Ascent,
+    Clip,
+    Constant,
+    Decay,
+    Dual,
+    Momentum,
+    Piece,
+    Pull,
+    Scale,
+    Snapshot,
+    Table,
+)
+from fedconcord.method.step.assignment import Assignment, local_regulariser
+from fedconcord.method.step.compiled.loading import installed, load
+from fedconcord.method.step.samples import Batches, Samples
+from fedconcord.method.step.sizes import Delta, Dog, Fixed, Normed, Ruled, StepSize
+from fedconcord.method.step.walk import Chain, Source, Walked, with_own_state
+from fedconcord.support.errors import UserError
+
+__all__ = ["check", "in_one_call", "installed", "load", "suits"]
+
+WIDEST = 512  # samples in a step
+
+
+def suits(objective: Objective, assignment: Assignment) -> bool:
+    """Whether the compiled call knows the local steps of such a job.
+
+    It does not where a step asks for more than a gradient and its norm: a line search, a tolerance, a clipped
+    direction, Newton steps, a regulariser's proximal steps; nor with more samples in a step than `WIDEST`, for which
+    torch's products are as fast.
+    """
+    solver, algorithm, most = assignment.solver, assignment.algorithm, objective.largest
+    width = most if assignment.oracle.kind == "full" else assignment.draws.width(algorithm, most)
+    return (
+        objective.network is not None
+        and width <= WIDEST
+        and solver.kind == "sgd"
+        and solver.tolerance is None
+        and solver.clip_direction is None
+        and algorithm.step.hessian_at is None
+        and local_regulariser(objective, algorithm) is None
+    )
+
+
+def check(objective: Objective, assignment: Assignment) -> None:
+    """Refuse what compiled steps cannot do.
+
+    Raises:
+        UserError: numba is not installed, or the job's local steps are not among those that `suits` names.
+    """
+    if not installed():
+        raise UserError("engine.kernel is compiled, which needs numba; install it with pip install numba, or use torch")
+    if not suits(objective, assignment):
+        raise UserError(
+            f"engine.kernel is compiled, which is for steps of SGD on at most {WIDEST} samples, without tolerance, "
+            "clip_direction or proximal steps of a regulariser, on fully connected networks with ReLU on a CPU; use "
+            "auto or torch"
+        )
+
+
+KNOWN = {Ascent, Snapshot, Clip, Table, Scale, Decay, Constant, Dual, Momentum, Pull}
+COLUMNS: dict[type, tuple[str, ...]] = {  # a rule's state in the order of `moves`
+    Delta: ("now", "ratio", "moved", "limit", "curvature"),
+    Dog: ("now", "reach", "first", "squares"),
+    Normed: ("now", "opening", "squares"),
+}
+
+
+def in_one_call(chain: Chain, source: Source, steps: np.ndarray) -> Walked | None:
+    """`walk` in one compiled call; None for a chain that the compiled steps do not know."""
+    if not isinstance(source, Batches) or source.samples is None or source.objective.network is None:
+        return None
+    if not _knows(chain):
+        return None
+    return take(load(chain.x.dtype), chain, source.objective.network, source.samples, source.blocks, steps)
+
+
+def take(
+    code: ModuleType, chain: Chain, network: Network, samples: Samples, blocks: Tensor | None, steps: np.ndarray
+) -> Walked:
+    """The steps of a chain that the compiled ones know."""
+    x = chain.x.expand(len(steps), -1).clone()
+    size = with_own_state(chain.size, len(x))
+    moving = tuple(with_own_state(piece, len(x)) for piece in chain.pieces if piece.traits.moves)
+    kind = x.numpy().dtype.type
+    numbers = network.loss != "cross_entropy"
+    columns = [getattr(size, name) for name in COLUMNS.get(type(size), ())]
+    state = torch.cat(columns, 1).numpy() if columns else np.empty((0, 0), kind)
+    code.cohort(
+        code.Net(
+            np.array(network.widths, np.int64),
+            *_samples(network, kind),
+            _array(None if numbers else network.targets, 1, np.int64),
+            _array(network.targets if numbers else None, 2, kind),
+            getattr(code, network.loss.upper()),
+        ),
+        code.Draw(
+            steps.astype(np.int64),
+            _array(samples.samples, 3, np.int64),
+            _array(samples.weight, 3, kind),
+            _array(blocks, 2, np.int64),
+        ),
+        code.Terms(**_terms(chain, moving, len(x), kind), **_sizes(code, size, state, steps, kind)),
+        x.numpy(),
+    )
+    for column, values in zip(columns, state.T, strict=True):
+        column.copy_(torch.as_tensor(values)[:, None])
+    return Walked(x, moving, size, steps)
+
+
+def _knows(chain: Chain) -> bool:
+    """Whether the compiled steps are those of such a chain."""
+    constant, table, dual, momentum, pull = (chain.the(kind) for kind in (Constant, Table, Dual, Momentum, Pull))
+    return (
+        chain.is_of(KNOWN)
+        and chain.tolerance is None
+        and chain.prox is None
+        and (dual is None or (table is None and constant is None))
+        and (dual is None or pull is None or dual.anchor is pull.anchor)
+        and (momentum is None or isinstance(chain.size, Fixed))
+    )
+
+
+def _terms(chain: Chain, moving: tuple[Piece, ...], S: int, kind: type[np.generic]) -> dict[str, Any]:
+    """The pieces of a chain of S clients as fields of `Terms`; what moves is written where it lies."""
+    the: dict[type, Any] = {type(piece): piece for piece in (*chain.pieces, *moving)}
+
+    def of(piece: type, field: str, absent: Any = None) -> Any:
+        return getattr(the[piece], field) if piece in the else absent
+
+    linear, anchor = of(Constant, "c", of(Dual, "dual")), of(Pull, "anchor")
+    if Dual in the:
+        anchor = the[Dual].anchor
+    elif Pull in the and Table not in the and Momentum not in the:
+        pulled = the[Pull].rho * anchor
+        linear, anchor = -pulled if linear is None else linear - pulled, None
+    return {
+        "scale": _each(of(Scale, "kappa", 1.0), S, kind),
+        "prox": _each(of(Pull, "rho", 0.0), S, kind),
+        "linear": _array(linear, 2, kind),
+        "anchor": _array(anchor, 2, kind),
+        "snapshot": _array(of(Snapshot, "z"), 2, kind),
+        "buffer": _array(of(Momentum, "buffer"), 2, kind),
+        "table": _array(of(Table, "table"), 3, kind),
+        "mean": _array(of(Table, "mean"), 2, kind),
+        "table_rate": _each(of(Table, "rate", 0.0), S, kind),
+        "tilt": _array(of(Ascent, "dual"), 2, kind),
+        "common": _array(of(Ascent, "common"), 2, kind),
+        "dual_rate": kind(of(Dual, "rate", 0.0)),
+        "momentum": kind(of(Momentum, "beta", 0.0)),
+        "nesterov": of(Momentum, "nesterov", False),
+        "weight_decay": kind(of(Decay, "rate", 0.0)),
+        "clip": kind(of(Clip, "limit", 0.0)),
+        "radius": kind(of(Ascent, "radius", 0.0)),
+    }
+
+
+def _sizes(
+    code: ModuleType, size: StepSize, state: np.ndarray, steps: np.ndarray, kind: type[np.generic]
+) -> dict[str, Any]:
+    """The step sizes as fields of `Terms`; for a rule, eta is the factor on what it finds."""
+    most = int(steps.max(initial=0))
+    fixed = Fixed(size.lr) if isinstance(size, Ruled) else size
+    assert isinstance(fixed, Fixed)
+    rules = {Fixed: code.NONE, Delta: code.DELTA, Dog: code.DOG, Normed: code.NORMED}
+    reach, growth = 0.0, 0.0
+    if isinstance(size, Delta):
+        reach, growth = 0.5 * size.gamma, size.growth
+    elif isinstance(size, Normed):
+        reach, growth = size.length, size.bound
+    return {
+        "eta": (fixed.eta * fixed.decay ** np.arange(most)).astype(kind),
+        "rule": rules[type(size)],
+        "reach": kind(reach),
+        "growth": kind(growth),
+        "pace": state,
+        "start": _array(size.start if isinstance(size, Dog) else None, 2, kind),
+        "etas": _array(size.etas if isinstance(size, Ruled) else None, 2, kind),
+    }
+
+
+def _samples(network: Network, kind: type[np.generic]) -> tuple[np.ndarray, ...]:
+    """The fields of a `Net` that samples are read from."""
+    samples: np.ndarray = network.inputs.numpy()
+    kinds = (np.uint8, np.float32, kind)  # where the run's numbers are float32 too, the second is read
+    inputs = [samples if samples.dtype == of else np.empty((0, 0), of) for of in kinds]
+    return (*inputs, _array(network.order, 1, np.int64), _array(network.table, 2, kind))
+
+
+def _array(value: Tensor | None, ndim: int, kind: type[np.generic]) -> np.ndarray:
+    """The numbers of a tensor, with a row for what clients share; none at all for None."""
+    if value is None:
+        return np.empty((0,) * ndim, kind)
+    array: np.ndarray = value.numpy()
+    return np.ascontiguousarray(array.reshape((1,) * (ndim - array.ndim) + array.shape))
+
+
+def _each(value: float | Tensor, size: int, kind: type[np.generic]) -> np.ndarray:
+    """A number of every client [S]."""
+    numbers = value.reshape(-1).numpy() if isinstance(value, Tensor) else np.array([value])
+    return np.array(np.broadcast_to(numbers, size), kind)  # a copy: numba would compile anew for what is read-only

@@ -1,0 +1,339 @@
+"""The local steps of fully connected networks, compiled: all K steps of a client in one call without Python's lock.
+
+A step reads the weights twice and writes them once: the gradient of a few rows of a layer is added to them, or stays in
+the first cache, where `move` makes the step of it. `step.walk` is what they have to come to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedconcord.method.step.compiled.moves import (
+    DELTA,
+    DOG,
+    NONE,
+    NORMED,
+    Mine,
+    Terms,
+    directed,
+    gauge,
+    move,
+    norm,
+    stride,
+)
+from fedconcord.method.step.compiled.products import (
+    UINT,
+    add,
+    clear,
+    compiled,
+    kept,
+    mix,
+    outputs,
+    scale,
+    slopes,
+    updates,
+)
+
+__all__ = ["CROSS_ENTROPY", "DELTA", "DOG", "LOGISTIC", "NONE", "NORMED", "SQUARED", "Draw", "Net", "Terms", "cohort"]
+
+CROSS_ENTROPY, SQUARED, LOGISTIC = range(3)
+TILE = 4096  # numbers in the rows of a layer that are dealt with at once, in the first cache
+
+
+class Net(NamedTuple):
+    """A network and the samples that it is trained on."""
+
+    widths: np.ndarray  # [L + 1] int64: inputs, hidden layers, outputs
+    bytes: np.ndarray  # [m, inputs] uint8, where samples are bytes; else [0, 0], and so the next two
+    narrow: np.ndarray  # [m, inputs] float32
+    inputs: np.ndarray  # [m, inputs] of the run's numbers, where those are not float32
+    order: np.ndarray  # [n] int64 sample k is number order[k] of them; [0]: number k
+    table: np.ndarray  # [c, 256] what bytes are read as, for c runs of inputs of the same length
+    classes: np.ndarray  # [n] int64; [0] where targets are numbers
+    targets: np.ndarray  # [n, outputs]; [0, 0] where they are classes
+    loss: int  # CROSS_ENTROPY, SQUARED or LOGISTIC
+
+
+class Draw(NamedTuple):
+    """The samples of every client's steps."""
+
+    steps: np.ndarray  # [S] int64
+    samples: np.ndarray  # [S, K, B] int64, or [S, 1, B] where all steps use the same
+    weight: np.ndarray  # of the same shape, 0 for padding; [0, 0, 0] for 1/B each
+    blocks: np.ndarray  # [S, K] int64 the block of each step; [0, 0] without tables
+
+
+# -- a gradient ----------------------------------------------------------------------------------------------------
+
+
+class Scratch(NamedTuple):
+    """What a client's steps write and forget."""
+
+    first: np.ndarray  # [L + 1] int64: where a layer's weights begin in x, its biases behind them; and d
+    place: np.ndarray  # [L + 1] int64: where its inputs begin among the activations, and the outputs
+    activations: np.ndarray  # [B x all widths]
+    above: np.ndarray  # [B x widest layer]: derivatives of the loss
+    below: np.ndarray  # the same, a layer before
+    rows: np.ndarray  # [L] int64: of a layer that are dealt with at once
+    tile: np.ndarray  # gradient of these rows
+    gradient: np.ndarray  # [d], where one has to be whole before it is used; else [0]
+    point: np.ndarray  # [d] of SAM's ascent; else [0]
+    last: np.ndarray  # [d] the last step's direction, for delta; else [0]
+    sums: np.ndarray  # [3] of squares, of the direction and of its change; 1 in a round's first step
+    labels: np.ndarray  # [B] int64: the batch's samples
+    share: np.ndarray  # [B] their weights
+
+
+@compiled
+def scratch(net, draw, terms, x):
+    L, B, d = len(net.widths) - 1, draw.samples.shape[2], x.shape[1]
+    first, place, rows = np.zeros(L + 1, np.int64), np.zeros(L + 1, np.int64), np.zeros(L, np.int64)
+    longest, tile = 0, 0
+    for k in range(L):
+        n, m = net.widths[k], net.widths[k + 1]
+        rows[k] = max(4, TILE // n // 4 * 4)
+        tile = max(tile, m, n * rows[k])
+        first[k + 1] = first[k] + m * (n + 1)
+        place[k + 1] = place[k] + B * n
+        longest = max(longest, n)
+    longest = max(longest, net.widths[L])
+    ruled = terms.rule != NONE
+    whole = d if terms.clip > 0 or terms.radius > 0 or len(terms.snapshot) > 0 or ruled else 0
+    return Scratch(
+        first,
+        place,
+        np.empty(place[L] + B * net.widths[L], x.dtype),
+        np.empty(B * longest, x.dtype),
+        np.empty(B * longest, x.dtype),
+        rows,
+        np.empty(tile, x.dtype),
+        np.empty(whole, x.dtype),
+        np.empty(d if terms.radius > 0 else 0, x.dtype),
+        np.empty(d if terms.rule == DELTA else 0, x.dtype),
+        np.zeros(3, x.dtype),
+        np.empty(B, np.int64),
+        np.empty(B, x.dtype),
+    )
+
+
+@compiled
+def read(net, i, a, p):
+    """A sample into the activations at p."""
+    n, p = UINT(net.widths[0]), UINT(p)
+    if len(net.bytes) > 0:
+        run = n // UINT(len(net.table))
+        for c in range(len(net.table)):
+            begin, table, sample = UINT(c) * run, net.table[c], net.bytes[i]
+            for j in range(run):
+                a[p + begin + j] = table[UINT(sample[begin + j])]
+    elif len(net.narrow) > 0:
+        sample32 = net.narrow[i]
+        for j in range(n):
+            a[p + j] = sample32[j]
+    else:
+        sampled = net.inputs[i]
+        for j in range(n):
+            a[p + j] = sampled[j]
+
+
+@compiled
+def gather(net, draw, own, s, k):
+    """The samples of a client's step k side by side; how many there are."""
+    n, B, even = net.widths[0], 0, draw.weight.size == 0
+    for b in range(draw.samples.shape[2]):
+        if even or draw.weight[s, k, b] != 0:
+            i = draw.samples[s, k, b]
+            own.labels[B] = i
+            own.share[B] = 1 / draw.samples.shape[2] if even else draw.weight[s, k, b]
+            read(net, net.order[i] if len(net.order) > 0 else i, own.activations, B * n)
+            B += 1
+    return B
+
+
+@compiled
+def forward(net, own, x, B, factor):
+    """Activations of the batch at x, and in `above` factor x the derivative of its loss by the outputs."""
+    L, zero, a = len(net.widths) - 1, x.dtype.type(0), own.activations
+    for layer in range(L):
+        n, m = net.widths[layer], net.widths[layer + 1]
+        w, q = own.first[layer], own.place[layer + 1]
+        outputs(x, w, m, n, a, own.place[layer], B, a, q)
+        for b in range(B):
+            bias, z = UINT(w + m * n), UINT(q + b * m)
+            for i in range(UINT(m)):
+                v = a[z + i] + x[bias + i]
+                a[z + i] = zero if layer < L - 1 and v <= zero else v
+    m, q = net.widths[L], own.place[L]
+    for b in range(B):
+        z, f, i = q + b * m, factor * own.share[b], own.labels[b]
+        if net.loss == CROSS_ENTROPY:
+            top, total = a[z], zero
+            for j in range(m):
+                top = max(top, a[z + j])
+            for j in range(m):
+                e = np.exp(a[z + j] - top)
+                own.above[b * m + j] = e
+                total += e
+            for j in range(m):
+                own.above[b * m + j] *= f / total
+            own.above[b * m + net.classes[i]] -= f
+        else:
+            for j in range(m):
+                answer = a[z + j]
+                if net.loss == LOGISTIC:
+                    answer = x.dtype.type(1) / (x.dtype.type(1) + np.exp(-answer))
+                own.above[b * m + j] = f * (answer - net.targets[i, j]) / x.dtype.type(m)
+
+
+STORE, ADD, HEAVY_BALL, MOVE, DIRECT = range(5)
+
+
+@compiled
+def row(values, s):
+    """A client's, or what all share; [0] of nothing."""
+    if len(values) == 0:
+        return np.empty(0, values.dtype)
+    return values[min(s, len(values) - 1)]
+
+
+@compiled
+def backward(net, own, terms, mine, at, B, mode, keep):
+    """What is to be done with the gradient at `at`, some rows of a layer after the other, last layer first.
+
+    STORE: own.gradient <- keep own.gradient + gradient, keep 0 or 1. ADD: x <- keep x - eta linear + gradient.
+    HEAVY_BALL: the same to the momentum buffer, and x <- keep x - eta buffer + pull anchor. MOVE: as `move` has it.
+    DIRECT: own.gradient <- gradient + linear + (rho + weight decay) x, and own.sums as `gauge` has them.
+    """
+    zero, one, a = at.dtype.type(0), at.dtype.type(1), own.activations
+    f, before = own.above, own.below
+    for layer in range(len(net.widths) - 2, -1, -1):
+        n, m, p = net.widths[layer], net.widths[layer + 1], own.place[layer]
+        first = own.first[layer]
+        if layer > 0:
+            slopes(before, n, at, first, m, f, B)
+            for i in range(B * n):
+                if not a[p + i] > 0:
+                    before[i] = 0
+        most = own.rows[layer]
+        for r in range((m + most - 1) // most * most, -1, -most):  # its biases, then its rows: those read last first
+            rows = min(most, m - r)
+            lo, size = first + r * n, rows * n
+            if rows <= 0:
+                lo, size = first + m * n, m
+            into, w, u, e, kept = mine.x, lo, mine.linear, -mine.eta, keep
+            if mode == HEAVY_BALL:
+                into, e, kept = mine.buffer, one, terms.momentum
+            elif mode != ADD:
+                into, w, e, kept = (own.tile, 0, zero, one) if mode == MOVE else (own.gradient, lo, zero, one)
+                if mode == DIRECT:
+                    e = one
+                if mode != STORE or keep == 0:
+                    clear(into, w, size)  # what there was may not be finite
+            if len(u) == 0:
+                e = zero
+            if rows > 0:
+                updates(into, w, rows, n, a, p, B, f, r, m, kept, u, e)
+            else:
+                if e != 0:
+                    mix(into, w, size, kept, u, w, e)
+                elif kept != 1:
+                    scale(into, w, size, kept)
+                for b in range(B):
+                    add(into, w, m, f, b * m, one)
+            if mode == MOVE:
+                move(terms, mine, own.tile, 0, lo, size)
+            elif mode == DIRECT:
+                rate = mine.rho + terms.weight_decay
+                gauge(terms, own.gradient, own.last, mine.x, lo, size, rate, own.sums, own.sums[2] > 0)
+            elif mode == HEAVY_BALL:
+                if terms.weight_decay != 0:
+                    add(into, w, size, mine.x, lo, terms.weight_decay)
+                mix(mine.x, lo, size, keep, mine.buffer, lo, -mine.eta)
+                if len(mine.anchor) > 0:
+                    add(mine.x, lo, size, mine.anchor, lo, mine.pull)
+        f, before = before, f
+
+
+# -- a step --------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def ascend(terms, tilt, common, x, g, point):
+    """SAM's point above x by the gradient g, which is overwritten; and the tilt's move."""
+    if len(tilt) > 0:
+        for i in range(len(x)):
+            g[i] -= tilt[i] + common[i]
+    reach = terms.radius / (norm(g) + x.dtype.type(1e-7))
+    for i in range(len(x)):
+        point[i] = x[i] + reach * g[i]
+    if len(tilt) > 0:
+        for i in range(len(x)):
+            tilt[i] += point[i] - x[i] - common[i]
+
+
+ASCENT, REFERENCE, DESCENT = range(3)
+
+
+@kept
+def cohort(net, draw, terms, x):
+    """All steps of the clients of a cohort; x [S, d] in place."""
+    own = scratch(net, draw, terms, x)
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    ascends, refers = terms.radius > 0, len(terms.snapshot) > 0
+    ruled = terms.rule != NONE
+    whole = refers or terms.clip > 0
+    added = len(terms.table) == 0 and terms.dual_rate == 0 and not terms.nesterov
+    for s in range(len(x)):
+        linear, anchor, buffer = row(terms.linear, s), row(terms.anchor, s), row(terms.buffer, s)
+        snapshot, start, mean, table = row(terms.snapshot, s), row(terms.start, s), row(terms.mean, s), buffer[:0]
+        B = 0
+        for k in range(draw.steps[s]):
+            if k == 0 or draw.samples.shape[1] > 1:
+                B = gather(net, draw, own, s, k)
+            if len(terms.table) > 0:
+                table = terms.table[s, draw.blocks[s, k]]
+            eta = terms.eta[k]
+            rho, pull = terms.prox[s], eta * terms.prox[s]
+            mine = Mine(x[s], eta, terms.scale[s], pull, linear, anchor, buffer, table, mean, terms.table_rate[s], rho)
+            own.sums[:] = zero
+            own.sums[2] = one if k == 0 else zero
+            for turn in range(3):
+                at, factor, mode, keep = mine.x, one, STORE, zero
+                if turn == ASCENT:
+                    if not ascends:
+                        continue
+                elif turn == REFERENCE:
+                    if not refers:
+                        continue
+                    at, factor = snapshot, -one
+                else:
+                    at = own.point if ascends else mine.x
+                    if whole:
+                        keep = one if refers else zero
+                    elif ruled and added and len(anchor) == 0:
+                        mode, factor = DIRECT, mine.scale
+                    elif ruled:
+                        pass
+                    elif added and len(buffer) > 0:
+                        mode, factor, keep = HEAVY_BALL, mine.scale, one - pull
+                    elif added:
+                        mode, factor = ADD, -eta * mine.scale
+                        keep = one - pull - eta * terms.weight_decay
+                    else:
+                        mode = MOVE
+                forward(net, own, at, B, factor)
+                backward(net, own, terms, mine, at, B, mode, keep)
+                if turn == ASCENT:
+                    ascend(terms, row(terms.tilt, s), row(terms.common, s), mine.x, own.gradient, own.point)
+            if whole:
+                long = norm(own.gradient) if terms.clip > 0 else zero
+                if long > terms.clip:
+                    scale(own.gradient, 0, x.shape[1], terms.clip / long)
+                if not ruled:
+                    move(terms, mine, own.gradient, 0, 0, x.shape[1])
+            if ruled:
+                if mode == STORE:
+                    directed(terms, mine, own.gradient, own.last, own.sums, k == 0)
+                stride(terms, mine, own.gradient, own.last, terms.pace[s], start, own.sums, k, row(terms.etas, s))

@@ -1,0 +1,252 @@
+"""The client's step, by itself with the objective's reference gradients, and the local steps of a cohort.
+
+    (assignment, objective, place, down, row, orders) -> (up, new row)
+
+Every engine computes this: a simulation for all clients side by side, a client that stands alone for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import Done, Local, Objective, Orders, Tree, model_of, tree_map
+from fedconcord.method.contract.pieces import HasPotential
+from fedconcord.method.step.assignment import (
+    Assignment,
+    client_of,
+    close_rows,
+    curvature,
+    local_regulariser,
+    open_rows,
+    with_oracle,
+)
+from fedconcord.method.step.compiled import in_one_call
+from fedconcord.method.step.fused import fused
+from fedconcord.method.step.graphs import Graphs, replay_or_take
+from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything
+from fedconcord.method.step.walk import Chain, Source, Walked, rows_of, walk
+
+
+class Step(NamedTuple):
+    """What a client made of a round."""
+
+    up: Tree  # its message
+    row: Tree  # its new state [...], as it is stored
+    gradient_steps: int  # mini-batch gradients; a full gradient counts its mini-batches
+
+
+def ask(objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
+    """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
+    x = model_of(down)
+    in_x, _, _ = open_rows(objective, x, _stack(row), np.array([place]))
+    return in_x.gradient(x, objective.samples(place))
+
+
+def passes(assignment: Assignment, objective: Objective, place: int) -> int:
+    """Mini-batches in a full gradient of a client."""
+    return int(assignment.draws.full_cost(assignment.algorithm, objective.counts(np.array([place])))[0])
+
+
+def client_step(
+    assignment: Assignment,
+    objective: Objective,
+    place: int,
+    down: Tree,
+    row: Tree,
+    orders: Orders,
+    gradient: Tensor | None = None,
+) -> Step:
+    """One client's round.
+
+    Args:
+        objective: of this client, or of several among which it is at `place`.
+        down: what the server broadcast; where there is a prelude, with the cohort's total in it.
+        row: the client's state [...] before the round, as it is stored.
+        orders: the server's, for this client and round.
+        gradient: its full gradient [d] at the server's model, where a prelude had it evaluated.
+    """
+    algorithm, oracle, x = assignment.algorithm, assignment.oracle, model_of(down)
+    whole = objective.samples(place)
+    full_cost = passes(assignment, objective, place)
+    in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
+    state = _first(rows)
+    client = client_of(objective, orders, algorithm.phases.late)
+    evaluations = 0
+    if assignment.uses_full_gradient:
+        if gradient is None:
+            gradient = in_x.gradient(x, whole)
+            evaluations += 0 if orders.answers else full_cost
+        client = client._replace(gradient=gradient)
+    if algorithm.step.hessian_at is not None:
+        client = client._replace(hessian=curvature(in_x, algorithm.step.hessian_at(down, state), place, orders.id))
+    local = with_oracle(algorithm.start(down, state, client), oracle, x, client.gradient)
+    draws = assignment.draws.draw(algorithm, orders, len(whole))
+    first = int(objective.offsets[place])
+    steps = [whole] * orders.steps
+    if draws.batches is not None and oracle.kind != "full":
+        batches = (batch[batch >= 0] for batch in draws.batches)
+        steps = [first + torch.as_tensor(batch, device=objective.device) for batch in batches]
+    done, cost = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
+    up, state = algorithm.finish(down, state, done, client)
+    return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
+
+
+def solve(
+    objective: Objective,
+    assignment: Assignment,
+    local: Local,
+    steps: list[Tensor],
+    blocks: np.ndarray | None,
+    whole: Tensor,
+    lr: float,
+    full_cost: int = 1,
+) -> tuple[Done, int]:
+    """The local steps of one client, a cohort of one, and the mini-batch gradients that they evaluated.
+
+    Args:
+        steps: the samples of each step.
+        blocks: the block of each step, for tables.
+        whole: all samples of the client.
+        full_cost: mini-batches in a full gradient.
+    """
+    local, number = local.map(_with_axis), np.array([len(steps)])
+    chain = assignment.chain(local, lr, number, local_regulariser(objective, assignment.algorithm))
+    if assignment.solver.kind == "lbfgs":
+        walked, passes = minimisers(objective, chain, [whole], number)
+        evaluations = full_cost * int(passes[0])
+    else:
+        walked = walk(chain, Alone(objective, steps, blocks, whole), number)
+        evaluations = int(assignment.costs(chain, np.array([full_cost]), walked)[0])
+    return _without_axis(assignment.done(local, chain, walked)), evaluations
+
+
+def _with_axis(leaf: Any) -> Any:
+    return leaf[None] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+
+def _without_axis(done: Done) -> Done:
+    """What a cohort of one is told, with vectors [d] and numbers []."""
+    pieces = (
+        tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and leaf.ndim else leaf, p) for p in done.pieces
+    )
+    numbers = (None if number is None else number[0, 0] for number in done[4:])
+    return Done(done.x[0], done.steps[0, 0], done.normaliser[0, 0], tuple(pieces), *numbers)
+
+
+def _stack(row: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf[None], row)
+
+
+def _first(rows: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf[0], rows)
+
+
+# -- a cohort, side by side ----------------------------------------------------------------------------------------
+
+
+def solve_together(
+    objective: Objective,
+    assignment: Assignment,
+    local: Local,
+    places: np.ndarray,
+    orders: Sequence[Orders],
+    is_compiled: bool = False,
+    graphs: Graphs | None = None,
+) -> tuple[Done, int]:
+    """The local steps of clients, sorted by steps, most first; and the mini-batch gradients that they took.
+
+    Args:
+        is_compiled: all steps of a client in one compiled call, where `step.compiled` knows them.
+        graphs: where to record and replay steps whose kernels are the same every round.
+    """
+    counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
+    full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
+    regulariser = local_regulariser(objective, assignment.algorithm)
+    chain = assignment.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
+    if assignment.solver.kind == "lbfgs":
+        walked, passes = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
+        return assignment.done(local, chain, walked), int((passes * full).sum())
+    draws = [
+        assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
+    ]
+    is_full = draws[0].batches is None or assignment.oracle.kind == "full"
+    samples = everything(objective, places) if is_full else batches(objective, places, draws)
+    blocks = None if draws[0].blocks is None else blocks_of(objective, draws)
+    source = Batches(objective, places, samples, blocks)
+    ways = (in_one_call, fused) if is_compiled else (fused,)
+
+    def take(chain: Chain, source: Source) -> Walked:
+        for way in ways:
+            walked = way(chain, source, steps)
+            if walked is not None:
+                return walked
+        return walk(chain, source, steps)
+
+    walked = take(chain, source) if graphs is None else replay_or_take(graphs, take, chain, source, steps)
+    return assignment.done(local, chain, walked), int(assignment.costs(chain, full, walked).sum())
+
+
+# -- L-BFGS on clients' local problems, by torch's own implementation, one at a time: line searches do not batch ---
+
+
+def minimisers(
+    objective: Objective, chain: Chain, samples: Sequence[Tensor], steps: np.ndarray
+) -> tuple[Walked, np.ndarray]:
+    """The minimisers of clients' problems, and the full gradients [S] that each of them took.
+
+    Args:
+        samples: all samples of each client.
+        steps: [S] iterations at most.
+    """
+    results = []
+    for k, (start, all_of_it, most) in enumerate(zip(chain.x.expand(len(steps), -1), samples, steps, strict=True)):
+        pieces = tuple(rows_of(piece, torch.tensor(k)) for piece in chain.pieces)  # vectors [d]
+        results.append(minimise(objective, chain._replace(x=start, pieces=pieces), all_of_it, int(most)))
+    x, taken, passes = zip(*results, strict=True)
+    return Walked(torch.stack(x), (), chain.size, np.array(taken)), np.array(passes)
+
+
+def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) -> tuple[Tensor, int, int]:
+    """At most `steps` L-BFGS iterations (strong Wolfe) on L_i(x) = f_i(x) and the potentials of the chain's pieces.
+
+    Stops early when ||grad L_i||^2 <= the chain's tolerance.
+
+    Args:
+        chain: of one client, vectors [d].
+        samples: all of the client's samples.
+
+    Returns: the minimiser found [d], the iterations and the gradient evaluations it took.
+    """
+    x = chain.x.detach().clone().requires_grad_()
+    # the caller's tolerance is the rule, not torch's; the line search keeps its own, as rounding ends it anyway
+    optimiser = torch.optim.LBFGS([x], max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=0.0)
+    evaluations = taken = 0
+
+    def value_at() -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        optimiser.zero_grad()
+        with torch.enable_grad():
+            value = objective.loss(x, samples)
+            for piece in chain.pieces:
+                value = piece.potential(value, x) if isinstance(piece, HasPotential) else value
+            value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    for _ in range(steps):
+        before = x.detach().clone()
+        taken += 1
+        optimiser.step(value_at)  # type: ignore[no-untyped-call]
+        if torch.equal(before, x):  # rounding leaves nothing to gain
+            break
+        if chain.tolerance is not None:
+            value_at()
+            assert x.grad is not None
+            if float(x.grad.square().sum()) <= chain.tolerance:
+                break
+    return x.detach(), taken, evaluations

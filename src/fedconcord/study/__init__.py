@@ -1,0 +1,1 @@
+"""Many runs: settings, records, statistics over seeds, searches."""

@@ -1,0 +1,181 @@
+"""From settings to a job."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+from fedconcord.execution.engines import Engine, Serial, Stacked, Wire, distributed
+from fedconcord.execution.engines.team import ALONE, Team
+from fedconcord.execution.job import Job
+from fedconcord.execution.messages.link import Faults
+from fedconcord.execution.rows import Storage
+from fedconcord.federation.objectives import Regularised
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import epoch_steps, scaled
+from fedconcord.method.algorithms import family
+from fedconcord.method.algorithms.alone import BASELINES
+from fedconcord.method.contract import Algorithm, Oracle, Problem
+from fedconcord.method.step.graphs import Graphs
+from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.hostile import chosen, with_hostile
+from fedconcord.method.wrappers.late import with_late_replies
+from fedconcord.method.wrappers.robust import with_aggregate
+from fedconcord.method.wrappers.server import with_server
+from fedconcord.method.wrappers.tables import with_table
+from fedconcord.method.wrappers.uploads import with_uploads
+from fedconcord.study.settings.methods import baseline
+from fedconcord.study.settings.parts import call_of, part, registry_of, work_of
+from fedconcord.study.settings.privacy import protected, refuse_data
+from fedconcord.study.settings.problem import device_of, problem_of
+from fedconcord.study.settings.settings import Config
+from fedconcord.support import factories, grammar
+from fedconcord.support.errors import UserError
+
+
+def build(config: Config) -> Job:
+    """The job of one run's settings, as `resolve_run` or `Config.runs` gives them."""
+    local = config.local
+    unit: Literal["epochs", "steps", "seconds"] = (
+        "steps" if local.steps is not None else "seconds" if local.seconds is not None else "epochs"
+    )
+    work = getattr(local, unit)
+    called = grammar.Spec(config.method or "fedavg", (), config.algorithm)
+    algorithm: Algorithm = factories.build(registry_of(called.name), "method", called)
+    oracle: Oracle = part("local.oracle", local.oracle)
+    if oracle.kind == "saga":
+        algorithm, oracle = with_table(algorithm, oracle.blocks), Oracle()
+    if algorithm.step.size is not None and local.lr is not None:
+        raise UserError(
+            f"{config.label}: the method finds its own step sizes, given local.lr {grammar.text(local.lr)}; leave it "
+            "out, or write it behind the methods that take one, as in fedavg(local.lr=0.3)"
+        )
+    algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
+    if config.aggregate is not None:
+        algorithm = with_aggregate(algorithm, part("aggregate", config.aggregate))
+    if config.upload is not None:
+        algorithm = with_uploads(algorithm, part("upload", config.upload))
+    if config.server is not None:
+        if algorithm.facts.server_optimiser:
+            raise UserError(
+                f"{config.label}: the method has a server optimiser of its own, given server {config.server} as well; "
+                f"leave it out, or write {config.method}(server=none)"
+            )
+        algorithm = with_server(algorithm, part("server", config.server))
+    if config.late == "keep":
+        algorithm = with_late_replies(algorithm)
+    problem: Problem = problem_of(config)
+    attackers: tuple[int, ...] = ()
+    if config.hostile is not None:
+        attack, seed, n = part("hostile", config.hostile), config.seed or 0, problem.roster.n
+        algorithm, attackers = with_hostile(algorithm, attack, seed, n), chosen(attack, seed, n)
+    if config.regulariser is not None:
+        problem = Regularised(problem, part("regulariser", config.regulariser))
+    lr = local.lr if isinstance(local.lr, float) else 1.0  # a factor on what a rule finds
+    job = Job(
+        problem=problem,
+        algorithm=algorithm,
+        schedule=Schedule(
+            seed=config.seed or 0,
+            cohort=config.cohort,
+            lr=scaled(lr, part("lr_schedule", config.lr_schedule)),
+            work=work_of(1 if work is None else work),
+            unit=unit,
+            batch_size=None if local.batch_size == "full" else local.batch_size,
+            lr_decay=local.lr_decay,
+            lr_drops=tuple(local.lr_drops),
+            sampler=part("sampling", config.sampling),
+            availability=None if config.availability is None else part("availability", config.availability),
+            dropout=None if config.dropout is None else part("dropout", str(config.dropout)),
+            devices=None if config.devices is None else part("devices", config.devices),
+            deadline=config.deadline,
+            late=config.late,
+        ),
+        solver=Solver(  # what is no thing of a registry has one name in both
+            **{name: value for name, value in local if name in Solver._fields and name != "oracle"},
+            oracle=oracle,
+            kind=local.solver,
+            pace=part("local.lr", local.lr) if isinstance(local.lr, str) else None,
+        ),
+        engine=engine_of(config),
+        storage=Storage(config.engine.store, config.engine.rows),
+        hostile=attackers,
+    )
+    return job if config.method not in BASELINES else baseline(job, config.method)
+
+
+def engine_of(config: Config) -> Engine:
+    """The engine of a run."""
+    if config.engine.name == "wire":
+        wire = config.wire
+        faults = Faults(wire.loss, wire.duplicate, wire.delay, wire.corrupt, wire.restart, wire.server_restart)
+        return Wire(faults, wire.tries, config.seed or 0)
+    if config.engine.name == "serial":
+        return Serial()
+    choices = config.engine.chunk, config.engine.workers, team_of(config), config.engine.kernel
+    return Stacked(*choices, graphs_of(config))
+
+
+def team_of(config: Config) -> Team:
+    """The processes that share the run."""
+    if config.engine.name != "distributed":
+        return ALONE
+    return distributed.join(config.engine.timeout, device_of(config).type == "cuda")
+
+
+def graphs_of(config: Config) -> Graphs | None:
+    """Where the run's local steps are recorded.
+
+    Raises:
+        UserError: the run is not on a GPU.
+    """
+    if not config.engine.graphs:
+        return None
+    if device_of(config).type != "cuda":
+        raise UserError("engine.graphs records CUDA graphs, and this run is on the CPU; leave it out, or use cuda")
+    return Graphs()
+
+
+def advise(config: Config) -> None:
+    """Warn of early stopping on test data, and of step sizes outside FedVRA's sufficient condition (18).
+
+    The condition is checked with the numbers of the longest round, and only for plain `fedvra` with numbers for d: the
+    rules choose d by themselves.
+    """
+    watch = config.eval.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if config.eval.patience is not None and watch.startswith("test_"):
+        warnings.warn(
+            f"eval.patience watches {watch}: a model chosen on test data makes its test figures too good; set "
+            "validation, as in 0.1",
+            stacklevel=2,
+        )
+    parameters = config.algorithm
+    if config.method != "fedvra" or not isinstance(parameters["d"], int | float):
+        return
+    local, problem = config.local, problem_of(config)
+    if local.seconds is not None or not isinstance(local.lr, float):
+        return
+    work = local.epochs if local.steps is None else local.steps
+    amounts = call_of("local.epochs", work if isinstance(work, str) else f"fixed({work or 1})").resolved()
+    most: int = amounts.get("high") or amounts.get("value") or 1
+    if local.steps is None:
+        largest = int(problem.roster.samples.max())
+        most *= epoch_steps(largest, None if local.batch_size == "full" else local.batch_size)
+    gamma = max(parameters["gamma"]) if isinstance(parameters["gamma"], list) else parameters["gamma"]
+    share = config.cohort / config.clients
+    family.check(family.conditions(share, parameters["a"], parameters["d"], gamma, local.lr, most))
+
+
+def refuse(job: Job, config: Config) -> None:
+    """What a round would refuse of the settings, said before the first one; of the job itself, `job.refusals` does.
+
+    Raises:
+        UserError: lists of settings do not fit the job's clients.
+    """
+    refuse_data(config, job.problem)
+    n, local = job.problem.roster.n, config.local
+    for key, value in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
+        call = grammar.parse(value, key) if isinstance(value, str) else None
+        listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []
+        if call is not None and call.name == "per_client" and listed and len(listed[0]) != n:
+            raise UserError(f"{key} per_client lists {len(listed[0])} values for {n} clients; give one for each")

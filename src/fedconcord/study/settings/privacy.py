@@ -1,0 +1,178 @@
+"""The privacy of one run: the noise that its budget asks for, what it spends, what its settings may not release."""
+
+from __future__ import annotations
+
+from fedconcord.execution.job import accountant
+from fedconcord.execution.job.accountant import KEYED, Budget
+from fedconcord.federation.objectives.judging import supervised
+from fedconcord.federation.participation.sampling import Sampler
+from fedconcord.method.contract import Algorithm, Problem
+from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
+from fedconcord.study.settings.parts import clipping_of, part
+from fedconcord.study.settings.problem import kind_of
+from fedconcord.study.settings.settings import Config, PrivacySettings
+from fedconcord.support import grammar
+from fedconcord.support.errors import UserError
+
+
+def calibrated(config: Config) -> Config:
+    """The settings of one run with the noise as a number, where its budget finds it.
+
+    Raises:
+        UserError: privacy is given in part, or beside something that releases what is not protected.
+    """
+    privacy = config.privacy
+    if privacy.clip is None:
+        lonely = next((key for key in ("noise", "epsilon") if getattr(privacy, key) is not None), None)
+        if lonely is not None:
+            raise UserError(
+                f"privacy.{lonely} {getattr(privacy, lonely):g} needs a bound on what a client sends; give "
+                "privacy.clip too, as in --dp-clip 1"
+            )
+        return config
+    if privacy.noise is None and privacy.epsilon is None:
+        raise UserError(
+            f"privacy.clip {grammar.text(privacy.clip)} alone protects nobody; give a budget as in --epsilon 8, or "
+            "--dp-noise"
+        )
+    _refuse(config)
+    if privacy.noise is None:
+        assert privacy.epsilon is not None
+        noise = accountant.calibrate(privacy.epsilon, privacy.delta, privacy.kind, _coin(config), config.rounds)
+        privacy = privacy.model_copy(update={"noise": noise})
+    elif privacy.noise == 0 and privacy.epsilon is not None:
+        raise UserError(f"privacy.noise 0 meets no epsilon, given {privacy.epsilon:g}; leave one of them out")
+    config = config.model_copy(update={"privacy": privacy})
+    budget = budget_of(config)
+    one = 0.0 if budget is None else budget.spending.epsilon(1)  # without a limit too: a missing library is said here
+    if privacy.epsilon is not None and one > privacy.epsilon:
+        raise UserError(
+            f"one round with privacy.noise {privacy.noise:g} spends epsilon {one:.4g}, more than privacy.epsilon "
+            f"{privacy.epsilon:g}; give more noise, or leave it out"
+        )
+    return config
+
+
+def _refuse(config: Config) -> None:
+    privacy, measures = config.privacy, config.eval
+    if isinstance(privacy.clip, str) and privacy.kind == "local":
+        raise UserError(
+            f"privacy.clip {privacy.clip} follows how many messages are within the clip, and privacy.kind local would "
+            "drown that in noise on each client's yes or no; use central, or a number for the clip"
+        )
+    for key in ("aggregate", "hostile"):
+        if getattr(config, key) is not None:
+            raise UserError(
+                f"{key} {getattr(config, key)} takes the contributions of clients apart, and privacy covers their sum "
+                "alone; leave one of them out"
+            )
+    if privacy.delta >= 1 / config.clients:
+        raise UserError(
+            f"privacy.delta {privacy.delta:g} lets one of {config.clients} clients be published whole; give less than "
+            f"{1 / config.clients:.2g}, usually far less"
+        )
+    if measures.personalise is not None:
+        raise UserError(
+            f"eval.personalise {measures.personalise} reports what clients' samples do to the model, which privacy "
+            "does not cover; leave it out"
+        )
+    watch = measures.watch or ("validation_loss" if config.validation is not None else "test_loss")
+    if measures.patience is not None and not watch.startswith("test_"):
+        raise UserError(
+            f"eval.patience chooses the model by {watch}, of clients' own samples, which privacy does not cover; give "
+            "eval.watch=test_loss, or leave it out"
+        )
+
+
+def refuse_data(config: Config, problem: Problem) -> None:
+    """Refuse data of one's own whose numbers were made with sums of the clients' samples, which nothing protects.
+
+    Raises:
+        UserError: they were.
+    """
+    inner = supervised(problem)
+    if config.privacy.clip is None or inner is None or kind_of(config.data) == "named":
+        return
+    if str((inner.data.preprocessing or {}).get("statistics", "")).startswith("sums"):
+        raise UserError(
+            f"the columns of {config.data} are scaled by exact sums over the clients, which privacy does not cover; "
+            "give input.statistics, a file of public ones"
+        )
+    if inner.data.unit is not None:
+        raise UserError(
+            f"the target of {config.data} is scaled by its exact mean over the clients, which privacy does not cover; "
+            "use a target of classes"
+        )
+
+
+def _coin(config: Config) -> float | None:
+    sampler: Sampler = part("sampling", config.sampling)
+    return config.cohort / config.clients if sampler.poisson else None
+
+
+def budget_of(config: Config) -> Budget | None:
+    """What a run spends by its settings, as `calibrated` gives them; None without privacy or noise."""
+    privacy = config.privacy
+    if privacy.clip is None or not privacy.noise:
+        return None
+    coin = _coin(config)
+    if privacy.kind == "local":
+        sampled = "noise on each message, no amplification claimed"
+    elif coin is None:
+        sampled = f"noise on the sum, no amplification claimed for sampling {config.sampling}; poisson has one"
+    else:
+        sampled = f"noise on the sum, Poisson sampling with probability {coin:.4g}"
+    description = f"{_bounded(config)}, {sampled}"
+    spending = accountant.spending(privacy.noise, privacy.kind, coin, privacy.delta)
+    return Budget(spending, privacy.epsilon, config.rounds, description)
+
+
+def _bounded(config: Config) -> str:
+    """What is done to messages, in words."""
+    privacy = config.privacy
+    assert privacy.clip is not None
+    assert privacy.noise is not None
+    rule = clipping_of(privacy.clip)
+    if not isinstance(rule, Adaptive):
+        return f"messages clipped to {rule:g}, noise {privacy.noise:g} times that"
+    noises = rule.noises(privacy.noise, config.cohort)
+    return (
+        f"messages clipped to C, from {rule.start:g} towards quantile {rule.quantile:g} of their norms, noise "
+        f"{noises.messages:.4g} C and {noises.bits:.4g} on how many are within, together as {privacy.noise:g} C alone"
+    )
+
+
+def privacy_note(config: Config, generator: str = KEYED) -> str | None:
+    """What a run with these settings will spend, in a sentence; None without privacy.
+
+    Args:
+        generator: where noise and coins come from, in words.
+    """
+    privacy = config.privacy
+    if privacy.clip is None:
+        return None
+    budget = budget_of(config)
+    if budget is None:
+        return f"{config.label}: messages clipped to {grammar.text(privacy.clip)} without noise, which protects nobody"
+    epsilon = budget.spending.epsilon(budget.rounds)
+    return (
+        f"{config.label}: epsilon {epsilon:.4g} at delta {privacy.delta:g} for a client after {budget.rounds} rounds; "
+        f"{budget.said}; {generator}"
+    )
+
+
+def unprotected(config: Config) -> Config:
+    """The settings of one run without its privacy."""
+    return config.model_copy(update={"privacy": PrivacySettings()})
+
+
+def protected(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The method with the settings' privacy."""
+    privacy: PrivacySettings = config.privacy
+    if privacy.clip is None:
+        return algorithm
+    assert privacy.noise is not None
+    clip = clipping_of(privacy.clip)
+    if isinstance(clip, Adaptive):
+        return with_adaptive_privacy(algorithm, clip, privacy.noise, config.cohort)
+    return with_privacy(algorithm, clip, privacy.noise, privacy.kind, config.cohort)

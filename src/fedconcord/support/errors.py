@@ -1,0 +1,62 @@
+"""The one error that a user's mistake raises: a sentence that says what, where, given, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from fedconcord.support.synonyms import SYNONYMS
+
+
+class UserError(ValueError):
+    """A mistake in the input. Its text is one sentence; the command prints it without a traceback."""
+
+
+class LostError(RuntimeError):
+    """Another process of a distributed job is gone, so that this one cannot go on. Its text is one sentence."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant, or None if none is near: one with the same last part, then by another word for
+    it, then the most similar. Dashes, dots and capitals do not count.
+    """
+    whole = {_plain(name): name for name in reversed(list(known))}  # of two names the first one stays
+    ends = {name.rpartition(".")[2]: whole[name] for name in whole}
+    word = _plain(word)
+    last = word.rpartition(".")[2]
+    for name in (*SYNONYMS.get(word, ()), last, *SYNONYMS.get(last, ())):
+        if name in ends:
+            return ends[name]
+    for term, names in ((word, whole), (last, ends)):
+        if match := difflib.get_close_matches(term, names, n=1, cutoff=0.5):
+            return names[match[0]]
+    return None
+
+
+def closest(word: str, names: Iterable[str]) -> str:
+    """' (did you mean 'x'?)' for the known name nearest to the word one, or '' if none is near."""
+    name = nearest(word, names)
+    return "" if name is None else f" (did you mean {name!r}?)"
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("-", "_")
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without the path and number that the system adds: the sentence has said which."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The sentence for a name that is not in a list of names."""
+    names = sorted(known)
+    return UserError(f"unknown {what} {name!r}{closest(name, names)}; known: {', '.join(names) if names else 'none'}")
+
+
+def sentence(error: UserError | LostError | OSError) -> str:
+    """An error as one line that names the file it is about."""
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        return f"{error.filename}: {what}" if error.filename else what
+    return " ".join(str(error).split())

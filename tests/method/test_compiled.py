@@ -1,0 +1,234 @@
+"""Whole local rounds in one compiled call: the same as the serial engine's, and chosen by counted work."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engines import SCHEDULE, assert_same, run, small
+from torch import nn
+
+import fedconcord
+from fedconcord.execution.engines import Serial, Stacked, chunk
+from fedconcord.execution.job import Job, plan_of, resolved, start
+from fedconcord.execution.run.folder import read_description
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.losses import LOSSES
+from fedconcord.federation.objectives.regularisers import l1
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import uniform
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Oracle, Regulariser, tree_leaves
+from fedconcord.method.step import compiled
+from fedconcord.method.step.solver import Solver
+from fedconcord.support.errors import UserError
+from table import TABLE, make
+from training import execute
+
+COMPILED = Stacked(None, 1, kernel="compiled")
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+def test_every_method_is_as_serial_has_it(name: str) -> None:
+    """Short batches and unequal steps, one worker and two; methods with a tilt take torch's steps."""
+    schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
+    job = Job(small("dense"), make(name), schedule, engine=Serial())
+    reference = run(job)
+    for engine in (COMPILED, Stacked(2, 2, kernel="compiled")):
+        assert_same(run(replace(job, engine=engine)), reference)
+    assert len(compiled.load(torch.float64).cohort.signatures) <= 2  # one for each precision: none of its own
+
+
+SOLVERS = {
+    "momentum": Solver(momentum=0.5, weight_decay=0.01),
+    "nesterov": Solver(momentum=0.5, nesterov=True),
+    "clip": Solver(clip=0.5, step_decay=0.9, weight_decay=0.1),
+    "momentum and clip": Solver(momentum=0.5, clip=0.5),
+    "full": Solver(oracle=Oracle("full"), weight_decay=0.1),
+    "sam": Solver(oracle=Oracle("sam", 0.1), momentum=0.5),
+    "sam and clip": Solver(oracle=Oracle("sam", 0.1), clip=0.5),
+    "svrg": Solver(oracle=Oracle("svrg"), momentum=0.5, clip=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "fedvra"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_local_step_is_as_serial_has_it(solver: str, name: str) -> None:
+    job = Job(small("dense"), make(name), SCHEDULE, SOLVERS[solver], Serial())
+    assert_same(run(replace(job, engine=COMPILED), 3), run(job, 3))
+
+
+def network(sizes: tuple[int, ...]) -> nn.Sequential:
+    layers = [part for n, m in itertools.pairwise(sizes) for part in (nn.Linear(n, m), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared", "logistic"])
+@pytest.mark.parametrize("sizes", [(7, 3), (7, 13, 3), (9, 4, 6, 5), (1100, 9, 3)])
+@pytest.mark.parametrize("batch", [1, 5, 6, 14, None])
+def test_every_shape_and_loss_is_as_serial_has_it(loss: str, sizes: tuple[int, ...], batch: int | None) -> None:
+    """Rows and samples that do not fill the blocks of 4 and 5, and layers wider than a tile."""
+    draw = np.random.default_rng(1)
+    x, C = draw.standard_normal((60, sizes[0])).astype(np.float32), sizes[-1]
+    y: Any = draw.integers(0, C, 60)
+    target: Any = {"cross_entropy": "class", "squared": "number", "logistic": "labels"}[loss]
+    if loss != "cross_entropy":
+        y = draw.standard_normal((60, C)).astype(np.float32)
+        y = y if loss == "squared" else (y > 0).astype(np.float32)
+    data = Dataset("noise", x[:50], y[:50], x[50:], y[50:], C, target=target)
+    parts = np.split(np.arange(50), [14, 20, 33])
+    problem = Supervised(lambda: network(sizes), data, parts, dtype=torch.float64, loss=LOSSES[loss]())
+    job = Job(problem, make("scaffold"), Schedule(seed=2, cohort=3, lr=0.01, work=uniform(1, 2), batch_size=batch))
+    assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64])
+def test_samples_are_read_as_they_lie(kind: Any, channels: int) -> None:
+    """Bytes by their table, float32 widened, and clients' samples wherever they are."""
+    draw = np.random.default_rng(2)
+    x = draw.integers(0, 256, (60, channels, 3, 3)).astype(kind)
+    said = {"kind": "scale", "divide": 255.0, "mean": [0.1, 0.5, 0.9][:channels], "std": [0.5, 0.3, 0.7][:channels]}
+    scale = None if kind is not np.uint8 else said
+    x = x if scale is not None else x / kind(100)
+    y = draw.integers(0, 3, 60)
+    data = Dataset("noise", x[:50], y[:50], x[50:], y[50:], 3, preprocessing=scale)
+    parts = np.split(draw.permutation(50), [14, 20, 33])
+    build = lambda: nn.Sequential(nn.Flatten(), *network((9 * channels, 5, 3)))  # noqa: E731
+    problem = Supervised(build, data, parts, dtype=torch.float64)
+    job = Job(problem, make("scaffold"), Schedule(seed=2, cohort=3, lr=0.01, work=uniform(1, 2), batch_size=6))
+    assert_same(run(replace(job, engine=COMPILED), 2), run(replace(job, engine=Serial()), 2))
+    assert len(compiled.load(torch.float64).cohort.signatures) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedhybrid"}))
+def test_every_method_in_float32(name: str) -> None:
+    schedule = replace(SCHEDULE, cohort=8) if TABLE[name].everyone else SCHEDULE
+    job = Job(small("dense", torch.float32), make(name), schedule, engine=Serial())
+    assert_same(run(replace(job, engine=COMPILED)), run(job), 1e-5)
+
+
+def test_a_client_that_diverges_is_seen_and_alone() -> None:
+    """NaN and infinity pass through sums in any order, and not from one client's scratch to the next one's steps."""
+    job = Job(small("dense"), make("scaffold"), replace(SCHEDULE, lr=1e200, cohort=8), engine=COMPILED)
+    assert not torch.isfinite(run(job, 3).server.x).all()
+    problem = small("dense")
+    problem.x.raw[: problem.offsets[1]] = torch.inf  # after its check: of client 0
+    solver = Solver(momentum=0.5, nesterov=True)
+    state = run(Job(problem, make("scaffold"), replace(SCHEDULE, cohort=8), solver, COMPILED), 1)
+    assert state.refused == {0: 1}
+    assert torch.isfinite(state.server.x).all()
+    rows = tree_leaves(state.store.gather(np.arange(1, 8))).values()
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in rows)
+
+
+# -- which code runs -----------------------------------------------------------------------------------------------
+
+
+def test_the_rule_counts_work() -> None:
+    job = Job(small("dense"), make("fedavg"), SCHEDULE)
+    plan = plan_of(job, start(job))
+    each = int(plan.steps.sum()) * 4 * job.problem.objective.dim
+    enough = -(-chunk.COMPILING // each)
+    assert chunk.kernel(job.problem.objective, job.assignment, plan, enough) == "compiled"
+    assert chunk.kernel(job.problem.objective, job.assignment, plan, enough - 1) == "torch"
+    generic = Job(small("generic"), make("fedavg"), SCHEDULE)
+    assert chunk.kernel(generic.problem.objective, generic.assignment, plan, enough) == "torch"
+
+
+@pytest.mark.slow
+def test_a_longer_run_is_that_of_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed beyond the bound it starts anew; within it, and where numba came later, it goes on with its code."""
+    job = Job(small("dense", torch.float32), make("scaffold"), SCHEDULE)
+    first = resolved(job)
+    each = int(plan_of(first, start(first)).steps.sum()) * 4 * job.problem.objective.dim
+    monkeypatch.setattr(chunk, "COMPILING", 5 * each)
+
+    def kernel(folder: str, rounds: int, resume: bool = False) -> str:
+        execute(job, tmp_path / folder, rounds=rounds, info={}, resume=resume)
+        return str(read_description(tmp_path / folder)["kernel"])
+
+    assert (kernel("short", 3), kernel("short", 4, resume=True)) == ("torch", "torch")
+    assert (kernel("short", 8, resume=True), kernel("whole", 8)) == ("compiled", "compiled")
+    assert (kernel("parts", 6), kernel("parts", 8, resume=True)) == ("compiled", "compiled")
+    for folder in ("short", "parts"):
+        for file in ("metrics.csv", "model.safetensors"):
+            assert (tmp_path / folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    with monkeypatch.context() as without:
+        without.setattr(compiled, "installed", lambda: False)
+        assert kernel("late", 6) == "torch"
+    assert kernel("late", 8, resume=True) == "torch"
+    assert (tmp_path / "late" / "metrics.csv").read_bytes() != (tmp_path / "whole" / "metrics.csv").read_bytes()
+
+
+def test_without_numba_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(chunk, "COMPILING", 0)
+    job = Job(small("dense"), make("fedavg"), SCHEDULE)
+    assert resolved(job).engine.kernel == "torch"
+    with pytest.raises(UserError, match="needs numba"):
+        run(replace(job, engine=COMPILED), 1)
+
+
+@pytest.mark.parametrize(
+    ("network", "solver", "regulariser"),
+    [
+        ("generic", Solver(), None),
+        ("dense", Solver(kind="lbfgs"), None),
+        ("dense", Solver(tolerance=0.1), None),
+        ("dense", Solver(clip_direction=1.0), None),
+        ("dense", Solver(), l1(0.1)),
+    ],
+)
+def test_what_is_not_known_is_refused(network: str, solver: Solver, regulariser: Regulariser | None) -> None:
+    job = Job(small(network, regulariser=regulariser), make("fedavg"), SCHEDULE, solver, COMPILED)
+    with pytest.raises(UserError, match=r"engine\.kernel is compiled, which is for"):
+        resolved(job)
+
+
+@pytest.mark.slow
+def test_the_first_run_on_a_machine_is_any_other_run(tmp_path: Path) -> None:
+    """What compiles has other copies of the functions than what reads its result."""
+    here = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    asked = ["--data", "digits", "--model", "2nn", "--rounds", "4", "--set", "engine.kernel=compiled"]
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedconcord", "run", *asked, "--out", str(tmp_path / name)],
+            env=here,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("compiling" in done.stderr) == (name == "first")
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.slow
+def test_a_second_installation_computes_the_same_bytes(tmp_path: Path) -> None:
+    """Its compiled code lies apart from the first one's, which numba would not read and compile anew in the process."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(fedconcord.__file__).parent, other / "fedconcord")
+    job = ["run", "--data", "digits", "--model", "2nn", "--clients", "20", "--cohort", "5", "--rounds", "3"]
+    written = []
+    for number, place in enumerate([Path(fedconcord.__file__).parents[1], other, other]):
+        words = [sys.executable, "-P", "-m", "fedconcord", *job, "--set", "engine.kernel=compiled"]
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(place),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        subprocess.run([*words, "--out", str(number)], cwd=tmp_path, env=env, check=True, capture_output=True)
+        written.append((tmp_path / str(number) / "metrics.csv").read_bytes())
+    assert written[0] == written[1] == written[2]

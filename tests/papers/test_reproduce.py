@@ -1,0 +1,419 @@
+"""Recipes as data: run, resume, verdicts, pages, refusals; by the command in a process of its own for the real ones."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedconcord.execution.run.folder import CHECKPOINT
+from fedconcord.interface.cli.main import call
+from fedconcord.study.runs.events import Watch
+from fedconcord.support.errors import UserError
+from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
+from fedconcord_papers.recipes.found import FOUND, SUMMARIES
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, _scores, reproduce, settings_of
+from fedconcord_papers.recipes.values import Finding, Values, read, values
+from recipe_jobs import SIZES, configs
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "papers"
+LR = {"local.lr": [0.1, 0.3]}
+SMALL = Recipe(
+    "small",
+    "Z1",
+    "A paper, Table 1",
+    "SCAFFOLD needs fewer rounds than FedAvg",
+    Comparison(
+        {"data": "digits", "clients": 10, "cohort": 5, "rounds": 4, "model": "logreg", "local.epochs": 1},
+        [Entry("FedAvg", "fedavg", LR), Entry("SCAFFOLD", "scaffold", LR)],
+        [Cell("iid", "IID", {"partition": "iid"}), Cell("skewed", "Non-IID", tuned_in="iid")],
+        [measures.rounds_to(0.7), measures.final()],
+    ),
+    [claims.ahead("SCAFFOLD is ahead", "rounds to 70 %", "SCAFFOLD", ["FedAvg"], ["iid", "skewed"])],
+    {
+        "quick": Size(seeds=(0, 1), search={"rounds": 2}),
+        "desk": Size({"local.steps": 3}, seeds=(0,), search=None, note="fewer steps"),
+        "paper": Size({"data": "fmnist", "model": "cnn1"}),
+    },
+    {"rounds to 70 %": {("iid", "FedAvg"): 12}},
+    headline=Headline("rounds to 70 %", "iid", ("FedAvg", "SCAFFOLD")),
+)
+
+
+def done(out: Path, size: str = "quick", recipe: Recipe = SMALL, **asked: object) -> Values:
+    return reproduce(RecipeSpec(recipe, size, out, **asked), Watch()).values  # type: ignore[arg-type]
+
+
+# -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
+    found = done(tmp_path)
+    assert found.cells() == ["iid", "skewed"]
+    assert found.entries("iid") == ["FedAvg", "SCAFFOLD"]
+    assert set(found.seeds("accuracy, %", "skewed", "SCAFFOLD")) == {0, 1}
+    saved = read(tmp_path / DONE)
+    assert saved.values == found
+    assert saved.searched == 4
+    assert set(saved.chosen) == {"iid"}  # the other cell takes its values
+    config = json.loads((tmp_path / "skewed/final/SCAFFOLD/seed-0/run.json").read_text())["config"]
+    assert config["local"]["lr"] == saved.chosen["iid"]["SCAFFOLD"]["local.lr"]
+    assert config["validation"] == "none"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.safetensors")}
+    more = done(tmp_path, seeds=(0, 1, 2))
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    assert {k: v for k, v in more.seeds("accuracy, %", "iid", "FedAvg").items() if k < 2} == found.seeds(
+        "accuracy, %", "iid", "FedAvg"
+    )
+    assert done(tmp_path, cells=["iid"], seeds=[0]).cells() == ["iid"]
+    with pytest.raises(UserError, match="other settings of this recipe"):
+        done(tmp_path, recipe=SMALL._replace(sizes={"quick": Size({"rounds": 3}, seeds=(0, 1), search={"rounds": 2})}))
+
+
+def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> None:
+    lines = {  # accuracies of 0, 2 and 4 rounds
+        "diverged after the target": ("diverged", [0.1, 0.9, 0.1]),
+        "at the target": ("complete", [0.1, 0.7, 0.7]),
+        "sooner at it": ("complete", [0.7, 0.7, 0.7]),
+        "never, low": ("complete", [0.1, 0.6, 0.2]),
+        "never, high": ("complete", [0.1, 0.2, 0.6]),
+    }
+    asked = [measures.rounds_to(0.7), measures.rounds_to(0.5), measures.final()]
+    experiment = Comparison({}, [], [], asked)
+    scores = {
+        name: _scores(
+            experiment,
+            SimpleNamespace(  # type: ignore[arg-type]
+                head=SimpleNamespace(status=status),
+                round=np.array([0, 2, 4]),
+                metrics={"test_accuracy": np.array(seen)},
+            ),
+        )
+        for name, (status, seen) in lines.items()
+    }
+    assert sorted(scores, key=lambda name: scores[name]) == [
+        *("diverged after the target", "never, low", "never, high", "at the target", "sooner at it"),
+    ]
+
+
+def test_of_two_keys_that_exclude_each_other_the_later_layer_counts() -> None:
+    assert isinstance(SMALL.experiment, Comparison)
+    found = settings_of(SMALL.experiment, SMALL.sizes["desk"], SMALL.experiment.cells[0])
+    assert found["local.steps"] == 3
+    assert "local.epochs" not in found
+
+
+def test_missing_data_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="fmnist"):
+        done(tmp_path / "out" / "small" / "paper", "paper")
+    desk = SMALL._replace(sizes={"desk": SMALL.sizes["paper"]})
+    with pytest.raises(UserError, match="fmnist"):
+        done(tmp_path / "out" / "small" / "desk", "desk", desk)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_size_that_does_not_fit_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedconcord.study.runs.results.room", lambda job: (1000.0, "this machine"))
+    recipe = SMALL._replace(sizes={"paper": Size()})
+    with pytest.raises(UserError, match=r"SCAFFOLD: the clients' state may grow to .* and this machine has"):
+        done(tmp_path / "out", "paper", recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDCONCORD_DATA", str(tmp_path / "none"))
+    rows = list(dry.rows(RecipeSpec(SMALL, "paper", tmp_path / "out")))
+    assert [(row["cell"], row["method"], row["parameters"], row["samples"], row["runs"]) for row in rows[1:3]] == [
+        ("iid", "SCAFFOLD", 1_663_370, 60_000, 5),
+        ("skewed", "FedAvg", 1_663_370, 60_000, 3),
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def planted(a: Sequence[float], b: Sequence[float], cell: str = "c") -> Values:
+    return values([("m", cell, name, seed, v) for name, them in (("A", a), ("B", b)) for seed, v in enumerate(them)])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ([10, 11, 12], [20, 21, 22], "holds"),
+        ([20, 21, 22], [10, 11, 12], "does not hold"),
+        ([10, 21, 12], [20, 20, 22], "not decided"),  # one of three seeds the other way
+        ([10, 21, 10, 10, 10], [20, 20, 20, 20, 20], "holds"),  # five: by the interval of the differences
+        ([10, 31, 10, 29, 10], [20, 20, 20, 20, 20], "not decided"),
+        ([10, 11, 12], [math.inf] * 3, "holds"),  # a target that was never reached
+        ([math.inf] * 3, [math.inf] * 3, "not decided"),
+        ([math.nan] * 3, [20, 21, 22], "does not hold"),  # diverged
+        ([math.nan] * 5, [20, 21, 22, 20, 20], "does not hold"),
+        ([], [], "not tested at this size"),
+    ],
+)
+def test_a_difference_is_decided_over_paired_seeds(a: list[float], b: list[float], verdict: str) -> None:
+    claim = claims.ahead("A before B", "m", "A", ["B"], ["c"])
+    assert claim.judge(planted(a, b)).verdict == verdict
+
+
+def test_claims_about_several_differences() -> None:
+    found = Values((*planted([1, 1], [2, 2], "c").rows, *planted([3, 3], [2, 2], "d").rows))
+    assert claims.ahead("", "m", "A", ["B"], ["c", "d"]).judge(found).verdict == "holds in part"
+    assert claims.ahead("", "m", "A", ["B"], ["c", "e"]).judge(found).verdict == "holds in part"
+    assert claims.order("", "m", ["B", "A"], ["d"]).judge(found).verdict == "holds"
+    assert claims.between_cells("", "m", ["A"], "c", "d").judge(found).verdict == "holds"
+    assert claims.between_cells("", "m", ["A"], "c", "d", higher=True).judge(found).verdict == "does not hold"
+    assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(found).verdict == "holds"
+    assert claims.within("", "m", [("c", "A", 1.2)], 0.1).judge(found).verdict == "does not hold"
+    assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(found).verdict == "holds in part"
+
+
+@pytest.mark.parametrize(
+    ("each", "verdict"),
+    [
+        (["holds", "holds"], "holds"),
+        (["holds", "does not hold"], "holds in part"),
+        (["holds", "not tested at this size"], "holds in part"),
+        (["does not hold", "not decided"], "does not hold"),
+        (["not tested at this size"], "not tested at this size"),
+    ],
+)
+def test_the_verdict_on_a_recipe(each: list[str], verdict: str) -> None:
+    assert claims.overall([Finding(one) for one in each]).verdict == verdict  # type: ignore[arg-type]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "small" / "desk"
+    done(folder, "desk")
+    (one,) = pages.done_below(tmp_path, {"small": SMALL})
+    text = pages.page(one, ["small.png"], "values/small.json")
+    assert "by seed: [values/small.json](values/small.json)" in text
+    assert "(12)" in text
+    assert "fedconcord reproduce small --desk" in text
+    assert "Fewer steps." in text
+    index = pages.write_pages(tmp_path, {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
+    assert "not run" in index.read_text()
+    first, second = pages.headline(SMALL, one.done.values).partition("IID. ")[2].split("; ")
+    assert first.startswith("FedAvg: ")
+    assert first.endswith("(12)")
+    assert second.startswith("SCAFFOLD: ")
+    assert f"IID. {first}; {second} |" in index.read_text()
+    assert pages.headline(SMALL, values([])) == ""
+    stand_in = SMALL._replace(sizes={"desk": SMALL.sizes["desk"]._replace(stand_in="digits")})
+    (one,) = pages.done_below(tmp_path, {"small": stand_in})
+    assert {finding.verdict for finding in one.findings} == {one.verdict.verdict} == {"not tested at this size"}
+    assert "with stand-in data" in pages.page(one, [], DONE)
+
+
+def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
+    out, to = tmp_path / "out", tmp_path / "pages"
+    done(out / "small" / "desk", "desk")
+    for number in ("", "-2"):
+        (out / "small" / "desk" / f"small{number}.png").write_bytes(b"drawn")
+    recipes = {"small": SMALL, "other": SMALL._replace(name="other")}
+    index = pages.write_pages(out, recipes, to)
+    first = index.read_text()
+    assert "1 of 2 were run" in first
+    assert "](small-2.png)" in (to / "small.md").read_text()
+    row = next(line for line in first.splitlines() if "](small.md) | " in line)
+
+    reworded = SMALL._replace(claim="SCAFFOLD is faster than FedAvg")
+    shutil.rmtree(out)
+    pages.write_pages(out, {**recipes, "small": reworded}, to)  # judged anew from the values that stand beside the page
+    assert index.read_text() == first.replace(SMALL.claim, reworded.claim, 1)
+    assert reworded.claim in (to / "small.md").read_text()
+    assert "](small-2.png)" in (to / "small.md").read_text()
+
+    done(out / "small" / "quick")
+    pages.write_pages(out, recipes, to)
+    assert "at desk size" in (to / "small.md").read_text()
+    done(out / "small" / "desk", "desk")
+    pages.write_pages(out, recipes, to)
+    assert not (to / "small-2.png").exists()
+
+    (to / "values" / "small.json").unlink()  # as of a page that was written before values were kept
+    shutil.rmtree(out)
+    done(out / "other" / "desk", "desk", recipes["other"])
+    pages.write_pages(out, recipes, to)
+    assert row in index.read_text()
+    assert "2 of 2 were run" in index.read_text()
+    with pytest.raises(UserError, match="neither"):
+        pages.write_pages(tmp_path / "empty", recipes, tmp_path / "nowhere")
+
+
+def test_a_best_value_at_an_end_of_its_grid_is_marked(tmp_path: Path) -> None:
+    experiment = SMALL.experiment._replace(entries=[Entry("A", "fedavg", {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]})])
+    recipe = SMALL._replace(experiment=experiment)
+    done(tmp_path / "small" / "desk", "desk")
+    (one,) = pages.done_below(tmp_path, {"small": SMALL})
+    said = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
+    for taken, words in said.items():
+        text = pages.chosen(recipe, one.done._replace(chosen={"iid": {"A": {"local.lr": taken, "mu": 1.0}}}))
+        assert text.splitlines()[2] == f"| IID | {words}, mu 1 |"
+
+
+# -- the real ones -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_states_three_sizes_and_claims(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert set(recipe.sizes) == {"quick", "desk", "paper"}
+    assert recipe.claims
+    assert len({claim.says for claim in recipe.claims}) == len(recipe.claims)
+    assert not recipe.sizes["paper"].stand_in
+    if isinstance(recipe.experiment, Comparison):
+        stated = {measure.name for measure in recipe.experiment.measures}
+        assert set(recipe.published) <= stated
+        cells = {cell.name for cell in recipe.experiment.cells}
+        entries = {entry.name for entry in recipe.experiment.entries}
+        for of in recipe.published.values():
+            assert {cell for cell, _ in of} <= cells
+            assert {entry for _, entry in of} <= entries
+        for size in recipe.sizes.values():
+            assert set(size.cells or ()) <= cells
+            assert set(size.entries or ()) <= entries
+            assert set(size.by_cell) <= cells
+        assert recipe.headline is not None
+        assert recipe.headline.measure in stated
+        assert set(recipe.headline.entries) <= set(recipe.sizes["desk"].entries or names_of(recipe.experiment))
+        assert recipe.headline.cell in (recipe.sizes["desk"].cells or cells)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", [name for name, one in RECIPES.items() if isinstance(one.experiment, Comparison)])
+def test_every_method_with_every_point_of_its_grid_resolves(name: str, size: SizeName) -> None:
+    found = configs(RECIPES[name], size)
+    assert found
+    for config in found:
+        assert config.validation is None
+        assert config.eval.clients is False
+
+
+def test_what_was_found_is_of_recipes() -> None:
+    assert set(FOUND) <= set(RECIPES)
+    assert set(SUMMARIES) == {recipe.source.partition(", ")[0] for recipe in RECIPES.values()}
+
+
+def test_the_index_has_a_table_a_paper() -> None:
+    parts = pages.index([], RECIPES).split("\n## ")
+    assert [part.splitlines()[0] for part in parts[1:]] == [*SUMMARIES, "How"]
+    for part in parts[1:-1]:
+        name = part.splitlines()[0]
+        ids = [recipe.id for recipe in RECIPES.values() if recipe.source.startswith(f"{name}, ")]
+        assert SUMMARIES[name].cited in part
+        assert [line.split(" | ")[0] for line in part.splitlines() if line.endswith("|")][2:] == [f"| {i}" for i in ids]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_page_says_what_its_recipe_says(name: str) -> None:
+    recipe, page, index = RECIPES[name], (PAGES / f"{name}.md").read_text(), (PAGES / "README.md").read_text()
+    size = recipe.sizes["desk"]
+    assert page.startswith(f"# {recipe.source}{', with stand-in data' if size.stand_in else ''}\n")
+    for said in (f"The paper: {recipe.claim}.", size.note, *recipe.findings, recipe.silent):
+        assert said[1:] in page
+    assert f"\n    fedconcord reproduce {name} --desk\n" in page
+    table = page.partition("## Claims\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    rows = [row.replace("\\|", "/").strip("| ").split(" | ") for row in table]
+    assert [row[0] for row in rows] == [claim.says.replace("|", "/") for claim in recipe.claims]
+    verdict = claims.overall([Finding(row[1]) for row in rows]).verdict  # type: ignore[arg-type]
+    assert f"\n**{verdict.capitalize()}**, at desk size." in page
+    (row,) = [line for line in index.splitlines() if f"]({name}.md) |" in line]
+    assert row.startswith(f"| {recipe.id} | [{recipe.source.partition(', ')[2]}]({name}.md) | ")
+    assert f" | {recipe.claim} | **{verdict}** | ".replace("||", "\\|\\|") in row
+
+
+def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
+    there = shutil.copytree(PAGES, tmp_path / "papers")
+    pages.write_pages(tmp_path / "no runs", RECIPES, there)
+    for path in PAGES.glob("*.md"):
+        assert (there / path.name).read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("size", ["desk", "paper"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_dry_run_of_every_recipe(name: str, size: str, tmp_path: Path) -> None:
+    rows = list(dry.rows(RecipeSpec(RECIPES[name], size, tmp_path / "out")))  # type: ignore[arg-type]
+    assert rows
+    assert len({tuple(row) for row in rows}) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_quick_form_by_the_command(name: str, tmp_path: Path) -> None:
+    ended = command(tmp_path, name, "--quick", "--jobs", "2")
+    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / name / "quick"
+    assert (folder / "README.md").stat().st_size > 500
+    assert read(folder / DONE).values.rows
+    assert any(folder.glob("*.png"))
+    if isinstance(RECIPES[name].experiment, Study):
+        assert pages.headline(RECIPES[name], read(folder / DONE).values)
+
+
+def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedconcord", "reproduce", *words, "--out", str(out)],
+        capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fedadmm_tabel3"], "did you mean 'fedadmm_table3'"),
+        ([], "needs the name of a recipe"),
+        (["fedadmm_table3", "--quick", "--paper"], "give one of"),
+        (["fedadmm_table3", "--quick", "--cells", "mnist100"], "unknown cell"),
+        (["all", "--seeds", "0"], "name it"),
+        (["--verdicts"], "holds no recipe that was done"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_recipe_goes_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedconcord", "reproduce", "fedvra_table4", "--quick", "--out", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        for _ in range(6000):
+            if any(tmp_path.rglob("metrics.csv")):
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        process.wait()
+    ended = command(tmp_path, "fedvra_table4", "--quick")
+    assert ended.returncode == 0, ended.stderr
+    whole = tmp_path / "whole"
+    assert command(whole, "fedvra_table4", "--quick").returncode == 0
+    again, once = (read(folder / "fedvra_table4" / "quick" / DONE) for folder in (tmp_path, whole))
+    assert [tuple(map(str, row)) for row in again.values.rows] == [tuple(map(str, row)) for row in once.values.rows]
+    assert not any(tmp_path.rglob(CHECKPOINT))  # gigabytes, of 1,000 clients
+    written = {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}
+    assert written
+    assert command(whole, "fedvra_table4", "--quick").returncode == 0
+    assert written == {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}  # no run was made again

@@ -1,0 +1,314 @@
+"""Imports go one way between wings and rooms, and no wing grows beyond its budget; a planted violation is found.
+
+`python tests/whole/test_layers.py` prints how many lines each wing has.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedconcord import METHODS
+
+PACKAGES = Path(__file__).parents[2] / "src"
+SOURCE = PACKAGES / "fedconcord"
+
+
+class Wing(NamedTuple):
+    """What may be in it says docs/architecture.md."""
+
+    budget: int  # lines at most; it is only ever lowered
+    aim: int  # what the budget should become
+    rooms: tuple[str, ...] = ()  # from the ground up; none where the wing is a room itself
+
+
+SIBLINGS = {  # they import the library, and never the reverse; of each other, only Flower's imports the sites'
+    "fedconcord_papers": Wing(7450, 6200),
+    "fedconcord_diagnosis": Wing(2140, 2000),
+    "fedconcord_sites": Wing(2450, 2250),
+    "fedconcord_flower": Wing(1800, 1500),
+}
+WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
+    "support": Wing(1300, 1000),
+    "method": Wing(8470, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "federation": Wing(9110, 8700, ("data", "models", "objectives", "partitions", "participation")),
+    "execution": Wing(5810, 4900, ("rows", "messages", "engines", "job", "run")),
+    "study": Wing(6320, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "insight": Wing(4070, 3900, ("report", "methods", "advice")),
+    "interface": Wing(2340, 2200, ("trained", "tracking", "api", "cli")),
+    "testing": Wing(1350, 1300),
+    "root": Wing(280, 220),
+}
+
+
+class Place(NamedTuple):
+    """Where a module stands; places are compared as floors."""
+
+    floor: tuple[int, int]  # of the wing, and in it
+    wing: str
+
+
+def place_of(module: str) -> Place | None:
+    """Where `execution/run/final` stands."""
+    wing, _, path = module.partition("/")
+    if wing in ("__init__", "__main__", "_moved"):
+        wing = "root"
+    room = path.partition("/")[0]
+    if wing not in WINGS or (room not in ("", "__init__") and WINGS[wing].rooms and room not in WINGS[wing].rooms):
+        return None
+    return Place(([*WINGS].index(wing), WINGS[wing].rooms.index(room) if room in WINGS[wing].rooms else 0), wing)
+
+
+def names_imported(path: Path) -> set[str]:
+    """Full names of all that a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported(path: Path, source: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, as `runs/final`; what is no module of it as it is written."""
+    for name in names_imported(path):
+        package, *parts = name.split(".")
+        if package == "fedconcord" and parts:
+            lengths = range(len(parts), 0, -1)
+            there = (n for n in lengths if source.joinpath(*parts[:n]).with_suffix(".py").exists())
+            yield "/".join(parts[: next(there, len(parts))])
+
+
+def packages_imported(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in names_imported(path)}
+
+
+def climbs(source: Path) -> set[tuple[str, str]]:
+    """(module, what it imports) where that goes from a room to one above it."""
+    found = set()
+    for path in sorted(source.rglob("*.py")):
+        module = str(path.relative_to(source).with_suffix(""))
+        here = place_of(module)
+        assert here is not None, f"{path} stands in no wing: give it a room in {__file__}"
+        if here.wing != "root":  # which names everything
+            there = ((other, place_of(other)) for other in imported(path, source))
+            found |= {(module, other) for other, place in there if place is not None and place.floor > here.floor}
+    return found
+
+
+def secrets(source: Path) -> list[str]:
+    """Methods that know more than the contract, and engines that know a method."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        room = "/".join(path.relative_to(source).parts[:2])
+        rooms = {"/".join(module.split("/")[:2]) for module in imported(path, source)}
+        known = {f"method/{name}" for name in ("algorithms", "contract", "wrappers")}
+        if room == "method/algorithms" and {name for name in rooms - known if not name.startswith("support")}:
+            found.append(f"{path} knows more than the contract")
+        if room == "execution/engines" and "method/algorithms" in rooms:
+            found.append(f"{path} names an algorithm")
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    assert climbs(SOURCE) == set()
+    assert secrets(SOURCE) == []
+
+
+def test_the_table_has_no_path_that_is_gone() -> None:
+    paths = [SOURCE / wing / room for wing, content in WINGS.items() for room in content.rooms]
+    assert [path for path in paths if not (path.is_dir() or path.with_suffix(".py").exists())] == []
+
+
+def test_a_planted_violation_is_found(tmp_path: Path) -> None:
+    for file, text in (
+        ("method/algorithms/bad", "def f():\n    from fedconcord.execution.engines import Serial\n"),
+        ("execution/engines/bad", "import fedconcord.method.algorithms.fedavg\n"),
+        ("method/contract/bad", "from fedconcord.execution import job\n"),
+        ("execution/run/final", "from fedconcord.study.runs import plan\nimport fedconcord.execution.run.lock\n"),
+        ("study/runs/plan", "from fedconcord.execution.run.final import final_model\n"),
+        ("execution/run/lock", ""),
+    ):
+        (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / f"{file}.py").write_text(text)
+    assert climbs(tmp_path) == {
+        ("method/algorithms/bad", "execution/engines/Serial"),
+        ("method/contract/bad", "execution/job"),
+        ("execution/run/final", "study/runs/plan"),
+    }
+    text = "\n".join(secrets(tmp_path))
+    assert "algorithms/bad.py knows more than the contract" in text
+    assert "engines/bad.py names an algorithm" in text
+
+
+def sizes(source: Path = SOURCE) -> dict[str, int]:
+    """Lines of each wing, docstrings and blank lines included."""
+    lines = dict.fromkeys(WINGS, 0)
+    for path in source.rglob("*.py"):
+        here = place_of(str(path.relative_to(source).with_suffix("")))
+        assert here is not None, path
+        lines[here.wing] += length(path)
+    return lines
+
+
+def sibling_sizes() -> dict[str, int]:
+    return {name: sum(map(length, (PACKAGES / name).rglob("*.py"))) for name in SIBLINGS}
+
+
+def length(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_no_wing_is_larger_than_its_budget() -> None:
+    assert {wing: lines for wing, lines in sizes().items() if lines > WINGS[wing].budget} == {}
+
+
+def test_the_library_is_held_by_one_head() -> None:
+    """What a person can know; what grows beyond it is a package beside the library, or goes."""
+    assert sum(sizes().values()) <= 40_000
+
+
+def test_no_sibling_is_larger_than_its_budget() -> None:
+    assert {name: count for name, count in sibling_sizes().items() if count > SIBLINGS[name].budget} == {}
+
+
+def strangers(packages: Path) -> list[str]:
+    """Files that import a package which they must not know: the library a sibling, or a sibling another one."""
+    names = ("fedconcord", *SIBLINGS)
+    known = {"fedconcord": set(), **{sibling: {"fedconcord"} for sibling in SIBLINGS}}
+    known["fedconcord_flower"].add("fedconcord_sites")
+    return [
+        f"{path} imports {name}"
+        for package in names
+        for path in sorted((packages / package).rglob("*.py"))
+        for name in sorted((packages_imported(path) & set(names)) - known[package] - {package})
+    ]
+
+
+def test_the_library_knows_no_sibling() -> None:
+    """But the list of public names, which says for type checkers where four functions of theirs stand."""
+    place = SOURCE / "__init__.py"
+    assert strangers(PACKAGES) == [f"{place} imports fedconcord_diagnosis", f"{place} imports fedconcord_papers"]
+    text = (SOURCE / "__init__.py").read_text()
+    (checked,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .*\n)+)", text, re.MULTILINE)
+    assert "    from fedconcord_papers.functions import arena, audit, reproduce\n" in checked
+    assert len(re.findall(r"\bimport\b.*\baudit\b", text)) == 1
+
+
+def test_a_planted_stranger_is_found(tmp_path: Path) -> None:
+    for package, line in (
+        ("fedconcord", "from fedconcord_papers.recipes import RECIPES"),
+        ("fedconcord_papers", "def f():\n    import fedconcord_flower.grid"),
+        ("fedconcord_flower", "import fedconcord_sites.site"),
+    ):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "bad.py").write_text(f"{line}\n")
+    text = "\n".join(strangers(tmp_path))
+    assert "fedconcord/bad.py imports fedconcord_papers" in text
+    assert "fedconcord_papers/bad.py imports fedconcord_flower" in text
+    assert "fedconcord_flower/bad.py" not in text
+
+
+def test_the_library_works_without_its_siblings(tmp_path: Path) -> None:
+    """None of its commands imports one, and where they cannot be imported only their own commands are missing."""
+    code = f"""
+import sys
+for name in {tuple(SIBLINGS)}:
+    sys.modules[name] = None
+from fedconcord.interface.cli import call
+def code(line): return call(line.split())
+assert code("run --data quadratics --rounds 2 --out {tmp_path / "run"}") == 0
+assert code("report {tmp_path / "run"}") == 0
+assert code("flower --help") == 0
+assert code("flower check") == 2
+assert code("audit") == 2
+assert code("--help") == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot load 'flower' of package fedconcord" in done.stderr
+    assert re.search(r"^  audit +Not available", done.stdout, re.MULTILINE)
+    assert re.search(r"^  compare +Compare methods", done.stdout, re.MULTILINE)
+
+
+def test_no_command_of_the_library_imports_a_sibling() -> None:
+    for words, packages in (("run --help", set()), ("tune --help", set()), ("reproduce --help", {"fedconcord_papers"})):
+        code = (
+            "import sys; from fedconcord.interface.cli import call; call(sys.argv[1:]); "
+            "print(sorted(name for name in sys.modules if name.startswith('fedconcord_') and '.' not in name))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == str(sorted(packages)), words
+
+
+def files_that_name(pattern: str) -> list[str]:
+    """Files of all packages with a match, as `package/file`."""
+    return [
+        f"{path.relative_to(PACKAGES).parts[0]}/{path.name}"
+        for path in PACKAGES.rglob("*.py")
+        if re.search(pattern, path.read_text())
+    ]
+
+
+def test_flower_is_imported_in_one_place() -> None:
+    """The framework flwr in one file; the package flwr-datasets, which is another, in its own."""
+    assert files_that_name(r"(?m)^\s*(from|import) flwr\b") == ["fedconcord_flower/grid.py"]
+    assert files_that_name(r"flwr_datasets\.") == ["fedconcord/own.py"]
+
+
+def test_method_files_are_short() -> None:
+    """About 60 lines of code at most; blank lines, imports and words (docstrings, descriptions, facts) do not count."""
+    for path in (SOURCE / "method" / "algorithms").glob("*.py"):
+        if path.name == "__init__.py":
+            continue
+        tree = ast.parse(path.read_text())
+        docstrings = set()
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            first = body[0] if isinstance(body, list) and body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                docstrings |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+            has_words = isinstance(node, ast.keyword) and node.arg in ("facts", "description")
+            has_words |= isinstance(node, ast.Call) and getattr(node.func, "id", "") == "about"
+            if isinstance(node, ast.Import | ast.ImportFrom) or has_words:
+                docstrings |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+        code = [
+            number
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            if line.strip() and not line.strip().startswith("#") and number not in docstrings
+        ]
+        assert len(code) <= 70, f"{path.name} has {len(code)} lines of code"
+
+
+def test_no_file_is_long() -> None:
+    """A reader takes a file in at once; what grows beyond that has a seam."""
+    long = {path: length(path) for path in PACKAGES.rglob("*.py")}
+    assert {path: lines for path, lines in long.items() if lines > 400} == {}
+
+
+def test_insight_knows_no_method_by_name() -> None:
+    """Lists, advice, diagnosis and reports read what methods say of themselves; citations are in capitals."""
+    methods = "|".join(sorted(METHODS))
+    for folder in (SOURCE / "insight", PACKAGES / "fedconcord_diagnosis"):
+        for path in folder.rglob("*.py"):
+            named = set(re.findall(rf"\b(?:{methods})\b", path.read_text())) - {"auto"}  # an ordinary word too
+            assert not named, f"{path} names {named}"
+
+
+def show() -> None:
+    """How large each wing is, beside its budget and what that should become."""
+    rows = [(wing, lines, WINGS[wing].budget, WINGS[wing].aim) for wing, lines in sizes().items()]
+    rows.append(("fedconcord", *(sum(row[k] for row in rows) for k in (1, 2, 3))))  # type: ignore[misc]
+    rows += [(name, lines, SIBLINGS[name].budget, SIBLINGS[name].aim) for name, lines in sibling_sizes().items()]
+    print(f"{'':18} {'lines':>7} {'budget':>7} {'aim':>7}")
+    for name, *counts in rows:
+        print(f"{name:18} " + " ".join(f"{count:7,}" for count in counts))
+
+
+if __name__ == "__main__":
+    show()
