@@ -361,4 +361,4 @@ def test_settings_name_a_rule() -> None:
     assert (job.solver.pace, job.schedule.plan(0, job.algorithm, job.problem.roster).lr) == (dog(0.5), 1.0)
     usual = resolve_run(from_nested({"data": "quadratics"}, "test"))
     assert (usual.local.lr, build(usual).solver.pace) == (0.1, None)
-    assert space_of(config, "fedavg(local.lr=auto)", {}).keys == ()
+    assert space_of(config, "fedavg(local.lr=auto)", {}).places == {}

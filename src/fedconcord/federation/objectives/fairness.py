@@ -19,9 +19,9 @@ from torch import Tensor
 from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.objectives.metrics import METRICS
-from fedconcord.federation.objectives.spread import Spread, spread
 from fedconcord.method.contract import Problem
 from fedconcord.support import files, sums
+from fedconcord.support.spread import Spread, spread
 
 
 def higher_is_better(metric: str) -> bool:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedconcord.federation.objectives.spread import spread
 from fedconcord.study.statistics.format import listing, value
 from fedconcord.study.statistics.load import Array, Run
 from fedconcord.study.statistics.metric import Metric, metric_of
 from fedconcord.study.statistics.stats import LEVEL, Interval, interval
 from fedconcord.study.statistics.summary import Summary
 from fedconcord.support.readers import columns
+from fedconcord.support.spread import spread
 
 DRAWS = 2000  # of the bootstrap
 MANY = 2000  # clients of a seed, beyond which a mean of resampled clients is drawn as a normal number
