@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from fedconcord.execution.job import Job, Row
-from fedconcord.execution.run.final import NOTHING, RunOptions
-from fedconcord.study.runs import results
+from fedconcord.execution.run.final_model import NOTHING, RunOptions
+from fedconcord.study.runs import training
 from fedconcord.study.runs.events import Entry, Event, Finished
 from fedconcord.study.runs.pool import Pool
-from fedconcord.study.runs.results import prepare_job
+from fedconcord.study.runs.training import prepare_job
 
 
 def execute(
@@ -25,8 +25,8 @@ def execute(
     options: RunOptions = NOTHING,
 ) -> str:
     """The status of a run of a job in its folder."""
-    length = results.RunLength(rounds, eval_every, checkpoint_every, resume)
-    return results.train(prepare_job(job, folder, rounds), folder, length, info, on_row, options)
+    length = training.RunLength(rounds, eval_every, checkpoint_every, resume)
+    return training.train(prepare_job(job, folder, rounds), folder, length, info, on_row, options)
 
 
 def execute_all(

@@ -19,7 +19,7 @@ _FORMER = {  # what a folder was called, and where it is
     "data": "federation.data",
     "models": "federation.models",
     "problems": "federation.objectives",
-    **{f"federation.{name}": f"federation.participation.{name}" for name in ("draws", "sampling", "schedule", "work")},
+    **{f"federation.{name}": f"federation.participation.{name}" for name in ("sampling", "schedule", "work")},
     "state": "execution.rows",
     "remote": "execution.messages",
     "engines": "execution.engines",

@@ -16,7 +16,7 @@ from fedconcord.execution.run.folder import versions
 from fedconcord.insight.advice import advise, command
 from fedconcord.insight.methods.surrogate import Surrogate
 from fedconcord.insight.report.page import Page, code_block, in_words, pairs, paragraphs
-from fedconcord.study.runs.results import threads
+from fedconcord.study.runs.training import threads
 from fedconcord.study.statistics.format import compact, percent
 from fedconcord.support import files
 from fedconcord.support.errors import UserError

@@ -10,10 +10,10 @@ import torch
 
 from fedconcord.execution.job import Job, State, blank, checkpoint, resolved
 from fedconcord.execution.rows import tensors
-from fedconcord.execution.run.final import MODEL
+from fedconcord.execution.run.final_model import MODEL
 from fedconcord.execution.run.folder import CHECKPOINT, read_description, versions
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.study.runs.results import PreparedRun, with_choices_of
+from fedconcord.study.runs.training import PreparedRun, with_choices_of
 from fedconcord.study.settings import problem
 from fedconcord.study.settings.job import advise, build, refuse
 from fedconcord.study.settings.judging import held

@@ -173,7 +173,7 @@ def _unpacked(message: Message) -> bytes:
 
 
 class Exchanged:
-    """A `deploy.exchange.Exchange` over Flower's Grid: one message and one answer a site and call."""
+    """A `fedconcord_sites.exchange.Exchange` over Flower's Grid: one message and one answer a site and call."""
 
     def __init__(self, grid: Grid, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self.grid = grid

@@ -14,17 +14,17 @@ from fedconcord.execution.messages.sums import PLAIN, Sums
 from fedconcord.execution.messages.terms import Terms
 from fedconcord.execution.run import readme
 from fedconcord.execution.run.clock import Clock
-from fedconcord.execution.run.final import RunOptions
+from fedconcord.execution.run.final_model import RunOptions
 from fedconcord.execution.run.folder import read_description, refuse_taken
 from fedconcord.execution.run.observers import Observer
 from fedconcord.federation.objectives import Regularised, fairness
 from fedconcord.federation.objectives.card import card
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.contract.weights import minimised
-from fedconcord.study.runs import results
+from fedconcord.study.runs import training
 from fedconcord.study.runs.events import Event, Finished
 from fedconcord.study.runs.records import finished
-from fedconcord.study.runs.results import prepare_job, threads
+from fedconcord.study.runs.training import prepare_job, threads
 from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.settings import DEFAULT_MODEL, Config
 from fedconcord.support.errors import UserError
@@ -172,11 +172,11 @@ def _served(
     rounds = config.rounds if spends is None else spends.rounds
     # sites judge a noisy model: it may not come anew with other noise once they have it
     saves_first = job.algorithm.facts.protection is not None
-    length = results.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
+    length = training.RunLength(rounds, every, 0.0, resume and (folder / "run.json").exists(), saves_first)
     about = card(inner, config.model or DEFAULT_MODEL)
     options = RunOptions(card=about, budget=spends, readme=readme.of_sites())
     observer = SitesSeen(deployed, agreement, link, folder)
-    results.train(prepared, folder, length, info, on_row, options, clock, [observer])
+    training.train(prepared, folder, length, info, on_row, options, clock, [observer])
     return finished(folder)
 
 

@@ -46,7 +46,7 @@ class Record:
 
 
 class Joining(Protocol):
-    """The handshake of sites that come after round 0 (`deploy.late`)."""
+    """The handshake of sites that come after round 0 (`late`)."""
 
     def question(self, site: int) -> bytes: ...
 

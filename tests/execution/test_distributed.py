@@ -213,7 +213,7 @@ def test_stopped_lost_and_silent_processes_and_another_number_of_them(store: str
 SLOW = """
 import sys, time
 from fedconcord.interface import cli
-from fedconcord.execution.run import final as answer
+from fedconcord.execution.run import final_model as answer
 judge = answer.personalised
 answer.personalised = lambda *given: (time.sleep(5), judge(*given))[1]
 sys.exit(cli.call(sys.argv[1:]))

@@ -21,7 +21,7 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import tree_leaves
-from fedconcord.study.runs import results
+from fedconcord.study.runs import training
 from fedconcord.support import files
 from fedconcord.support.errors import UserError
 from table import TABLE, make
@@ -59,7 +59,7 @@ def test_ctrl_c_while_the_first_files_are_written_waits_for_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """run.json says `running` from its first line on: who stops the run then must find `interrupted` in it."""
-    monkeypatch.setattr(results, "write_partition", lambda folder, job: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(training, "write_partition", lambda folder, job: os.kill(os.getpid(), signal.SIGINT))
     assert execute(job("scaffold"), tmp_path, rounds=3, info={}) == "interrupted"
     said = read_description(tmp_path)
     assert (said["status"], said["rounds_done"]) == ("interrupted", 0)

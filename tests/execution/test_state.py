@@ -32,7 +32,7 @@ from fedconcord.federation.participation.work import fixed, uniform
 from fedconcord.interface import cli
 from fedconcord.interface.cli import progress
 from fedconcord.method.contract import tree_leaves
-from fedconcord.study.runs.results import placed
+from fedconcord.study.runs.training import placed
 from fedconcord.support.errors import UserError
 from table import make
 from training import execute

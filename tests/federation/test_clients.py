@@ -22,7 +22,7 @@ import fedconcord
 from fedconcord.execution.engines import Serial
 from fedconcord.execution.job import Job, Row
 from fedconcord.execution.job.personalisation import Finetune, personalised
-from fedconcord.execution.run.final import RunOptions
+from fedconcord.execution.run.final_model import RunOptions
 from fedconcord.execution.run.folder import read_description
 from fedconcord.execution.run.stopping import Patience
 from fedconcord.federation.data import DATASETS

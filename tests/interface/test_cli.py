@@ -22,7 +22,7 @@ from fedconcord.federation.objectives.metrics import METRICS
 from fedconcord.interface import api, cli
 from fedconcord.interface.cli import listing
 from fedconcord.method.algorithms import plugins
-from fedconcord.study.runs import execution, plan, records, results
+from fedconcord.study.runs import execution, plan, records, training
 from fedconcord.study.runs.events import Entry, Finished
 from fedconcord.study.settings.job import build
 from fedconcord.study.settings.settings import Config
@@ -301,7 +301,7 @@ def test_a_defect_fails_its_run_alone_and_leaves_its_traceback(tmp_path: Path, m
             raise RuntimeError("planted")
         return sound(config)
 
-    monkeypatch.setattr(results, "build", broken)
+    monkeypatch.setattr(training, "build", broken)
     first, second = execute_all(planned)
     assert (first.status, second.status) == ("failed", "complete")
     assert first.error == f"RuntimeError: planted (all of it in {first.folder / 'error.txt'})"

@@ -298,8 +298,8 @@ class Sign(NamedTuple):
 @pytest.mark.parametrize(
     ("name", "solver", "reason"),
     [
-        ("fednova", Solver(), "which steps with its Sign do not have"),
-        ("fedavg", Solver(kind="lbfgs"), "the method's Sign is no term of it"),
+        ("fednova", Solver(), "which steps with Sign do not have"),
+        ("fedavg", Solver(kind="lbfgs"), "and Sign is no term of it"),
     ],
 )
 @pytest.mark.parametrize("engine", [Serial(), Stacked(None)])

@@ -124,7 +124,7 @@ def test_missing_data_leave_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_size_that_does_not_fit_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedconcord.study.runs.results.room", lambda job: (1000.0, "this machine"))
+    monkeypatch.setattr("fedconcord.study.runs.training.room", lambda job: (1000.0, "this machine"))
     recipe = SMALL._replace(sizes={"paper": Size()})
     with pytest.raises(UserError, match=r"SCAFFOLD: the clients' state may grow to .* and this machine has"):
         done(tmp_path / "out", "paper", recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.study.runs.records import settle
-from fedconcord.study.runs.results import prepare, threads
+from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings.methods import read_method, single
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import files, grammar, imports

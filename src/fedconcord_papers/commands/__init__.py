@@ -1,1 +1,1 @@
-"""The commands `fedconcord audit` and `fedconcord reproduce`."""
+"""The commands `fedconcord arena`, `audit` and `reproduce`."""

@@ -22,7 +22,7 @@ from fedconcord.study.runs import plan
 from fedconcord.study.runs.events import Watch
 from fedconcord.study.runs.pool import Stages, carry_out
 from fedconcord.study.runs.records import changed
-from fedconcord.study.runs.results import prepare
+from fedconcord.study.runs.training import prepare
 from fedconcord.study.settings.methods import runs as all_runs
 from fedconcord.study.settings.problem import forget_problem
 from fedconcord.study.settings.resolve import resolve_compare

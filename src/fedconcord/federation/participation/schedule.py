@@ -108,7 +108,7 @@ class Schedule:
     def _next(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None, past: _Past) -> Turnout:
         needs = self.sampler.by_loss or self.dropout is not None or self.devices is not None
         if view is None and needs:
-            raise UserError("this schedule must know the run to plan a round; use jobs.plan_of")
+            raise UserError("this schedule must know the run to plan a round; use fedconcord.execution.job.plan_of")
         losses = np.zeros_like if view is None else view.losses
         drawn = choose(self.rules, self.seed, round, self.cohort, roster.sizes, losses, past.pending)
         cost = Cost(0, 0) if view is None or not needs else view.cost()

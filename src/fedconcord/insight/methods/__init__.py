@@ -1,1 +1,1 @@
-"""What a job, a model or a method is found to be: costs, fairness, personal models, leaks."""
+"""What methods keep, send and compute, and which objective their average goes down."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedconcord.execution.rows import tensors
 from fedconcord.execution.run import folder
-from fedconcord.execution.run.final import MODEL, MODELS
+from fedconcord.execution.run.final_model import MODEL, MODELS
 from fedconcord.federation.models import models
 from fedconcord.federation.objectives.card import FORMAT, check
 from fedconcord.study.settings.objects import named

@@ -90,16 +90,14 @@ class Assignment(NamedTuple):
         """
         solver = self.solver
         mine = [piece for piece in local.pieces if not _is_nothing(piece)]
-        for piece in mine:
-            kind = type(piece).__name__
-            if self.uses_normaliser and not isinstance(piece, HasUnit):
-                raise UserError(f"the method divides by ||a_i||_1, which steps with its {kind} do not have")
-            if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
-                raise UserError(
-                    f"L-BFGS minimises the client's problem, and the method's {kind} is no term of it; use sgd"
-                )
         owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
         theirs = [piece for piece in _user_pieces(solver, self.oracle, local.x) if piece.traits.place not in owned]
+        for piece in (*mine, *theirs):
+            kind = type(piece).__name__
+            if self.uses_normaliser and not isinstance(piece, HasUnit | Limit):  # of which `refuse` judges by its form
+                raise UserError(f"the method divides by ||a_i||_1, which steps with {kind} do not have")
+            if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
+                raise UserError(f"L-BFGS minimises the client's problem, and {kind} is no term of it; use sgd")
         pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
         if on_host:
             pieces = [_plain(piece) for piece in pieces]

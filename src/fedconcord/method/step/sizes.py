@@ -1,4 +1,4 @@
-"""Rules that find the local step sizes of a round as it goes, each client its own (`core.Rule`).
+"""Rules that find the local step sizes of a round as it goes, each client its own (`Rule`).
 
 delta: Delta-SGD (Kim, Toghani, Uribe and Kyrillidis, ICLR 2024, Algorithm 1). With D_k all that eta_k multiplies, pull,
 dual terms and weight decay included, theta_k = eta_k / eta_{k-1} and theta_0 = 1,

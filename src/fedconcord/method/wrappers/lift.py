@@ -1,7 +1,7 @@
 """The one way to wrap a method: its client row, server state or broadcast goes into a larger one, as the field `inner`.
 
 Every function of an algorithm that touches one of them is lifted here and nowhere else; a wrapper then replaces the
-functions that it changes. A new function of `core.Algorithm` needs a line here.
+functions that it changes. A new function of `Algorithm` needs a line here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from fedconcord.execution.job import Row
 from fedconcord.execution.run import readme
 from fedconcord.execution.run.clock import Clock
-from fedconcord.execution.run.final import RunOptions
+from fedconcord.execution.run.final_model import RunOptions
 from fedconcord.execution.run.stopping import Patience
 from fedconcord.federation.objectives import Regularised, Supervised
 from fedconcord.federation.objectives.card import card
@@ -18,10 +18,10 @@ from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.objectives.streamed import Streamed
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Problem, weights
-from fedconcord.study.runs import results
+from fedconcord.study.runs import training
 from fedconcord.study.runs.events import Entry, Finished
 from fedconcord.study.runs.records import finished, not_done
-from fedconcord.study.runs.results import prepare, threads
+from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, objects
 from fedconcord.study.settings.judging import evaluation, judged
 from fedconcord.study.settings.parts import part
@@ -84,8 +84,8 @@ def execute(
         options = options._replace(readme=readme.of_run(has_model))
         rounds = config.rounds if options.budget is None else options.budget.rounds
         resume = entry.resume and (folder / "run.json").exists()
-        length = results.RunLength(rounds, config.eval.every or 1, config.checkpoint.every, resume)
-        results.train(prepared, folder, length, info, on_row, options, clock)
+        length = training.RunLength(rounds, config.eval.every or 1, config.checkpoint.every, resume)
+        training.train(prepared, folder, length, info, on_row, options, clock)
     outcome = json.loads(team.tell(lambda: json.dumps([str(folder), *finished(folder)[1:]])))
     return Finished(folder, *outcome[1:])
 

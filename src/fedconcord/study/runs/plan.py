@@ -16,7 +16,7 @@ from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Watch
 from fedconcord.study.runs.execution import execute
 from fedconcord.study.runs.pool import Stages, packed
 from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_shorter, resumed, why_evaluated
-from fedconcord.study.runs.results import prepare, threads
+from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, problem
 from fedconcord.study.settings.job import advise, team_of
 from fedconcord.study.settings.judging import held, judged

@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 
 from fedconcord.execution.job import Row
 from fedconcord.execution.run import interrupts
-from fedconcord.execution.run.final import MODEL
+from fedconcord.execution.run.final_model import MODEL
 from fedconcord.execution.run.folder import shrink
 from fedconcord.study.runs.events import Entry, Event, Finished, Stage, Tell, Watch
 from fedconcord.study.runs.execution import attempt

@@ -12,7 +12,7 @@ from fedconcord.execution.run.folder import refuse_taken
 from fedconcord.study.runs.events import Entry
 from fedconcord.study.runs.plan import new_folder
 from fedconcord.study.runs.records import resumed
-from fedconcord.study.runs.results import prepare, threads
+from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.search.scores import Objective, Rung, cost, objective_of, rungs_of
 from fedconcord.study.search.space import Space, grid_space, read_grid, read_search, refuse_grid, space_of, text_of
 from fedconcord.study.settings import judging

@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedconcord.execution.run import lock
-from fedconcord.execution.run.final import MODEL
+from fedconcord.execution.run.final_model import MODEL
 from fedconcord.execution.run.folder import read_description, shrink
 from fedconcord.study.runs.events import Entry, Finished, Stage
 from fedconcord.study.runs.plan import alone, comparison, plan_more

@@ -23,7 +23,7 @@ from fedconcord.execution.job import Job, Row, State, asked, blank, checkpoint, 
 from fedconcord.execution.rows import path_of
 from fedconcord.execution.run import interrupts, lock, readme, stopping, tables
 from fedconcord.execution.run.clock import Clock
-from fedconcord.execution.run.final import NOTHING, Final, RunOptions
+from fedconcord.execution.run.final_model import NOTHING, Final, RunOptions
 from fedconcord.execution.run.folder import CHECKPOINT, read_description, refuse_taken
 from fedconcord.execution.run.observers import FairnessLog, Observer, PrivacySpent
 from fedconcord.execution.run.saving import Saving, described
