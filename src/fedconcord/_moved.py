@@ -1,4 +1,7 @@
-"""Modules by the paths that they had before there were folders of wings. They work for one release, with a warning."""
+"""Modules by the paths that they had before there were folders of wings, for one release, with a warning.
+
+A file that was merged into another has its new path alone.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,61 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_FORMER = {  # what a folder was called, and where it is
-    "basis": "support",
-    "core": "method.contract",
-    "local": "method.step",
-    "transforms": "method.wrappers",
-    "algorithms": "method.algorithms",
-    "data": "federation.data",
-    "models": "federation.models",
-    "problems": "federation.objectives",
-    **{f"federation.{name}": f"federation.participation.{name}" for name in ("sampling", "schedule", "work")},
-    "state": "execution.rows",
-    "remote": "execution.messages",
-    "engines": "execution.engines",
-    "jobs": "execution.job",
-    "settings": "study.settings",
-    "options": "study.options",
-    "runs": "study.runs",
-    "tuning": "study.search",
-    "report": "insight.report",
-    "analysis": "insight.methods",
-    "advice": "insight.advice",
-    "trained": "interface.trained",
-    "tracking": "interface.tracking",
-    "api": "interface.api",
-    "cli": "interface.cli",
+_FORMER = {  # what a module or folder was called, and where it is; files that went elsewhere than their folder first
+    "core.plan": "fedconcord.method.contract.round",
+    "core.unkeyed": "fedconcord.method.contract.rng",
+    "local.gradients": "fedconcord.method.step.solver",
+    "problems.clustering": "fedconcord.federation.objectives.two_block",
+    "problems.convex": "fedconcord.federation.objectives.linear",
+    "problems.regularised": "fedconcord.federation.objectives.regularisers",
+    **{
+        f"report.{name}": f"fedconcord.study.statistics.{name}"
+        for name in ("load", "stats", "format", "metric", "ranks", "summary")
+    },
+    **{
+        f"runs.{name}": f"fedconcord.execution.run.{name}"
+        for name in (*("clock", "interrupts", "lock", "folder", "readme", "tables", "observers", "saving", "stopping"),)
+    },
+    "runs.final": "fedconcord.execution.run.final_model",
+    "runs.results": "fedconcord.study.runs.training",
+    "analysis.fairness": "fedconcord.federation.objectives.fairness",
+    "analysis.accountant": "fedconcord.execution.job.accountant",
+    "analysis.personalisation": "fedconcord.execution.job.personalisation",
+    **{
+        f"federation.{name}": f"fedconcord.federation.participation.{name}"
+        for name in ("availability", "clock", "dropout", "sampling", "schedule", "work")
+    },
+    "federation.draws": "fedconcord.federation.participation.work",
+    "federation.rates": "fedconcord.federation.participation.work",
+    "federation.pooled": "fedconcord.federation.participation.schedule",
+    "federation.labels": "fedconcord.federation.partitions.skew",
+    "federation.features": "fedconcord.federation.partitions.skew",
+    "federation.describe": "fedconcord.federation.partitions.describe",
+    "basis": "fedconcord.support",
+    "core": "fedconcord.method.contract",
+    "local": "fedconcord.method.step",
+    "transforms": "fedconcord.method.wrappers",
+    "algorithms": "fedconcord.method.algorithms",
+    "data": "fedconcord.federation.data",
+    "models": "fedconcord.federation.models",
+    "problems": "fedconcord.federation.objectives",
+    "state": "fedconcord.execution.rows",
+    "remote": "fedconcord.execution.messages",
+    "engines": "fedconcord.execution.engines",
+    "jobs": "fedconcord.execution.job",
+    "settings": "fedconcord.study.settings",
+    "options": "fedconcord.study.options",
+    "runs": "fedconcord.study.runs",
+    "tuning": "fedconcord.study.search",
+    "report": "fedconcord.insight.report",
+    "analysis": "fedconcord.insight.methods",
+    "advice": "fedconcord.insight.advice",
+    "trained": "fedconcord.interface.trained",
+    "tracking": "fedconcord.interface.tracking",
+    "api": "fedconcord.interface.api",
+    "cli": "fedconcord.interface.cli",
+    "diagnosis": "fedconcord_diagnosis",
+    "deploy": "fedconcord_sites",
 }
 
 
@@ -48,9 +81,7 @@ class FormerPaths(MetaPathFinder):
         if package != "fedconcord":
             return None
         head = next((old for old in _FORMER if rest == old or rest.startswith(f"{old}.")), None)
-        if head is None:
-            return None
-        return ModuleSpec(fullname, _Alias(f"fedconcord.{_FORMER[head]}{rest.removeprefix(head)}"))
+        return None if head is None else ModuleSpec(fullname, _Alias(f"{_FORMER[head]}{rest.removeprefix(head)}"))
 
 
 class _Alias(Loader):

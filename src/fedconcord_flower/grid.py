@@ -305,7 +305,7 @@ def work(runtimes: Path) -> None:
     """
     for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
         import_module(module)
-    import_module("fedconcord.study.settings").keys()  # the schema, made once
+    import_module("fedconcord.study.settings.sources").keys()  # the schema, made once
 
     forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:

@@ -89,11 +89,11 @@ SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (*LOOP, "tests/method/test_check.py -k scaffold or fedpaq or plan", "tests/execution/test_seam.py", UNEQUAL),
     ),
     ("method/step/", LOOP),
-    ("execution/rows/", ("tests/execution/test_state.py -k not kill_9 and not half_rows",)),
     (
         "execution/rows/tensors",
         ("tests/execution/test_state.py -k not kill_9 and not half_rows", "tests/execution/test_results.py"),
     ),
+    ("execution/rows/", ("tests/execution/test_state.py -k not kill_9 and not half_rows",)),
     ("method/contract/rng", ("tests/sites/test_deploy_private.py -k system_generator", PUBLISHED, QUICK, UNEQUAL)),
     (
         "method/contract/flat",

@@ -29,7 +29,7 @@ PARTS = (
     "robust", "oracles", "privacy",
 )  # fmt: skip
 TESTS = [
-    *(str(next(Path("tests").glob(f"*/test_{part}.py"))) for part in PARTS),
+    *(str(next(Path(__file__).parents[1].glob(f"*/test_{part}.py"))) for part in PARTS),
     "-k",
     "not refus and not combinations",
 ]

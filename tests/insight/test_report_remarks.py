@@ -11,7 +11,7 @@ import pytest
 from matplotlib import rc_context
 from test_report import flat, plant, said, write_run
 
-from fedconcord.insight.report import load_runs
+from fedconcord.insight.report import load_runs, write_report
 from fedconcord.insight.report.figures.progress import by_axis
 from fedconcord.insight.report.figures.ranking import ranked
 from fedconcord.insight.report.figures.style import STYLE, to_files
@@ -216,6 +216,8 @@ def test_a_curve_that_is_flat_after_its_start_keeps_some_height(tmp_path: Path) 
     write_run(tmp_path / "a", "a", 0, {"test_accuracy": [0.4, *[1.0] * 5], "test_specificity": [0.4, *[1.0] * 5]})
     other = by_axis(summarise(load_runs([tmp_path])), metric_of("test_specificity"), "round")
     assert other.draw(True).axes[0].get_ylim()[0] == pytest.approx(0.99)
+    write_report([tmp_path / "a"], tmp_path / "report")
+    assert (tmp_path / "report" / "figures" / "test-specificity-by-round.svg").exists()
 
 
 def test_figures_come_as_pdf_too_with_the_same_bytes(tmp_path: Path) -> None:

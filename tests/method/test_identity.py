@@ -1,4 +1,4 @@
-"""Every method says which it is, and can be rebuilt from that text."""
+"""Every method says which it is, with all of its parameters."""
 
 import inspect
 import json

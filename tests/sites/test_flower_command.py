@@ -7,6 +7,7 @@ import datetime
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -688,3 +689,11 @@ def test_ctrl_c_is_heeded_where_a_shell_has_it_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_what_workers_make_before_their_first_task_is_there() -> None:
+    """Only a fork of a real SuperNode runs it, where an error is a job that never begins."""
+    (name,) = re.findall(
+        r'import_module\("(fedconcord[a-z.]*)"\)\.keys\(\)', Path(app.__file__).with_name("grid.py").read_text()
+    )
+    assert importlib.import_module(name).keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ from fedconcord.method.contract import Problem, rng
 from fedconcord.method.wrappers.hostile import Attack
 from fedconcord.method.wrappers.hostile import chosen as attackers
 from fedconcord.study.settings.parts import call_of, part
-from fedconcord.study.settings.settings import DEFAULT_MODEL, MOST_TRAIN_SAMPLES, NATURAL, Config, InputSettings
+from fedconcord.study.settings.settings import (
+    DEFAULT_MODEL,
+    MOST_TRAIN_SAMPLES,
+    NATURAL,
+    Config,
+    EngineSettings,
+    InputSettings,
+)
 from fedconcord.support import factories, files, grammar, imports, objects
 from fedconcord.support.errors import UserError
 
@@ -149,6 +156,9 @@ def check_unused(config: Config, keys: Iterable[str]) -> None:
             )
 
 
+OF_SAMPLES = ("data", "data_dir", "partition", "clients", "skew", "input")  # what decides which samples a client has
+
+
 @dataclass(frozen=True)
 class Choice:
     """Settings that equal others where what they decide is the same."""
@@ -181,10 +191,9 @@ def device_of(config: Config) -> torch.device:
 
 def problem_of(config: Config) -> Problem:
     """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
-    keys = ("model", "labels", "task", "validation", "loss", "metrics")
-    numbers = config.engine.dtype, config.engine.precision, device_of(config)
-    decisive = _samples(config).decisive, *(getattr(config, key) for key in keys), *numbers
-    problem = _problem(Choice(repr(decisive), config))
+    keys = (*OF_SAMPLES, "model", "labels", "task", "validation", "loss", "metrics")
+    numbers = {key: getattr(config.engine, key) for key in ("name", "device", "dtype", "precision")}
+    problem = _problem(_choice(config, keys, {"engine": EngineSettings(**numbers)}, device_of(config)))
     if not isinstance(problem, Supervised | SemiSupervised | Streamed):
         return problem
     return _sampled(problem, config.eval.train_samples or MOST_TRAIN_SAMPLES)
@@ -233,10 +242,14 @@ def _first(config: Config) -> Config:
 
 def _samples(config: Config) -> Choice:
     """The settings, equal where each client has the same samples."""
-    keys = ("data", "data_dir", "partition", "clients", "skew", "input")
+    return _choice(config, OF_SAMPLES, {})
+
+
+def _choice(config: Config, keys: Sequence[str], tables: Mapping[str, Any], *more: Any) -> Choice:
+    """These settings, with the defaults of all others: what is read and not named has no effect, and is noticed."""
     attack = None if _label_attack(config) is None else config.hostile
-    files = stamp(config.data, config.input)
-    return Choice(repr((*(getattr(config, key) for key in keys), config.seed or 0, attack, files)), config)
+    values = {key: getattr(config, key) for key in keys} | {"seed": config.seed or 0, "hostile": attack, **tables}
+    return Choice(repr((values, stamp(config.data, config.input), *more)), Config().model_copy(update=values))
 
 
 def _label_attack(config: Config) -> Attack | None:
