@@ -288,7 +288,10 @@ def tables(args: argparse.Namespace, machine: Machine, clock: Clock) -> None:
         if len(stacked) > 1:
             low, high = min(stacked), max(stacked)
             each = (stacked[high].memory - stacked[low].memory) / (high - low) / 1e6
-            print(f"\nA client more in a chunk takes {each:.1f} MB; `engines/chunk.py` bounds a chunk by ON_GPU.")
+            print(
+                f"\nA client more in a chunk takes {each:.1f} MB; "
+                "`execution/engines/chunk.py` bounds a chunk by ON_GPU."
+            )
 
 
 def processes(args: argparse.Namespace, machine: Machine, clock: Clock) -> None:

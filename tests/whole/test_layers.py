@@ -75,7 +75,7 @@ def names_imported(path: Path) -> set[str]:
 
 
 def imported(path: Path, source: Path) -> Iterator[str]:
-    """Modules of the package that a file imports, as `runs/final`; what is no module of it as it is written."""
+    """Modules of the package that a file imports, as `execution/run/final_model`; what is none of them as it stands."""
     for name in names_imported(path):
         package, *parts = name.split(".")
         if package == "fedconcord" and parts:

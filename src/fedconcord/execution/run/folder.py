@@ -11,7 +11,7 @@ checkpoint.safetensors
 model.safetensors  the run's answer: the last model, with early stopping the best; model.json says what it is of
 rows.bin           the clients' state, where it lives on disk; the checkpoint says what is in it; of several processes
                    each has its own: rows-0-of-2.bin
-tensorboard/       what trackers write (`tracking`); mlflow.json and wandb.json say which of their runs this is
+tensorboard/       what trackers write (`interface.tracking`); mlflow.json and wandb.json say which of their runs it is
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ TOPICS = (
     *("tasks", "labels", "regularisers", "personalise", "losses", "metrics"),
     *("baselines", "trackers", "recipes", "settings"),
 )
-PLUGINS = "fedconcord.methods"  # as in algorithms.plugins, which imports torch
+PLUGINS = "fedconcord.methods"  # as in method.algorithms.plugins, which imports torch
 Parameter = tuple[str, str, str, str]  # name, default, values, meaning
 
 

@@ -10,7 +10,7 @@ FedAdam, FedYogi, FedAdagrad: Reddi et al., ICLR 2021, Algorithm 2, from m = 0 a
 FedExP: Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1:
     x <- x + max(1, sum_A w_i ||Delta_i||^2 / (2 (||Delta||^2 + eps))) Delta.
 What their options are for, how weights enter FedExP's rule and its deviations from the released code are in
-transforms.server: there any method can have them (`server = extrapolation` with SCAFFOLD is the paper's SCAFFOLD-ExP).
+wrappers.server: there any method can have them (`server = extrapolation` with SCAFFOLD is the paper's SCAFFOLD-ExP).
 """
 
 from __future__ import annotations

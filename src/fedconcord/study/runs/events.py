@@ -113,7 +113,7 @@ class Lines(Watch):
         self.write(line)
 
 
-# -- from outside: callbacks of the user's, and trackers (`tracking`) --------------------------------------------------
+# -- from outside: callbacks of the user's, and trackers (`interface.tracking`) ----------------------------------------
 
 
 class Run(NamedTuple):
