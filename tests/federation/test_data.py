@@ -276,7 +276,7 @@ def test_cifar10_damaged(tmp_path: Path) -> None:
     cifar_file(path, [b"\x0a"])
     with pytest.raises(UserError) as error:
         cifar10(tmp_path, 0)
-    sentence(error, str(path), "labels up to [10]")
+    sentence(error, str(path), "label 10")
 
 
 def test_cifar10_missing(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_cifar100_layout(tmp_path: Path) -> None:
 def test_cifar100_damaged(tmp_path: Path, row: bytes) -> None:
     with pytest.raises(UserError) as error:
         cifar100(cifar100_folder(tmp_path, [row]), 0)
-    sentence(error, f"labels up to [{row[0]}, {row[1]}]", "end at [19, 99]")
+    sentence(error, f"coarse label {row[0]} and the fine label {row[1]}", "19 and 99")
     path = tmp_path / "cifar-100-binary" / "test.bin"
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"")
     with pytest.raises(UserError) as error:

@@ -129,7 +129,7 @@ def test_overlapping_and_empty_partitions_are_refused() -> None:
     assert [part.tolist() for part in from_partitioner(Mine([[3, 1], [0]]), LABELS)] == [[1, 3], [0]]
     with pytest.raises(UserError, match=r"^partitioner Mine gives a sample twice"):
         from_partitioner(Mine([[0, 1], [1]]), LABELS)
-    with pytest.raises(UserError, match=r"^partitioner Mine leaves client 1 without samples"):
+    with pytest.raises(UserError, match=r"^partitioner Mine leaves client 1 without samples; change its parameters"):
         from_partitioner(Mine([[0, 1], []]), LABELS)
 
 

@@ -170,7 +170,7 @@ class MLflow:
 
 
 class WandB:
-    """A run of theirs for each run, offline unless asked otherwise; `wandb sync` sends it later.
+    """A run of Weights & Biases for each run, offline unless asked otherwise; `wandb sync` sends it later.
 
     Settings are its configuration, and its history has every round.
     """

@@ -218,7 +218,9 @@ def cifar10(folder: Path, seed: int, /) -> Dataset:
         UserError: a file is missing or not as published.
     """
     paths = CIFAR10.paths(folder)
-    (train_x, train), (test_x, test) = (_rows(some, 10_000, [9]) for some in (paths[:-1], paths[-1:]))
+    last = {"label": 9}
+    train_x, train = _rows(paths[:-1], 10_000, "CIFAR-10", last)
+    test_x, test = _rows(paths[-1:], 10_000, "CIFAR-10", last)
     scale = scaling(255.0, [0.491, 0.482, 0.447], [0.247, 0.243, 0.262])
     return Dataset(
         "cifar10", train_x, train[:, 0], test_x, test[:, 0], 10, output_names=PHOTOGRAPHS, preprocessing=scale
@@ -236,22 +238,27 @@ def cifar100(folder: Path, seed: int, /, coarse: Coarse = False) -> Dataset:
         UserError: a file is missing or not as published.
     """
     train_path, test_path = CIFAR100.paths(folder)
-    train_x, train = _rows([train_path], 50_000, [19, 99])
-    test_x, test = _rows([test_path], 10_000, [19, 99])
+    last = {"coarse label": 19, "fine label": 99}
+    train_x, train = _rows([train_path], 50_000, "CIFAR-100", last)
+    test_x, test = _rows([test_path], 10_000, "CIFAR-100", last)
     kind, classes = (0, 20) if coarse else (1, 100)
     scale = scaling(255.0, [0.507, 0.487, 0.441], [0.267, 0.256, 0.276])
     return Dataset("cifar100", train_x, train[:, kind], test_x, test[:, kind], classes, preprocessing=scale)
 
 
-def _rows(paths: Sequence[Path], rows: int, last: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels [n, 3, 32, 32] and the labels [n, k] before them, of files of so many rows each; labels end at `last`."""
+def _rows(paths: Sequence[Path], rows: int, title: str, last: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [n, 3, 32, 32] and the labels [n, k] before them, of files of so many rows each.
+
+    `last`: the last label of each kind, by the name of the kind; `title`: the data set's, for the sentence.
+    """
     pixels = np.empty((len(paths), rows, *SHAPE), np.uint8)  # once, and without the labels between them
     labels = np.empty((len(paths), rows, len(last)), np.int64)
     for k, path in enumerate(paths):
         labels[k], pixels[k] = read_rows(path, rows, len(last))
         most = labels[k].max(axis=0).tolist()
-        if any(a > b for a, b in zip(most, last, strict=True)):
-            raise damaged(path, f"it holds labels up to {most}, the published ones end at {list(last)}")
+        if any(a > b for a, b in zip(most, last.values(), strict=True)):
+            largest = " and ".join(f"the {kind} {value}" for kind, value in zip(last, most, strict=True))
+            raise damaged(path, f"it holds {largest}, {title}'s end at {' and '.join(map(str, last.values()))}")
     return pixels.reshape(-1, *SHAPE), labels.reshape(-1, len(last))
 
 

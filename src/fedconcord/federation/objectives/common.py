@@ -17,7 +17,8 @@ P = TypeVar("P")
 
 
 def alone(problem: P, place: int, samples: tuple[str, ...], clients: tuple[str, ...] = ()) -> P:
-    """A shallow copy of a problem whose attributes hold one client's part.
+    """A shallow copy of a problem whose attributes hold one client's part, with a copy of its own samples, and of no
+    others.
 
     Args:
         samples: names of tensors, one entry a sample, beside `offsets` and `sizes`.

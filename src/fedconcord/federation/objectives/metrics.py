@@ -1,7 +1,7 @@
 """What is measured on the test set: by name, or a function of your own by import path.
 
 A metric takes a model's outputs [m, C] and the targets of as many samples: [m] int64 classes, or [m, C] numbers or
-labels. To add one: write the function and list it in `METRICS`; the first line of its docstring is what
+labels. To add one: write the function and list it in `METRICS`; its docstring is what
 `fedconcord list metrics` prints.
 
 Some are of a classifier's probabilities: how it ranks samples, and whether its confidence can be believed. Classes have
@@ -108,27 +108,28 @@ def _f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
 # -- of probabilities ----------------------------------------------------------------------------------------------
 
 
-BINS = 15  # of confidence, of equal width
+BINS = 15  # of confidence, of equal width; the docstring of `ece`, which people read, has the number
 
 
 def auroc(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the ROC curve; for more than two classes or labels, the mean over each against the rest."""
+    """Area under the ROC curve, by scikit-learn; for more than two classes or labels, the mean over each against the
+    rest."""
     from sklearn.metrics import roc_auc_score  # a second to import; most jobs do not ask for it
 
     return _macro(roc_auc_score, outputs, targets)
 
 
 def average_precision(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the curve of precision against recall, as a sum of steps; for more than two classes or labels, the
-    mean over all."""
+    """Area under the curve of precision against recall as a sum of steps, by scikit-learn; for more than two classes or
+    labels, the mean over all."""
     from sklearn.metrics import average_precision_score
 
     return _macro(average_precision_score, outputs, targets)
 
 
 def brier(outputs: Tensor, targets: Tensor) -> float:
-    """Mean squared error of the probabilities; for more than two classes, their sum (Brier, Monthly Weather Review
-    1950)."""
+    """Mean squared error of the probabilities (Brier, Monthly Weather Review 1950): of the second of two classes, of
+    each label, summed over more classes."""
     chances = outputs.double().sigmoid() if targets.ndim > 1 else outputs.double().softmax(-1)
     squares = np.square(chances[:, _first(outputs, targets) :].cpu().numpy() - _truth(outputs, targets))
     return float(squares.mean() if targets.ndim > 1 else squares.sum(1).mean()) if len(squares) else math.nan
@@ -143,8 +144,8 @@ def right(outputs: Tensor, classes: Tensor, threshold: float, second: bool) -> f
 
 
 def ece(outputs: Tensor, classes: Tensor) -> float:
-    """Expected calibration error: |accuracy - confidence| in 15 bins of the largest probability, weighted by their
-    samples (Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. (3))."""
+    """Expected calibration error: sum over 15 bins of equal width of share of samples * |accuracy - mean confidence|,
+    confidence being the largest probability (Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. (3))."""
     guess = outputs.double().softmax(-1).cpu().numpy()
     if not len(guess) or not np.isfinite(guess).all():
         return math.nan
@@ -223,7 +224,8 @@ METRICS: dict[str, Metric] = {
 
 def meaning(name: str) -> str:
     """What a metric of `METRICS` is, in a sentence."""
-    return " ".join((AT.get(name) or METRICS[name].value).__doc__.split())  # type: ignore[union-attr]
+    function: Callable[..., Any] = AT.get(name) or METRICS[name].value
+    return " ".join((function.__doc__ or "").split())  # python -OO keeps no docstrings
 
 
 DEFAULT_METRICS: Mapping[Target, tuple[str, ...]] = {

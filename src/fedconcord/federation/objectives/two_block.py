@@ -2,14 +2,15 @@
 
 Wang et al., AAAI 2023 (FedVRA), section 4. `Stated` makes one from a loss and a projection in plain Python, as
 `clustering` does; `PrivateBlocks` is what every two-block problem here hands to the engines while a client takes its
-steps on x."""
+steps on x.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, Protocol
 
 import numpy as np
 import torch
@@ -20,29 +21,62 @@ from torch.func import grad, vmap
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
 from fedconcord.federation.objectives.regularisers import to_simplex
-from fedconcord.method.contract import Evaluator, Objective, Private, Regulariser, Roster, objective_of, rng, roster_of
+from fedconcord.method.contract import (
+    Evaluator,
+    Objective,
+    Private,
+    Problem,
+    Regulariser,
+    Roster,
+    objective_of,
+    rng,
+    roster_of,
+)
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
-
-if TYPE_CHECKING:
-    from fedconcord.federation.objectives.semi import SemiSupervised
 
 Inputs = tuple[Tensor, ...]
 """What a loss needs of samples: tensors [B, ...]."""
 
-TwoBlock: TypeAlias = "Stated | SemiSupervised"
+
+class Sampled(Problem, Protocol):
+    """A problem whose per-sample losses f_ij(x, y_i) are known as one function."""
+
+    dim: int
+    offsets: np.ndarray
+    dtype: torch.dtype
+    device: torch.device
+    regulariser: Regulariser | None
+    private: Tensor  # [...] y_i before a client's first round
+    owner: Tensor  # [n] int64 client of every sample
+
+    def inputs(self, samples: Tensor) -> Inputs:
+        """What `losses` needs of samples [..., B]: tensors [..., B, *]."""
+        ...
+
+    def losses(self, x: Tensor, y: Tensor, inputs: Inputs) -> Tensor:
+        """f_ij(x, y_i) [B] at x [d] and one client's y [...]; differentiable in both."""
+        ...
+
+    def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
+        """The new y_i [S, ...] of these clients after their steps at x [d]."""
+        ...
+
+    def alone(self, place: int) -> Sampled:
+        """One client's problem, with copies of its own samples alone."""
+        ...
 
 
 class PrivateBlocks:
     """The problem in x alone for some clients, their y_i held fixed. The samples of a row belong to one client.
 
     Args:
-        parent: the problem, whose per-sample losses f_ij(x, y_i) are known as one function.
+        parent: the problem.
         private: [S, ...] y_i of the clients `ids`, or [...] one value for all clients.
         ids: [S] distinct, in any order; None with one value.
     """
 
-    def __init__(self, parent: TwoBlock, private: Tensor, ids: np.ndarray | None = None) -> None:
+    def __init__(self, parent: Sampled, private: Tensor, ids: np.ndarray | None = None) -> None:
         self.parent, self.private = parent, private
         self.dim, self.offsets, self.dtype, self.device = parent.dim, parent.offsets, parent.dtype, parent.device
         self._order = None if ids is None else torch.as_tensor(ids, device=self.device).sort()
@@ -97,7 +131,7 @@ class PrivateBlocks:
         return self.parent.evaluator
 
 
-def objective_in_both(problem: TwoBlock) -> Objective:
+def objective_in_both(problem: Sampled) -> Objective:
     """The objective of a two-block problem; in x it is that of the private blocks before a client's first round."""
     return replace(
         PrivateBlocks(problem, problem.private).objective,
@@ -165,7 +199,7 @@ class Stated:
         self.dim, self.dtype, self.device = first.numel(), first.dtype, first.device
         self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.sizes = counts.astype(np.float64) if sizes is None else np.asarray(sizes, np.float64)
-        self.regulariser, self.private = regulariser, y0  # y_i before a client's first round
+        self.regulariser, self.private = regulariser, y0
         self.owner = torch.as_tensor(np.repeat(np.arange(len(counts)), counts), device=self.device)
         self._data = tuple(torch.cat([tensors[k] for tensors in clients]) for k in range(len(clients[0])))
         self._position = torch.as_tensor(np.concatenate([np.arange(n) for n in counts]), device=self.device)
@@ -185,7 +219,6 @@ class Stated:
         return self
 
     def alone(self, place: int) -> Stated:
-        """One client's problem, with copies of its own samples alone."""
         client = alone(self, place, ("_position", "owner"))
         first, last = self.offsets[place : place + 2].tolist()
         client._data = tuple(tensor[first:last].clone() for tensor in self._data)
@@ -197,15 +230,12 @@ class Stated:
         return self._start(seed) if callable(self._start) else self._start.clone()
 
     def inputs(self, samples: Tensor) -> Inputs:
-        """What `losses` needs of samples [..., B]: tensors [..., B, *]."""
         return (*(tensor[samples] for tensor in self._data), self._position[samples])
 
     def losses(self, x: Tensor, y: Tensor, inputs: Inputs) -> Tensor:
-        """f_ij(x, y_i) [B] at x [d] and one client's y [...]; differentiable in both."""
         return self._loss(x, y, *inputs)
 
     def private_step(self, x: Tensor, private: Tensor, ids: np.ndarray) -> Tensor:
-        """The new y_i [S, ...] of these clients after their steps at x [d]."""
         return torch.stack([self._steps(x, y, int(i)) for y, i in zip(private, ids, strict=True)])
 
     def _steps(self, x: Tensor, y: Tensor, client: int) -> Tensor:

@@ -124,7 +124,7 @@ WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_clie
 """How much local work a client does, by name."""
 
 
-# -- samples -------------------------------------------------------------------------------------------------------
+# -- samples: what a client draws by itself from its orders, keyed by (seed, round, client) ----------------------------
 
 
 def epoch_steps(n: int, batch_size: int | None) -> int:
@@ -198,6 +198,10 @@ class Keyed(NamedTuple):
 
 
 # -- step sizes ----------------------------------------------------------------------------------------------------
+#
+# A factor on the step size is a pure function of the round's number, so that a run that is resumed, or made longer,
+# meets the same step sizes, and the server tells each client the one of its round. Steps within a round are the local
+# solver's (`local.step_decay`).
 
 WHAT = "schedule of step sizes"
 Rate = Callable[[int], float]

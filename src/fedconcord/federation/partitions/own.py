@@ -2,7 +2,8 @@
 flwr-datasets or written for it. This is the only file that knows that package.
 
 A partitioner is an object with a settable `dataset` (a Hugging Face `datasets.Dataset`), `num_partitions` and
-`load_partition(i)`. It meets the columns `index` and `label`, and its partitions are read back as sample indices."""
+`load_partition(i)`. It meets the columns `index` and `label`, and its partitions are read back as sample indices.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +164,9 @@ def _checked(parts: Any, samples: int, clients: int, where: str) -> list[np.ndar
     if len(arrays) != clients:
         raise UserError(f"{where} has {len(arrays)} clients, and clients is {clients}; make them agree")
     for i, part in enumerate(arrays):
-        if part.ndim != 1 or not len(part) or part.dtype.kind not in "iu":
+        if part.ndim == 1 and not len(part):
+            raise UserError(f"{where} leaves client {i} without samples; change its parameters")
+        if part.ndim != 1 or part.dtype.kind not in "iu":
             shape = f"{part.dtype} of shape {part.shape}"
             raise UserError(f"{where}: client {i} has {shape}; give each at least one sample, as whole numbers [n_i]")
         if part.min() < 0 or part.max() >= samples:

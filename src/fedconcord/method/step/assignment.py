@@ -82,6 +82,7 @@ class Assignment(NamedTuple):
         Args:
             local: of a cohort; of one client, with a leading axis.
             lr: the round's step size.
+            steps: [S] of every client.
             regulariser: whose proximal steps clients take.
             on_host: a number that all clients share may be read from its tensor.
 

@@ -155,7 +155,8 @@ def _kept(key: str, value: Any) -> NamedObject:
         if value.identity == UNNAMED:
             about = "Algorithm without a name, told from others by the code of its functions"
     elif key == "model" and isinstance(value, nn.Module):
-        thing, count = partial(_copied, copy.deepcopy(value)), sum(p.numel() for p in value.parameters())
+        start = copy.deepcopy(value)  # as it was when it was given
+        thing, count = partial(_copied, start), sum(p.numel() for p in value.parameters())
         frozen = sum(p.numel() for p in value.parameters() if not p.requires_grad)
         rest = f", {frozen} of them frozen" * (frozen > 0)
         about = f"{_one_line(value)} with {count} parameters, which start as they were given{rest}"
