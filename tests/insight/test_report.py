@@ -145,8 +145,8 @@ def test_paired_is_the_paired_t_test_over_shared_seeds() -> None:
     assert p == pytest.approx(expected.pvalue)
     assert diff.mean == pytest.approx(0.02)
     assert (diff.low, diff.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
-    assert paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})[1] == 1.0
-    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})[1] == 0.0
+    assert paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
+    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).p == 0.0
 
 
 def test_holm_by_hand() -> None:
@@ -226,8 +226,8 @@ def test_the_last_bits_separate_nobody(tmp_path: Path) -> None:
     """The same differences of a rounding in every seed have no spread, and are none."""
     values = {s: 0.91 + 0.01 * s for s in range(5)}
     moved = {s: v * (1 + 2e-16) for s, v in values.items()}
-    assert paired(moved, values)[1] == paired(values, moved)[1] == 1.0
-    assert paired({s: v + 1e-6 for s, v in values.items()}, values)[1] < 1e-6
+    assert paired(moved, values).p == paired(values, moved).p == 1.0
+    assert paired({s: v + 1e-6 for s, v in values.items()}, values).p < 1e-6
     s = plant(tmp_path, {"fedavg": list(values.values()), "fedprox(mu=0)": list(moved.values())})
     assert s.verdict.kind == "tied"
     assert len(s.verdict.front) == 2

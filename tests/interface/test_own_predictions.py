@@ -153,7 +153,16 @@ def test_a_target_that_never_varies_is_its_mean(constant: float) -> None:
     """As of a column: the rounding of a mean is no deviation that anything may be scaled by."""
     target = labels.Targets("number", np.full((300, 1), constant), ["y"], None)
     inputs = np.zeros((300, 1)), np.zeros((0, 1))
-    data = labels.federation("d", inputs, target, ["y"], np.zeros(300, int), None, np.zeros(300, bool), {})
+    data = labels.federation(
+        "d",
+        inputs,
+        target=target,
+        columns=["y"],
+        owner=np.zeros(300, int),
+        who=None,
+        tested=np.zeros(300, bool),
+        preprocessing={},
+    )
     assert data.unit is not None
     mean, scale = data.unit
     assert scale == [1.0]

@@ -38,7 +38,7 @@ def refuse_mixed(source: Source, columns: Sequence[str]) -> None:
     """
     if not columns:
         return
-    numbers: dict[str, set[str]] = {name: set() for name in columns}
+    numbers_of: dict[str, set[str]] = {name: set() for name in columns}
     others: dict[str, dict[str, None]] = {name: {} for name in columns}
     rows: dict[str, list[int]] = {name: [] for name in columns}
     count, known = dict.fromkeys(columns, 0), dict.fromkeys(columns, 0)
@@ -50,7 +50,7 @@ def refuse_mixed(source: Source, columns: Sequence[str]) -> None:
             values = texts(batch[name])
             number = pc.match_substring_regex(values, NUMBER)
             text = pc.fill_null(pc.invert(number), False)
-            numbers[name] |= set(_some(values.filter(pc.fill_null(number, False)), MOST - len(numbers[name])))
+            numbers_of[name] |= set(_some(values.filter(pc.fill_null(number, False)), MOST - len(numbers_of[name])))
             others[name] |= _some(values.filter(text), MOST - len(others[name]))
             places = np.flatnonzero(np.asarray(text)) + begin + 1
             count[name] += len(places)
@@ -64,9 +64,9 @@ def refuse_mixed(source: Source, columns: Sequence[str]) -> None:
                 f"{source.path.name}: column {name!r} has decimal commas, as in {commas[0]!r}, row {rows[name][0]} "
                 "below the header; write its numbers with decimal points, or export the table with them"
             )
-        if others[name] and len(numbers[name]) >= len(others[name]):
+        if others[name] and len(numbers_of[name]) >= len(others[name]):
             raise UserError(_sentence(source.path.name, name, list(others[name]), rows[name], count[name]))
-        different, values = len(numbers[name]) + len(others[name]), known[name]
+        different, values = len(numbers_of[name]) + len(others[name]), known[name]
         if values >= IDS and different >= min(ALL * values, MOST):
             more = " or more" if different >= MOST else ""
             raise UserError(

@@ -158,6 +158,7 @@ def _classes(
 def federation(
     name: str,
     inputs: tuple[np.ndarray, np.ndarray],
+    *,
     target: Targets,
     columns: Sequence[str],
     owner: np.ndarray,

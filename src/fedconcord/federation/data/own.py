@@ -150,7 +150,17 @@ def from_arrays(name: str, arrays: Mapping[str, Any], settings: Input, where: st
         test_x = x[tested]
     notes = [target.note] if target.note else []
     preprocessing = {**(SCALED if bytes_ else {"kind": "none"}), "target": {}, "said": notes}
-    return labels.federation(name, (x[~tested], test_x), target, [label], owner, who, tested, preprocessing, other)
+    return labels.federation(
+        name,
+        (x[~tested], test_x),
+        target=target,
+        columns=[label],
+        owner=owner,
+        who=who,
+        tested=tested,
+        preprocessing=preprocessing,
+        other=other,
+    )
 
 
 def pair_of(
@@ -316,7 +326,17 @@ def of_images(name: str, train: Listed, test: Listed | None, settings: Input) ->
     }
     target = labels.Targets("class", y, names, None)
     other = target._replace(y=_code(test.classes, names)) if test else None
-    return labels.federation(name, (x[~tested], test_x), target, [], owner, who, tested, preprocessing, other)
+    return labels.federation(
+        name,
+        (x[~tested], test_x),
+        target=target,
+        columns=[],
+        owner=owner,
+        who=who,
+        tested=tested,
+        preprocessing=preprocessing,
+        other=other,
+    )
 
 
 def _code(values: Sequence[str], names: Sequence[str]) -> np.ndarray:

@@ -69,13 +69,13 @@ def read_table(path: Path, settings: Input) -> Dataset:
     return labels.federation(
         path.stem,
         (train_x, test_x),
-        survey.target,
-        settings.label,
-        survey.owner,
-        survey.clients,
-        tested,
-        _description(columns, survey, settings, doubts(source, features, settings.client)),
-        other[1].target if other else None,
+        target=survey.target,
+        columns=settings.label,
+        owner=survey.owner,
+        who=survey.clients,
+        tested=tested,
+        preprocessing=_description(columns, survey, settings, doubts(source, features, settings.client)),
+        other=other[1].target if other else None,
     )
 
 

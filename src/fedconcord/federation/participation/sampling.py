@@ -80,7 +80,11 @@ def _counted(drawn: np.ndarray, cohort: int, p: Callable[[np.ndarray], np.ndarra
 def uniform() -> Sampler:
     """S distinct clients, all equally likely."""
 
-    return Sampler(_keyed(lambda draw, s, sizes: _distinct(draw.choice(len(sizes), s, replace=False), s / len(sizes))))
+    def choose(draw: np.random.Generator, cohort: int, sizes: np.ndarray) -> Drawn:
+        n = len(sizes)
+        return _distinct(draw.choice(n, cohort, replace=False), cohort / n)
+
+    return Sampler(_keyed(choose))
 
 
 @definition()

@@ -41,6 +41,7 @@ from fedconcord.method.contract import (
     Facts,
     Local,
     Phases,
+    Population,
     Pull,
     Rule,
     Settle,
@@ -97,6 +98,10 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
     Of this library; A-FedPD, NeurIPS 2024, with AdaGrad-Norm, Ward et al., JMLR 2020.
     """
 
+    def init(x: Tensor, population: Population) -> Server:
+        square, steps, rho, first = x.new_zeros(()), x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
+        return Server(x, torch.zeros_like(x), x, x, square=square, steps=steps, rho=rho, first=first)
+
     def start(down: Down, row: Row | tuple[()], client: Client) -> Local:
         dual = down.dual + row.dual if isinstance(row, Row) else down.dual
         return Local(down.x, Constant(dual), Pull(down.rho, down.x), first=down.first)
@@ -122,7 +127,7 @@ def auto(duals: Duals = "own", weights: Normalised = "uniform") -> Algorithm:
         row=lambda shift, row: Row(row.dual - shift),
     )
     return Algorithm(
-        init=lambda x, population: Server(x, torch.zeros_like(x), x, x, *(x.new_zeros(()) for _ in range(4))),
+        init=init,
         init_client=lambda x: Row(torch.zeros_like(x)) if duals == "own" else (),
         broadcast=lambda server: Down(server.x, server.dual, server.rho, server.first),
         start=start,

@@ -30,12 +30,13 @@ from fedconcord.method.contract import (
     Needs,
     Population,
     Pull,
+    Sender,
 )
 from fedconcord.method.contract.identity import definition
 from fedconcord.support.factories import Search
 from fedconcord.support.parameters import NotNegative, Positive, about
 
-Rule = Callable[..., Tensor]  # (sender, cohort) -> d_i [] from what the server knows
+Rule = Callable[[Sender, Cohort], Tensor]  # d_i [] from what the server knows
 
 
 class Server(NamedTuple):

@@ -9,11 +9,18 @@ the same mini-batch:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
 
 from fedconcord.method.algorithms.fedavg import ServerLR, WeightsOption, fedavg
-from fedconcord.method.algorithms.scaffold import Corrected
 from fedconcord.method.contract import Algorithm, Constant, Facts, Local, Phases, Prelude, Snapshot
 from fedconcord.method.contract.identity import definition
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d]
+    c: Tensor  # [d], the cohort's full gradient, after the prelude
 
 
 @definition()
@@ -25,6 +32,11 @@ def mimesvrg(server_lr: ServerLR = 1.0, weights: WeightsOption = "uniform") -> A
     return replace(
         fedavg(server_lr, weights),
         start=lambda down, row, client: Local(down.x, Snapshot(down.x), Constant(down.c)),
-        phases=Phases(prelude=Prelude(lambda gradient, sender, cohort: sender.w * gradient, absorb=Corrected)),
+        phases=Phases(
+            prelude=Prelude(
+                contribute=lambda gradient, sender, cohort: sender.w * gradient,
+                absorb=lambda x, c: Down(x, c),
+            )
+        ),
         facts=Facts(group="control variates"),
     )

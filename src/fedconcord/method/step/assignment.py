@@ -222,8 +222,14 @@ def client_of(objective: Objective, orders: Orders, keeps_late: bool) -> Client:
     client = clients_of(objective, [orders], keeps_late)
     noise, normal = client.noise, client.normal
     assert normal is not None
-    single = Client._make(column[0, 0] if isinstance(column, Tensor) else column for column in client)
-    return single._replace(noise=lambda n: noise(n)[0], normal=lambda n: normal(n)[0])
+    return client._replace(
+        id=client.id[0, 0],
+        p=client.p[0, 0],
+        steps=client.steps[0, 0],
+        noise=lambda n: noise(n)[0],
+        late=None if client.late is None else client.late[0, 0],
+        normal=lambda n: normal(n)[0],
+    )
 
 
 def local_regulariser(objective: Objective, algorithm: Algorithm) -> Regulariser | None:

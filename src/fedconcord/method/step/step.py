@@ -89,8 +89,8 @@ def client_step(
     first = int(objective.offsets[place])
     steps = [whole] * orders.steps
     if draws.batches is not None and oracle.kind != "full":
-        batches = (batch[batch >= 0] for batch in draws.batches)
-        steps = [first + torch.as_tensor(batch, device=objective.device) for batch in batches]
+        drawn_batches = (batch[batch >= 0] for batch in draws.batches)
+        steps = [first + torch.as_tensor(batch, device=objective.device) for batch in drawn_batches]
     done, cost = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
@@ -117,8 +117,8 @@ def solve(
     local, number = local.map(_with_axis), np.array([len(steps)])
     chain = assignment.chain(local, lr, number, local_regulariser(objective, assignment.algorithm))
     if assignment.solver.kind == "lbfgs":
-        walked, passes = minimisers(objective, chain, [whole], number)
-        evaluations = full_cost * int(passes[0])
+        walked, full_gradients = minimisers(objective, chain, [whole], number)
+        evaluations = full_cost * int(full_gradients[0])
     else:
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
         evaluations = int(assignment.costs(chain, np.array([full_cost]), walked)[0])
@@ -169,8 +169,8 @@ def solve_together(
     regulariser = local_regulariser(objective, assignment.algorithm)
     chain = assignment.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
     if assignment.solver.kind == "lbfgs":
-        walked, passes = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
-        return assignment.done(local, chain, walked), int((passes * full).sum())
+        walked, full_gradients = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
+        return assignment.done(local, chain, walked), int((full_gradients * full).sum())
     draws = [
         assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
     ]

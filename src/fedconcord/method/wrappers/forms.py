@@ -78,7 +78,8 @@ def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, k
 def _first_round(
     algorithm: Algorithm, x: Tensor, lead: tuple[int, ...], place: Callable[[Any], Any], move: float = 0.0
 ) -> Forms:
-    """A client's first round, whose model moves by `move`, with `place` of all that a server has; `lead`: of rows."""
+    """A client's first round, whose model moves by `move`, with `place` of all that a server has; with values where
+    `place` keeps them. `lead`: of rows."""
     server = algorithm.init(x, Population(1, x.new_ones(1)))
     broadcast, first_row = (tree_map(place, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
     like, d, down = place(x), len(x), broadcast

@@ -91,6 +91,7 @@ def momentum(
 
 def _adaptive(
     second: Callable[[Tensor, Tensor], Tensor],
+    *,
     lr: float,
     beta1: float,
     tau: float,
@@ -135,7 +136,15 @@ def adam(
 ) -> Optimizer:
     """FedAdam's server step."""
     corrected = beta2 if bias_correction else None
-    return _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, lr, beta1, tau, v0, eps_root, corrected)
+    return _adaptive(
+        lambda v, square: beta2 * v + (1 - beta2) * square,
+        lr=lr,
+        beta1=beta1,
+        tau=tau,
+        v0=v0,
+        eps_root=eps_root,
+        corrected=corrected,
+    )
 
 
 @definition()
@@ -155,13 +164,13 @@ def yogi(
     def second(v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - beta2) * square * torch.sign(v - square)
 
-    return _adaptive(second, lr, beta1, tau, v0, eps_root, corrected, m0)
+    return _adaptive(second, lr=lr, beta1=beta1, tau=tau, v0=v0, eps_root=eps_root, corrected=corrected, m0=m0)
 
 
 @definition()
 def adagrad(lr: LR = 0.1, beta1: Beta1 = 0.9, tau: Tau = 1e-3, v0: V0 = None, eps_root: EpsRoot = 0.0) -> Optimizer:
     """FedAdagrad's server step."""
-    return _adaptive(torch.add, lr, beta1, tau, v0, eps_root)
+    return _adaptive(lambda v, square: v + square, lr=lr, beta1=beta1, tau=tau, v0=v0, eps_root=eps_root)
 
 
 @definition()

@@ -270,14 +270,14 @@ def edges(config: Config, search: MethodSearch) -> list[Edge]:
         return []
     at_ends = []
     for key, place in search.space.places.items():
-        value = search.best.values[key]
-        extension = None if place.low == place.high else _extension(place, value)
+        best = search.best.values[key]
+        extension = None if place.low == place.high else _extension(place, best)
         if extension is None:
             continue
         side, low, high = extension
         end = low if side == "low" else high
         extended = f"{key}={place.scale}({low:.3g},{high:.3g})" if _takes(config, search.space.method, key, end) else ""
-        at_ends.append(Edge(key, value, side, extended, place))
+        at_ends.append(Edge(key, best, side, extended, place))
     return at_ends
 
 
@@ -291,13 +291,13 @@ def _extension(place: Search, value: float) -> tuple[str, float, float] | None:
     """The end that a value is at, low or high, and the range with that end moved; None where it is at neither."""
     if place.scale == "log":
         share = math.log(value / place.low) / math.log(place.high / place.low)
-        below, above = place.low / FACTOR, place.high * FACTOR
+        lower, upper = place.low / FACTOR, place.high * FACTOR
     else:
         length = place.high - place.low
-        share, below, above = (value - place.low) / length, place.low - length / 2, place.high + length / 2
+        share, lower, upper = (value - place.low) / length, place.low - length / 2, place.high + length / 2
     if share <= NEAR:
-        return "low", below, place.high
-    return ("high", place.low, above) if share >= 1 - NEAR else None
+        return "low", lower, place.high
+    return ("high", place.low, upper) if share >= 1 - NEAR else None
 
 
 def _takes(config: Config, method: str, key: str, value: float) -> bool:

@@ -30,7 +30,10 @@ def keys() -> dict[str, dict[str, Any]]:
     for section, model in SECTIONS.items():
         del schemas[section]
         schemas |= {f"{section}.{k}": v for k, v in model.model_json_schema()["properties"].items()}
-    return {key: {**schema, "description": " ".join(schema["description"].split())} for key, schema in schemas.items()}
+    return {
+        key: {**schema, "description": " ".join(schema.get("description", "").split())}  # read from source files
+        for key, schema in schemas.items()
+    }
 
 
 def fields() -> dict[str, FieldInfo]:

@@ -45,6 +45,13 @@ class Interval(NamedTuple):
         return (self.low, self.high) if self.n >= FEW or not self.values else (min(self.values), max(self.values))
 
 
+class Paired(NamedTuple):
+    """The mean of paired differences, its t interval, and the two-sided p value of 'no difference'."""
+
+    diff: Interval
+    p: float
+
+
 def interval(values: Sequence[float] | Array) -> Interval:
     """Mean and 95 % t interval; NaN throughout for no values, NaN bounds for one."""
     x = np.asarray(values, dtype=np.float64)
@@ -58,18 +65,15 @@ def interval(values: Sequence[float] | Array) -> Interval:
     return Interval(mean, mean - half, mean + half, tuple(x.tolist()))
 
 
-def paired(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[Interval, float]:
-    """a - b over the seeds that both have (at least two), and the two-sided p value of 'no difference'.
-
-    What differs by `ROUNDING` is the same.
-    """
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
+    """a - b over the seeds that both have (at least two); what differs by `ROUNDING` is the same."""
     same = [math.isclose(a[s], b[s], rel_tol=ROUNDING) for s in sorted(a.keys() & b.keys())]
     d = np.where(same, 0.0, [a[s] - b[s] for s in sorted(a.keys() & b.keys())])
     diff = interval(d)
     spread = float(d.std(ddof=1)) / math.sqrt(d.size)
     if spread == 0:  # the same difference in every seed: certain, or no difference at all
-        return diff, 1.0 if diff.mean == 0 else 0.0
-    return diff, 2 * float(stdtr(d.size - 1, -abs(diff.mean) / spread))
+        return Paired(diff, 1.0 if diff.mean == 0 else 0.0)
+    return Paired(diff, 2 * float(stdtr(d.size - 1, -abs(diff.mean) / spread)))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -155,7 +159,10 @@ def verdict(
     top = order[0]
     if len(seeds) == 1:
         return Verdict("one seed", top, seeds, (), tuple(unranked))
-    leads, ps = zip(*(paired(score[top], score[n]) for n in order[1:]), strict=True)
-    comparisons = tuple(map(Comparison, order[1:], leads, ps, holm(ps)))
+    leads = [paired(score[top], score[n]) for n in order[1:]]
+    adjusted = holm([lead.p for lead in leads])
+    comparisons = tuple(
+        Comparison(n, lead.diff, lead.p, p_holm) for n, lead, p_holm in zip(order[1:], leads, adjusted, strict=True)
+    )
     kind: Literal["best", "tied"] = "best" if all(c.separated for c in comparisons) else "tied"
     return Verdict(kind, top, seeds, comparisons, tuple(unranked))
