@@ -1,4 +1,6 @@
-"""A job and its rounds, without a file: `train` is the short way, `start` and `advance` are its parts."""
+"""A job and its rounds (`train` is the short way, `start` and `advance` are its parts), why it cannot run, its
+checkpoint, the privacy it spends, and fine-tuning at the clients.
+"""
 
 from fedconcord.execution.job.job import (
     Job,

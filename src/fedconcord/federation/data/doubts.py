@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 from fedconcord.federation.data.sources import NUMBER, Source, numbers, texts
 from fedconcord.support.errors import UserError
 
+# -- what is refused -----------------------------------------------------------------------------------------------
+
 DECIMAL = r"^\s*[+-]?\d+,\d+\s*$"  # a number with a decimal comma
 SHOWN = 3  # rows and texts in the sentence
 IDS, ALL = 20, 0.9  # rows, and share of different texts in them, from which on a column holds ids
@@ -91,6 +93,8 @@ def _sentence(where: str, name: str, words: Sequence[str], rows: Sequence[int], 
         f"value, give --set {shlex.quote(f'input.missing={missing}')}, or repair the file"
     )
 
+
+# -- what is noted -------------------------------------------------------------------------------------------------
 
 LOOKED = 20_000  # rows that are looked at
 CODES = (-9.0, -99.0, -999.0, -9999.0, 99.0, 999.0, 9999.0, 99999.0)  # numbers that are used for no value

@@ -1,4 +1,4 @@
-"""What a client may be asked of its f_i."""
+"""What a client may be asked of its f_i, and how a model is judged."""
 
 from collections.abc import Callable
 

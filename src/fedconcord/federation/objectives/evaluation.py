@@ -25,6 +25,8 @@ from fedconcord.method.contract import workers
 from fedconcord.method.contract.flat import Layout
 from fedconcord.support.errors import UserError
 
+# -- samples on the device -----------------------------------------------------------------------------------------
+
 CHECKED = 2**22  # numbers looked at in one go
 
 
@@ -121,6 +123,8 @@ def resident(
         torch.as_tensor(table.T.copy(), device=device).to(dtype),
     )
 
+
+# -- forward passes ------------------------------------------------------------------------------------------------
 
 CACHED = 2**24  # bytes of the widest layer's outputs for a batch
 FEWEST, MOST = 32, 512  # samples in a batch

@@ -1,4 +1,4 @@
-"""FedNova: normalised averaging, for any local solver.
+"""FedNova and FedNova-VR: normalised averaging, for any local solver.
 
 Wang et al., IEEE TSP 2021, eqs. (15)-(17): vanilla, proximal (mu > 0), and with the local solver's momentum. With the
 gradients of a client's steps as the columns of G_i and what the local solver makes of them in a_i,

@@ -1,6 +1,7 @@
 """Keyed randomness: every draw is named by (seed, purpose, round, client), never by position or a global state.
 
-The same key gives the same bits on every engine, in every order of clients, and after every resume.
+The same key gives the same bits on every engine, in every order of clients, and after every resume. At the end stand
+draws that nobody can repeat, of the operating system, which privacy at real sites rests on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What every form of the local step shares: what a client is told before round 0, what it knows, and its row."""
+"""What every form of the local step shares: what a client is told before round 0, the chain of its steps, what
+it knows, and its row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The local solver: what a local step does with a gradient. One definition, used by every engine."""
+"""The local solver that a user sets, the gradient oracles by name, and what does not go with a method; `assignment`
+makes the steps of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The client's step, by itself with the objective's reference gradients, and the local steps of a cohort.
+"""The client's step: of one client by itself with the objective's reference gradients, the local steps of a cohort
+side by side, and L-BFGS on clients' problems.
 
     (assignment, objective, place, down, row, orders) -> (up, new row)
 

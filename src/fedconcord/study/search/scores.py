@@ -1,4 +1,5 @@
-"""How far trials go, how good they are after so many rounds, and which trials are better.
+"""How far trials go, how good they are after so many rounds, and which trials are better; the trials of a
+method, the text of its winner, and where the best stands at the end of its range.
 
 Synchronous successive halving (Jamieson and Talwalkar, AISTATS 2016) with a factor of 2 and the last rung at all
 rounds, in numbers that are known before the first round: trials are judged after a quarter of the rounds, those that
@@ -64,6 +65,8 @@ def cost(rungs: Sequence[Rung]) -> int:
     lengths = [0, *(rung.rounds for rung in rungs)]
     return sum(rung.trials * (rung.rounds - before) for rung, before in zip(rungs, lengths, strict=False))
 
+
+# -- scores --------------------------------------------------------------------------------------------------------
 
 POINT = 0.01  # of a share: closer is no difference
 OWN = ("distance", "loss", "train_loss")  # what is minimised where clients can set no samples apart
@@ -187,6 +190,9 @@ def below(one: Score, best: Score, metric: Metric) -> bool:
     return not behind <= max(best.standard_error, POINT if metric.percent else 0.0)
 
 
+# -- trials of a method --------------------------------------------------------------------------------------------
+
+
 class Trial(NamedTuple):
     """One point of a method's space, as far as it went."""
 
@@ -249,6 +255,8 @@ def winners(config: Config, searches: Sequence[MethodSearch]) -> dict[str, str]:
         texts[search.space.method] = text
     return texts
 
+
+# -- the ends of a range -------------------------------------------------------------------------------------------
 
 NEAR = 0.1  # of a range's length, in its own scale, is its edge
 FACTOR = 3.0  # by which an end in logarithms moves; a linear one by half of the range

@@ -1,4 +1,6 @@
-"""From settings to data (registered, a file or folder, or a factory by import path), to clients, to their problem."""
+"""From settings to data (registered, a file or folder, or a factory by import path), to clients, to their problem;
+and the device that computes it.
+"""
 
 from __future__ import annotations
 
