@@ -5,7 +5,8 @@ decides. One `unk` among ages would otherwise make every age a category of its o
 
 Noted are rows twice, and numbers that stand for no value. A false alarm is worse than none: a number is doubted only
 where it lies further from all others than these lie apart, and equal rows only where they have columns in which chance
-repeats little."""
+repeats little.
+"""
 
 from __future__ import annotations
 

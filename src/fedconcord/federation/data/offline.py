@@ -21,13 +21,11 @@ from fedconcord.method.contract.rng import Purpose, generator, sweep
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, about
 
+TRAIN_SHARE = 0.9  # of a client's samples or text
+
+# -- handwritten digits --------------------------------------------------------------------------------------------
+
 DIGITS_SHARE = 0.8  # of the samples that train
-Alpha = Annotated[NotNegative, about("spread of the clients' true models; with 0 they are drawn alike")]
-Beta = Annotated[NotNegative, about("spread of the clients' feature means; with 0 they are drawn alike")]
-Clients = Annotated[Count, about("number of clients N")]
-Context = Annotated[int, Field(ge=1, le=512, description="characters that a model sees")]
-Stride = Annotated[Count, about("characters between samples")]
-Smallest = Annotated[Count, about("number of characters below which a topic is left out")]
 
 
 def digits(folder: Path, seed: int, /) -> Dataset:
@@ -56,10 +54,14 @@ def _table() -> np.ndarray:
     return np.column_stack([bunch.data, bunch.target])
 
 
+# -- synthetic clients ---------------------------------------------------------------------------------------------
+
 FEATURES, CLASSES = 60, 10
-TRAIN_SHARE = 0.9  # of a client's samples or text
 IN_MEMORY = 2**30  # bytes of training samples; with more, clients' samples are drawn when they take part
 JUDGED = 200  # clients whose test samples judge the model then
+Alpha = Annotated[NotNegative, about("spread of the clients' true models; with 0 they are drawn alike")]
+Beta = Annotated[NotNegative, about("spread of the clients' feature means; with 0 they are drawn alike")]
+Clients = Annotated[Count, about("number of clients N")]
 
 
 def synthetic(folder: Path, seed: int, /, alpha: Alpha = 1.0, beta: Beta = 1.0, clients: Clients = 30) -> Dataset:
@@ -128,7 +130,12 @@ def _client(seed: int, client: int, alpha: float, beta: float) -> tuple[np.ndarr
     return x.astype(np.float32), (x @ w + b).argmax(axis=1)
 
 
+# -- text ----------------------------------------------------------------------------------------------------------
+
 SYMBOLS = string.ascii_letters + string.digits + string.punctuation + " \n"  # agreed upon, not counted; then any other
+Context = Annotated[int, Field(ge=1, le=512, description="characters that a model sees")]
+Stride = Annotated[Count, about("characters between samples")]
+Smallest = Annotated[Count, about("number of characters below which a topic is left out")]
 
 
 def topics(folder: Path, seed: int, /, context: Context = 24, stride: Stride = 4, smallest: Smallest = 2000) -> Dataset:

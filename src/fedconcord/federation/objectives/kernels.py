@@ -7,7 +7,8 @@ A gradient is never made where it is only to be added: the products add it to wh
 What convolutions gain on autograd: channels lie last, for which max pooling is ten times as fast; ReLU follows the
 pooling it commutes with; and the large gradients of linear layers are added to the model without being made. The
 convolutions themselves are oneDNN's, but for an image of one channel, where it has no fast kernel: there they are a
-product. In bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first."""
+product. In bfloat16 a client's weights are cast once a gradient, and what is added to the model is cast back first.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 `Convex` are smooth convex clients whose optimum is known to rounding: f_i(x) = mean over its samples of
 loss(W a + b, y) + l2/2 ||x||^2 with x = (W, b) flat. The l2 term belongs to the objective: every gradient, the
 reference optimum and the reported loss have it. (The local solver's `weight_decay` is another thing: it changes the
-local step alone, and no metric knows it.)"""
+local step alone, and no metric knows it.)
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 `Matrix`: LoSAC (ACM TKDD 2023), section 5.5, eqs. (20)-(21): f_i(X) = mean over its samples of (<X, D_j> - y_j)^2,
 psi = lam ||X||_*. The loss is the mean of eq. (14), not the sum that section 5.5 prints: with a sum no step size of the
-paper is stable (one sample alone has curvature 2 ||D||^2)."""
+paper is stable (one sample alone has curvature 2 ||D||^2).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ from fedconcord.federation.objectives.regularisers import nuclear
 from fedconcord.method.contract import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
+
+# -- quadratic clients ---------------------------------------------------------------------------------------------
 
 Dimension = Annotated[Count, about("dimension d")]
 Blocks = Annotated[Count, about("number of samples (blocks) of a client")]
@@ -156,6 +159,8 @@ def fednova_quadratics(
     x0 = torch.full((dim,), start, dtype=dtype, device=device)
     return Quadratic(H, torch.as_tensor(e, dtype=dtype, device=device)[:, None], x0=x0)
 
+
+# -- low-rank matrix estimation ------------------------------------------------------------------------------------
 
 RANK_FLOOR = 1e-3  # singular values above it count as rank (section 5.5)
 

@@ -1,6 +1,7 @@
 """What is drawn for a round: the cohort, its local work, its batches and its weights. A pure function of the keys.
 
-`Pooled` are the rounds of a model that is trained on all samples in one place, with the budget of a federation's."""
+`Pooled` are the rounds of a model that is trained on all samples in one place, with the budget of a federation's.
+"""
 
 from __future__ import annotations
 

@@ -25,10 +25,33 @@ Work = Callable[[int, int, int], float]
 """(seed, round, client) -> units of work: epochs, steps or seconds, as the configuration counts."""
 
 
+# -- what availability and the clock use too -----------------------------------------------------------------------
+
+N = TypeVar("N", int, float)
+
+
+def read_csv(path: str, what: str, columns: Mapping[str, Callable[[str], N]]) -> list[list[N]]:
+    """The numbers in these columns of a CSV file, row by row; `what` they are.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column, or has something else in it.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [[number(row[name]) for name, number in columns.items()] for row in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the {what} {path} ({reason(error)}); give a CSV file") from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is no {what}; write a line {','.join(columns)} and numbers below it") from None
+
+
 def check_range(name: str, low: float, high: float) -> None:
     """Refuse a distribution between two ends that are the wrong way round."""
     if high < low:
         raise UserError(f"{name} has no value between low = {low} and high = {high}; give low <= high")
+
+
+# -- amounts of work -----------------------------------------------------------------------------------------------
 
 
 @definition()
@@ -100,24 +123,6 @@ def from_file(
     if not amounts or min(amounts) < 1:
         raise UserError(f"{path} must hold one whole number >= 1 for each client")
     return per_client(amounts)
-
-
-N = TypeVar("N", int, float)
-
-
-def read_csv(path: str, what: str, columns: Mapping[str, Callable[[str], N]]) -> list[list[N]]:
-    """The numbers in these columns of a CSV file, row by row; `what` they are.
-
-    Raises:
-        UserError: the file cannot be read, lacks a column, or has something else in it.
-    """
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [[number(row[name]) for name, number in columns.items()] for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the {what} {path} ({reason(error)}); give a CSV file") from None
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} is no {what}; write a line {','.join(columns)} and numbers below it") from None
 
 
 WORK: dict[str, Callable[..., Work]] = by_name(fixed, uniform, gaussian, by_client, per_client, from_file)

@@ -65,6 +65,8 @@ def counts(labels: np.ndarray, parts: list[np.ndarray], classes: int) -> np.ndar
     return np.bincount(cell, minlength=len(parts) * classes).reshape(len(parts), classes)
 
 
+# -- partitions ----------------------------------------------------------------------------------------------------
+
 PerClient = Annotated[Count, about("shards per client")]
 Cuts = Annotated[Count | None, about("shards in all; if none, (clients / 2)^2, as in 10,000 for 200 clients")]
 Sorted = Annotated[Chance, about("fraction of the samples that is dealt sorted by label")]

@@ -3,7 +3,8 @@
 A skew of features takes the samples x [n_i, *shape] float32 of one client, scaled as the model gets them, the client's
 number, the number of clients and a generator keyed by (seed, client), which the program gives, and the user's options.
 It returns new samples of the same shape and never looks at labels. It is applied once, to a client's training samples,
-and so to what is held out of them for validation as well; the test set stays as it is published."""
+and so to what is held out of them for validation as well; the test set stays as it is published.
+"""
 
 from __future__ import annotations
 

@@ -52,6 +52,8 @@ from fedconcord.study.statistics.format import value
 from fedconcord.support.errors import UserError
 from fedconcord.support.grammar import flatten
 
+# -- values of trials, and Optuna's journal of them ----------------------------------------------------------------
+
 JOURNAL = "study.journal"
 FIRST, NEXT = 4, 4  # trials of the first batch at least, and of every later one
 
@@ -133,6 +135,8 @@ def _recorded(search: MethodSearch, trial: Trial) -> FrozenTrial:
         intermediate_values={k: score.value for k, score in trial.scores.items() if math.isfinite(score.value)},
     )
 
+
+# -- the search ----------------------------------------------------------------------------------------------------
 
 Say = Callable[[str], None]
 

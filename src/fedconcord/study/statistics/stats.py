@@ -1,6 +1,7 @@
 """The numbers a report rests on: t intervals over seeds, first crossings, paired comparisons with Holm's correction.
 
-From these comes what may be said of the order of the methods: the best, or those that the data do not tell apart."""
+From these comes what may be said of the order of the methods: the best, or those that the data do not tell apart.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """How every figure looks: colours, dashes and markers of the methods, axes, the legend; and its forms: SVG, PNG and PDF
-files, an element of the page."""
+files, an element of the page.
+"""
 
 from __future__ import annotations
 
