@@ -1,8 +1,8 @@
 """Non-smooth terms psi of the objective sum_i p_i f_i(x) + psi(x), by name, each with its proximal operator.
 
-To add one: a factory that returns a `contract.Regulariser` for vectors [..., d] and its line in `REGULARISERS`. `combine`
-adds two where the prox of the sum has a closed form; `Regularised` adds one to any one-block problem, as the setting
-`regulariser = "l1(0.01)"` does. Closed forms: Parikh and Boyd, Proximal Algorithms, 2014, ch. 6.
+To add one: a factory that returns a `contract.Regulariser` for vectors [..., d] and its line in `REGULARISERS`.
+`combine` adds two where the prox of the sum has a closed form; `Regularised` adds one to any one-block problem, as the
+setting `regulariser = "l1(0.01)"` does. Closed forms: Parikh and Boyd, Proximal Algorithms, 2014, ch. 6.
 """
 
 from __future__ import annotations
