@@ -424,7 +424,7 @@ def test_resume_with_rows_on_disk(name: str, options: dict[str, str], tmp_path: 
 CHILD = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 from test_state import killed_job
 folder = Path(sys.argv[1])
 from training import execute
@@ -447,7 +447,7 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     execute(killed_job(), whole, rounds=1000, info={}, eval_every=50)
     for limit in (100, 150):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD.format(tests=str(Path(__file__).parents[1])), str(parts)],
+            [sys.executable, "-c", CHILD.format(folders=[*map(str, Path(__file__).parents[:2])]), str(parts)],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert child.stdout is not None

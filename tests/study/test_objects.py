@@ -359,7 +359,7 @@ def test_a_search_takes_objects_and_goes_on_with_them(tmp_path: Path) -> None:
         ({"data": lambda folder, seed: 1 / 0}, "failed when they were made: ZeroDivisionError"),
         ({"partition": [[0, 1], [1, 2]]}, "gives a sample twice"),
         ({"partition": [[0], [48]]}, "client 1 has sample 48, and there are 0 to 47"),
-        ({"partition": [[0], []]}, "client 1 has float64 of shape"),
+        ({"partition": [[0], []]}, "leaves client 1 without samples"),
         ({"partition": [[0], [1]], "clients": 3}, "has 2 clients, given clients 3; leave clients out"),
         ({"partition": lambda labels, n, rng: [[0]], "clients": 2}, "has 1 clients, and clients is 2"),
         ({"partition": lambda labels, n, rng: 1 / 0}, "failed for 48 samples and 10 clients: ZeroDivisionError"),
