@@ -12,13 +12,8 @@ import fedconcord
 from comments import Comments
 
 SOURCE = Path(fedconcord.__file__).parents[1]
-INTERFACES = (
-    "Objective",
-    "Roster",
-    "Evaluator",
-    "Problem",
-)  # of `fedconcord.method.contract`: what they say of a member holds
-# for a class that has it
+# of `fedconcord.method.contract`: what they say of a member holds for a class that has it
+INTERFACES = ("Objective", "Roster", "Evaluator", "Problem")
 
 
 def undocumented() -> Iterator[str]:
@@ -27,7 +22,8 @@ def undocumented() -> Iterator[str]:
     for sibling in ("fedconcord_diagnosis", "fedconcord_papers"):  # some public functions are defined there
         loader.load(sibling)
     package: Any = loader.load("fedconcord")
-    stated = {name for one in INTERFACES for name, member in package["core"][one].members.items() if member.docstring}
+    contract = package["method.contract"]
+    stated = {name for one in INTERFACES for name, member in contract[one].members.items() if member.docstring}
     for name in fedconcord.__all__:
         one: Any = package[name]
         one = one.final_target if one.is_alias else one

@@ -55,7 +55,7 @@ class Dataset(NamedTuple):
     test_y: np.ndarray  # [m], as train_y
     classes: int  # outputs of a model: classes, numbers to predict, or labels that may hold together
     natural: list[np.ndarray] | None = None  # N sorted int64 arrays of training samples, where the data come in clients
-    target: Target = "class"
+    target: Target = "class"  # what is learnt: classification, regression (`number`) or several labels a sample
     client_names: list[str] | None = None  # of the natural clients
     output_names: list[str] | None = None  # of the classes, numbers or labels
     preprocessing: Mapping[str, Any] | None = None  # plain values: what was done to raw inputs; None: nothing
