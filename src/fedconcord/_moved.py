@@ -13,7 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_FORMER = {  # what a module or folder was called, and where it is; files that went elsewhere than their folder first
+_FORMER = {  # what a folder was called, or a file that went elsewhere than its folder, and where it is
     "core.plan": "fedconcord.method.contract.round",
     "core.unkeyed": "fedconcord.method.contract.rng",
     "local.gradients": "fedconcord.method.step.solver",
@@ -26,7 +26,7 @@ _FORMER = {  # what a module or folder was called, and where it is; files that w
     },
     **{
         f"runs.{name}": f"fedconcord.execution.run.{name}"
-        for name in (*("clock", "interrupts", "lock", "folder", "readme", "tables", "observers", "saving", "stopping"),)
+        for name in ("clock", "interrupts", "lock", "folder", "readme", "tables", "observers", "saving", "stopping")
     },
     "runs.final": "fedconcord.execution.run.final_model",
     "runs.results": "fedconcord.study.runs.training",
@@ -77,11 +77,13 @@ class FormerPaths(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
-        if package != "fedconcord":
-            return None
-        head = next((old for old in _FORMER if rest == old or rest.startswith(f"{old}.")), None)
-        return None if head is None else ModuleSpec(fullname, _Alias(f"{_FORMER[head]}{rest.removeprefix(head)}"))
+        package, *names = fullname.split(".")
+        if package == "fedconcord":
+            for length in (2, 1):  # a file before its folder
+                place = _FORMER.get(".".join(names[:length]))
+                if place is not None:
+                    return ModuleSpec(fullname, _Alias(".".join([place, *names[length:]])))
+        return None
 
 
 class _Alias(Loader):

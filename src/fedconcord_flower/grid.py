@@ -303,10 +303,11 @@ def work(runtimes: Path) -> None:
 
     Each place where tasks are has a fork of its own that asks there: one that does not answer keeps nobody waiting.
     """
+    from fedconcord.study.settings.sources import keys  # which other processes of Flower's have no use for
+
     for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
         import_module(module)
-    import_module("fedconcord.study.settings.sources").keys()  # the schema, made once
-
+    keys()  # the schema, made once
     forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:
         for place in _places(runtimes) - forks.keys():

@@ -106,7 +106,7 @@ class Convex:
 
     @cached_property
     def roster(self) -> Roster:
-        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+        return roster_of(self.offsets, self.sizes, self.label_counts)
 
     @property
     def evaluator(self) -> Evaluator:

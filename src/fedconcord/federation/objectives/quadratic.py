@@ -9,7 +9,6 @@ paper is stable (one sample alone has curvature 2 ||D||^2).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated
 
@@ -71,8 +70,10 @@ class Quadratic:
 
     @cached_property
     def objective(self) -> Objective:
-        of = objective_of(self, lambda place: alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective)
-        return replace(of, regulariser=self.regulariser)
+        def one(place: int) -> Objective:
+            return alone(self, place, ("H", "b"), ("H_mean", "b_mean")).objective
+
+        return objective_of(self, one, self.regulariser)
 
     @cached_property
     def roster(self) -> Roster:
@@ -192,8 +193,7 @@ class Matrix:
 
     @cached_property
     def objective(self) -> Objective:
-        of = objective_of(self, lambda place: alone(self, place, ("D", "y")).objective)
-        return replace(of, regulariser=self.regulariser)
+        return objective_of(self, lambda place: alone(self, place, ("D", "y")).objective, self.regulariser)
 
     @cached_property
     def roster(self) -> Roster:

@@ -110,7 +110,7 @@ class SemiSupervised:
 
     @cached_property
     def roster(self) -> Roster:
-        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+        return roster_of(self.offsets, self.sizes, self.label_counts)
 
     @property
     def evaluator(self) -> Evaluator:

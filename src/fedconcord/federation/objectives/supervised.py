@@ -161,11 +161,10 @@ class Supervised:
     @cached_property
     def objective(self) -> Objective:
         return replace(
-            objective_of(self, lambda place: self.alone(place).objective),
+            objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
             accumulate=self.accumulate,
             network=self._network(),
             sample_size=math.prod(self.x.shape[1:]),
-            regulariser=self.regulariser,
             precision=self.numbers,
             frozen=self.layout.digest,
         )
@@ -180,7 +179,7 @@ class Supervised:
 
     @cached_property
     def roster(self) -> Roster:
-        return roster_of(self.offsets, self.sizes)._replace(label_counts=self.label_counts)
+        return roster_of(self.offsets, self.sizes, self.label_counts)
 
     @property
     def evaluator(self) -> Evaluator:

@@ -118,9 +118,7 @@ class PrivateBlocks:
     @property
     def objective(self) -> Objective:
         """Of all clients in x alone; `objective_in_both` has the steps on y too."""
-        return replace(
-            objective_of(self, lambda place: self.parent.alone(place).objective), regulariser=self.parent.regulariser
-        )
+        return objective_of(self, lambda place: self.parent.alone(place).objective, self.parent.regulariser)
 
     @property
     def roster(self) -> Roster:

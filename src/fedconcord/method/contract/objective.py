@@ -152,10 +152,15 @@ class TwoBlockRow(NamedTuple):
     private: Tensor  # [...] y_i
 
 
-def roster_of(offsets: np.ndarray, sizes: np.ndarray | None = None) -> Roster:
+def roster_of(
+    offsets: np.ndarray,
+    sizes: np.ndarray | None = None,
+    label_counts: Callable[[], np.ndarray | None] = lambda: None,
+) -> Roster:
     """The roster of clients whose samples lie between offsets [N + 1]; sizes are those numbers if not given."""
     samples = np.diff(offsets).astype(np.int64)
-    return Roster(samples, samples.astype(np.float64) if sizes is None else np.asarray(sizes, np.float64))
+    weights = samples.astype(np.float64) if sizes is None else np.asarray(sizes, np.float64)
+    return Roster(samples, weights, label_counts)
 
 
 class Differentiable(Protocol):
@@ -175,7 +180,9 @@ class Differentiable(Protocol):
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor: ...
 
 
-def objective_of(of: Differentiable, alone: Callable[[int], Objective]) -> Objective:
+def objective_of(
+    of: Differentiable, alone: Callable[[int], Objective], regulariser: Regulariser | None = None
+) -> Objective:
     """The objective that such a class computes; whoever has more of `Objective` to offer replaces these fields."""
     return Objective(
         dim=of.dim,
@@ -187,4 +194,5 @@ def objective_of(of: Differentiable, alone: Callable[[int], Objective]) -> Objec
         loss=of.loss,
         alone=alone,
         hessian=of.hessian,
+        regulariser=regulariser,
     )
