@@ -92,8 +92,9 @@ class TensorBoard:
         name = folder_name(f"{run.label}-seed-{run.seed}")
         folder = run.folder / "tensorboard" if self.dir is None else Path(self.dir) / name
         self.open[run.folder] = writer = self.writer(str(folder), purge_step=run.begins)
-        if run.begins == 0:
-            writer.add_text("settings", f"```json\n{json.dumps(run.settings, indent=2)}\n```", 0)
+        # At every start: what a killed run had not yet written is gone, and a resumed one may have other settings.
+        writer.add_text("settings", f"```json\n{json.dumps(run.settings, indent=2)}\n```", run.begins)
+        writer.flush()
 
     def row(self, run: Run, row: Row) -> None:
         """Scalars at the step of the round; in the file at once, for a run may be killed."""

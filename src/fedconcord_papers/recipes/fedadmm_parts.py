@@ -31,8 +31,7 @@ SAID = {"iid": "IID", "noniid": "non-IID"}
 RIVALS = ("FedAvg", "FedProx", "SCAFFOLD")
 LR = {"local.lr": (0.1, 0.01, 0.2, 0.5)}
 MU = {"mu": (0.1, 0.001, 0.01, 1.0)}
-FIVE = (0, 1, 2, 3, 4)
-PAPER = Size(seeds=FIVE)
+PAPER = Size(seeds=range(5))
 DIGITS: Settings = {"data": "digits", "model": "2nn", "clients": 40, "cohort": 8, "rounds": 8, "eval.target": 0.5} | {
     "local.batch_size": 10,
     "eval.train_samples": 100,

@@ -48,7 +48,7 @@ FIG6 = Recipe(
 
 MATRIX = ("LoSAC-Prox", "SCAFFOLD-Prox", "FedADMM")
 ADMM = "fedadmm_inexact(rho=5.0,objective={},server_steps=20,server_lr=1e-4,local.lr=1e-4)"
-PROX = {"local.lr": (2e-3, 4e-3, 1e-3, 5e-4)}
+PROX = {"local.lr": (2e-3, 8e-3, 4e-3, 1e-3, 5e-4)}
 ERROR = final("error", False, name="error ||X - X_G||")
 
 
@@ -120,7 +120,7 @@ FIG7 = Recipe(
             Entry("LoSAC-Prox, tuned", "losac(blocks=5)", PROX),
             Entry("SCAFFOLD-Prox, tuned", "scaffold", PROX),
             Entry(
-                "FedADMM, tuned", ADMM.format("mean"), {"local.lr": (1e-4, 1e-2, 1e-1, 1.0), "rho": (5.0, 0.5, 0.05)}
+                "FedADMM, tuned", ADMM.format("mean"), {"local.lr": (1e-4, 1e-2, 1e-1, 1.0, 10.0), "rho": (5.0, 0.5, 0.05)}
             ),
         ),
         (
@@ -177,7 +177,7 @@ FIG7 = Recipe(
             search={"rounds": 200},
             note="the paper's size for two of its five ranks",
         ),
-        "paper": Size(),
+        "paper": Size(seeds=range(5)),
     },
     silent="T (5), measurements a client (100), lambda (0.2, for which the minimisers for lambda and lambda / M both "
     "have the exact rank) and the number of rounds (600) are not stated. The loss is a mean: with the printed sum no "

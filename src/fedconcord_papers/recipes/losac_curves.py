@@ -25,7 +25,7 @@ CALLS = {
     "LoSAC": "losac(blocks=5)",
 }
 PRINTED = tuple(Entry(name, call) for name, call in CALLS.items())
-RATES = {"local.lr": (0.024, 0.06, 0.12, 0.24, 0.6, 1.2)}  # printed, and up to fifty times it
+RATES = {"local.lr": (0.024, 0.006, 0.012, 0.06, 0.12, 0.24, 0.6, 1.2)}  # printed, a quarter to fifty times it
 TUNED = tuple(Entry(f"{name}, tuned", call, RATES) for name, call in CALLS.items())
 PLAIN: Mapping[str, Any] = {"validation": "none", "eval.clients": False, "model": "2nn"}
 MNIST = {**PLAIN, "data": "mnist(pixels=unit)", "clients": 1000, "cohort": 50, "local.steps": 5, "local.batch_size": 12}
@@ -103,7 +103,7 @@ FIG2 = Recipe(
             entries=(*SIX, "FedAvg, tuned", "SCAFFOLD, tuned", "LoSAC, tuned"),
             note="the paper's size, three of its values of c, and three of the methods tuned",
         ),
-        "paper": Size(),
+        "paper": Size(seeds=range(5)),
     },
     silent=f"Which values of c were drawn cannot be read: here 0, 25, 50, 75 and 100 %. {SCALING}",
     headline=Headline(ACCURACY.name, "c100", ("LoSAC", "SCAFFOLD", "FedAvg", "FedAvg, tuned")),
@@ -149,7 +149,7 @@ def small(data: str, lr: float, batch: int) -> dict[str, Any]:
 
 def other(lr: float) -> tuple[Entry, ...]:
     """Entries of HAR and ESR, on which MimeSVRG was not run."""
-    grid = {"local.lr": (lr, 3 * lr, 10 * lr, 30 * lr)}
+    grid = {"local.lr": (lr, 3 * lr, 10 * lr, 30 * lr, 100 * lr, 300 * lr)}
     return tuple(entry._replace(grid=grid) if entry.grid else entry for entry in FEW)
 
 
@@ -289,6 +289,7 @@ FIG3 = Recipe(
             "judged on",
         ),
         "paper": Size(
+            seeds=range(5),
             cells=[
                 f"{data}_{spread}_S{s}_T{t}"
                 for data, spread, cohorts in (
