@@ -120,7 +120,9 @@ FIG7 = Recipe(
             Entry("LoSAC-Prox, tuned", "losac(blocks=5)", PROX),
             Entry("SCAFFOLD-Prox, tuned", "scaffold", PROX),
             Entry(
-                "FedADMM, tuned", ADMM.format("mean"), {"local.lr": (1e-4, 1e-2, 1e-1, 1.0, 10.0), "rho": (5.0, 0.5, 0.05)}
+                "FedADMM, tuned",
+                ADMM.format("mean"),
+                {"local.lr": (1e-4, 1e-2, 1e-1, 1.0, 10.0), "rho": (5.0, 0.5, 0.05)},
             ),
         ),
         (

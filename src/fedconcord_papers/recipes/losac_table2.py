@@ -179,7 +179,9 @@ TABLE2 = Recipe(
             note="MNIST with T of 2 and 4; HAR and ESR are not at hand: digits and Synthetic(1, 1) stand for them "
             "in cells that no claim is judged on",
         ),
-        "paper": Size(cells=[f"{data}_T{t}" for data in PUBLISHED for t in STEPS], seeds=range(5), search={"rounds": 200}),
+        "paper": Size(
+            cells=[f"{data}_T{t}" for data in PUBLISHED for t in STEPS], seeds=range(5), search={"rounds": 200}
+        ),
     },
     published={TO_85.name: printed(0), LOSS_500.name: printed(1), AT_500.name: printed(2)},
     silent="How features are scaled: pixels from 0 to 1 here, as with mean 0 and deviation 1 most methods fall back to "
