@@ -104,6 +104,7 @@ class Claim(NamedTuple):
     says: str
     judge: Callable[[Values], Finding]
     sizes: Sequence[SizeName] = ("quick", "desk", "paper")  # that test it, as a printed number is by the paper's alone
+    ours: bool = False  # the paper does not say it: it is judged, and not counted
 
 
 class Recipe(NamedTuple):
@@ -120,6 +121,8 @@ class Recipe(NamedTuple):
         NOTHING  # measure -> (cell, entry) -> printed value
     )
     silent: str = ""  # what the paper does not say, and what is done here; where from
+    paper_has: Mapping[str, str] = NOTHING  # setting -> what the paper has, where size `paper` has something else
+    ours: bool = False  # the paper prints no such experiment: its claims are judged, and not counted
     headline: Headline | None = None  # the numbers that stand in the index
     findings: Sequence[str] = ()  # what the desk runs showed, by a person, after they were made
 
