@@ -165,5 +165,5 @@ def test_a_claim_about_where_methods_end_is_not_judged_on_a_quick_form() -> None
     rows = values([(losac.ERROR.name, "rank8", "LoSAC-Prox", 0, 0.07),
                    (losac.ERROR.name, "rank8_lambda_M", "LoSAC-Prox, tables / M", 0, 0.9)])  # fmt: skip
     for size, wanted in (("quick", "not tested at this size"), ("desk", "does not hold")):
-        done = Done("losac_fig7", size, rows, 1.0, {}, 0, "a machine", "a command", "0")
+        done = Done("losac_fig7", size, rows, {}, {}, {}, 0, [], "a command")
         assert pages.judge(losac.FIG7, done, Path()).findings[-1].verdict == wanted

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,6 +67,14 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert saved.values == found
     assert saved.searched == 4
     assert set(saved.chosen) == {"iid"}  # the other cell takes its values
+    assert saved.tried == {"iid": {"FedAvg": LR, "SCAFFOLD": LR}}
+    lr = saved.chosen["iid"]["SCAFFOLD"]["local.lr"]
+    assert saved.asked["skewed"]["methods"]["SCAFFOLD"] == f"scaffold(local.lr={lr},label=SCAFFOLD)"
+    assert saved.asked["iid"]["settings"]["partition"] == "iid"
+    (spell,) = saved.log
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d", spell["began"])
+    assert spell["runs"] == 4 + 8
+    assert saved.seconds == spell["seconds"] > 0
     config = json.loads((tmp_path / "skewed/final/SCAFFOLD/seed-0/run.json").read_text())["config"]
     assert config["local"]["lr"] == saved.chosen["iid"]["SCAFFOLD"]["local.lr"]
     assert config["validation"] == "none"
@@ -78,6 +87,16 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert done(tmp_path, cells=["iid"], seeds=[0]).cells() == ["iid"]
     with pytest.raises(UserError, match="other settings of this recipe"):
         done(tmp_path, recipe=SMALL._replace(sizes={"quick": Size({"rounds": 3}, seeds=(0, 1), search={"rounds": 2})}))
+
+
+def test_values_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    done(tmp_path, "desk")
+    saved = json.loads((tmp_path / DONE).read_text())
+    before = {**{k: v for k, v in saved.items() if k not in ("log", "tried", "asked")}, "seconds": 1.0}
+    (tmp_path / "checksums.json").unlink()
+    (tmp_path / DONE).write_text(json.dumps(before))
+    with pytest.raises(UserError, match=r"another version of fedconcord, which differs in asked, log, seconds, tried"):
+        read(tmp_path / DONE)
 
 
 def test_a_search_asks_who_diverged_then_who_was_fast_then_who_ended_well() -> None:
@@ -246,7 +265,7 @@ def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
     pages.write_pages(out, recipes, to)
     assert not (to / "small-2.png").exists()
 
-    (to / "values" / "small.json").unlink()  # as of a page that was written before values were kept
+    (to / "values" / "small-desk.json").unlink()  # as of a page that was written before values were kept
     shutil.rmtree(out)
     done(out / "other" / "desk", "desk", recipes["other"])
     pages.write_pages(out, recipes, to)
@@ -257,13 +276,14 @@ def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
 
 
 def test_a_best_value_at_an_end_of_its_grid_is_marked(tmp_path: Path) -> None:
-    experiment = SMALL.experiment._replace(entries=[Entry("A", "fedavg", {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]})])
-    recipe = SMALL._replace(experiment=experiment)
+    tried = {"iid": {"A": {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]}}}  # what a recipe tries now may be more
     done(tmp_path / "small" / "desk", "desk")
     (one,) = pages.done_below(tmp_path, {"small": SMALL})
     said = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
     for taken, words in said.items():
-        text = pages.chosen(recipe, one.done._replace(chosen={"iid": {"A": {"local.lr": taken, "mu": 1.0}}}))
+        text = pages.chosen(
+            SMALL, one.done._replace(chosen={"iid": {"A": {"local.lr": taken, "mu": 1.0}}}, tried=tried)
+        )
         assert text.splitlines()[2] == f"| IID | {words}, mu 1 |"
 
 

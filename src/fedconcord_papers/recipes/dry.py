@@ -42,20 +42,20 @@ DRAWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = {  # 
 COLUMNS = ("cell", "method", "data", "clients", "a round", "parameters", "samples", "local work", "rounds", "runs")
 
 
-def rows(asked: RecipeSpec) -> Iterator[dict[str, object]]:
+def rows(request: RecipeSpec) -> Iterator[dict[str, object]]:
     """A row a method and cell, with its runs of search and comparison.
 
     Raises:
         UserError: settings that do not resolve.
     """
-    recipe, size = asked.recipe, asked.size
+    recipe, size = request.recipe, request.size
     if not isinstance(recipe.experiment, Comparison):
-        for row in recipe.experiment.resolve(asked.size_name, size.options):
+        for row in recipe.experiment.resolve(request.size_name, size.options):
             yield dict(row)
         return
     cells = {cell.name: cell for cell in recipe.experiment.cells}
-    seeds = len(size.seeds if asked.seeds is None else asked.seeds)
-    for cell, settings, methods in planned_texts(asked):
+    seeds = len(size.seeds if request.seeds is None else request.seeds)
+    for cell, settings, methods in planned_texts(request):
         grid = {entry.name: len(points_of(entry)) for entry in entries_of(size, recipe.experiment, cells[cell])}
         nested = {**settings, "methods": methods}
         config = resolve_compare(from_nested(nested, recipe.name))

@@ -15,11 +15,15 @@ from fedconcord.support import files
 from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes.claims import overall
 from fedconcord_papers.recipes.found import SUMMARIES
-from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, grid_of, names_of
+from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, names_of
 from fedconcord_papers.recipes.run import DONE
 from fedconcord_papers.recipes.values import Done, Finding, Values, read
 
-INDEX, VALUES = "README.md", "values"  # of a folder of pages: its first one, and the folder of done.json's, NAME.json
+INDEX, VALUES = (
+    "README.md",
+    "values",
+)  # of a folder of pages: its first one, and the folder of done.json's, NAME-SIZE.json
+SIZES = ("quick", "desk", "paper")
 WIDEST = 8  # entries side by side; more stand below each other
 INTRODUCTION = """\
 # What of five papers holds when it is measured again
@@ -73,13 +77,12 @@ def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
 def _largest(paths: Iterable[Path], recipes: Mapping[str, Recipe]) -> list[Judged]:
     """What these files hold, in the order of the recipes; of one recipe the largest size, of one size the last."""
     found: dict[str, Judged] = {}
-    sizes = ("quick", "desk", "paper")
     for path in paths:
         done = read(path)
         if done.recipe not in recipes:
             continue
         before = found.get(done.recipe)
-        if before is None or sizes.index(before.done.size) <= sizes.index(done.size):
+        if before is None or SIZES.index(before.done.size) <= SIZES.index(done.size):
             found[done.recipe] = judge(recipes[done.recipe], done, path)
     return [found[name] for name in recipes if name in found]
 
@@ -101,7 +104,7 @@ def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:
     Raises:
         UserError: neither holds a recipe that was done.
     """
-    published = [folder / VALUES / f"{name}.json" for name in recipes]
+    published = [folder / VALUES / f"{name}-{size}.json" for name in recipes for size in SIZES]
     judged = _largest([*filter(Path.exists, published), *sorted(out.rglob(DONE))], recipes)
     if not judged:
         raise UserError(f"neither {out} nor {folder} holds a recipe that was done; run one first, or give its --out")
@@ -114,9 +117,9 @@ def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:
                 path.unlink()
             for path in _figures(one.path.parent, name):
                 shutil.copyfile(path, folder / path.name)
-            one.done.write(folder / VALUES / f"{name}.json")
+            one.done.write(folder / VALUES / f"{name}-{one.done.size}.json")
         figures = [path.name for path in _figures(folder, name)]
-        files.write_text(folder / f"{name}.md", page(one, figures, f"{VALUES}/{name}.json"))
+        files.write_text(folder / f"{name}.md", page(one, figures, f"{VALUES}/{name}-{one.done.size}.json"))
     files.write_text(folder / INDEX, index(judged, recipes, rows))
     return folder / INDEX
 
@@ -163,9 +166,11 @@ def how(results: Done) -> str:
     seeds = sorted({row.seed for row in results.values.rows})
     search = f" and {results.searched} of the search" if results.searched else ""
     runs = len({(row.cell, row.entry, row.seed) for row in results.values.rows})
+    machines = dict.fromkeys(spell["machine"] for spell in results.log)
+    versions = dict.fromkeys(spell["version"] for spell in results.log)
     return (
         f"{runs} runs{search}, seeds {', '.join(map(str, seeds))}; {minutes(results.seconds)} minutes, added over "
-        f"processes, on {results.machine}; fedconcord {results.version}."
+        f"processes, on {' and '.join(machines)}; fedconcord {' and '.join(versions)}."
     )
 
 
@@ -245,7 +250,8 @@ def chosen(recipe: Recipe, results: Done) -> str:
     def words(cell: str, entry: str) -> str:
         taken = keys.get((cell, entry), {}).items()
         return ", ".join(
-            f"{k.removeprefix('local.')} {show(v)}{_end(grid_of(recipe, cell, entry).get(k, ()), v)}" for k, v in taken
+            f"{k.removeprefix('local.')} {show(v)}{_end(results.tried.get(cell, {}).get(entry, {}).get(k, ()), v)}"
+            for k, v in taken
         )
 
     titles = _titles(recipe)

@@ -127,15 +127,6 @@ class Recipe(NamedTuple):
     findings: Sequence[str] = ()  # what the desk runs showed, by a person, after they were made
 
 
-def grid_of(recipe: Recipe, cell: str, entry: str) -> Mapping[str, Sequence[Any]]:
-    """What is tried of a method in a cell; nothing of a study."""
-    if not isinstance(recipe.experiment, Comparison):
-        return NOTHING
-    own = next((one.entries for one in recipe.experiment.cells if one.name == cell), None)
-    there = recipe.experiment.entries if own is None else own
-    return next((one.grid for one in there if one.name == entry), NOTHING)
-
-
 def sizes_text(recipe: Recipe) -> str:
     """Its sizes and the minutes that they took, as a list shows them."""
     return ", ".join(

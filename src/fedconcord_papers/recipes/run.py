@@ -33,7 +33,7 @@ from fedconcord.support import files, grammar, imports, process, sums
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
-from fedconcord_papers.recipes.values import Done, Value, Values
+from fedconcord_papers.recipes.values import Done, Request, Spell, Value, Values
 
 DONE = "done.json"
 SEARCH_SEED = 1000  # which no final run has
@@ -73,26 +73,20 @@ def reproduce(request: RecipeSpec, watch: Watch) -> Done:
     """
     recipe, size = request.recipe, request.size
     files.sweep(request.out)
+    began, at = time.strftime("%Y-%m-%dT%H:%M", time.gmtime()), time.perf_counter()
     if isinstance(recipe.experiment, Comparison):
-        study = _compare(request, recipe.experiment, watch.say)
-        values, best, search_runs, seconds = carry_out(study, request.jobs, watch)
+        work = carry_out(_compare(request, recipe.experiment, watch.say), request.jobs, watch)
     else:
         if request.cells is not None or request.seeds is not None:
             raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
-        began = time.perf_counter()
         values = recipe.experiment.run(request.out, request.size_name, size.options, watch.say)
-        best, search_runs, seconds = {}, 0, time.perf_counter() - began
-    result = Done(
-        recipe.name,
-        request.size_name,
-        values,
-        seconds,
-        best,
-        search_runs,
-        process.machine(),
-        request.command,
-        fedconcord.__version__,
+        requests = {cell: Request(settings=plain(size.options), methods={}) for cell in values.cells()}
+        runs = len({(row.cell, row.entry, row.seed) for row in values.rows})
+        work = Work(values, {}, {}, requests, 0, runs, time.perf_counter() - at)
+    spell = Spell(
+        began=began, seconds=work.seconds, runs=work.runs, machine=process.machine(), version=fedconcord.__version__
     )
+    result = Done(recipe.name, request.size_name, *work[:5], [spell], request.command)
     request.out.mkdir(parents=True, exist_ok=True)
     result.write(request.out / DONE)
     return result
@@ -163,15 +157,27 @@ def planned_texts(request: RecipeSpec) -> Iterator[tuple[str, dict[str, Any], li
         )
 
 
-def _compare(
-    request: RecipeSpec, experiment: Comparison, say: Callable[[str], None]
-) -> Stages[tuple[Values, dict[str, dict[str, dict[str, Any]]], int, float]]:
-    """(values, best of the grid by cell and entry, runs of the search, seconds of all runs)."""
-    size, rows, seconds, search_runs = request.size, list[Value](), 0.0, 0
+class Work(NamedTuple):
+    """What came of a recipe's runs, as `Done` has it, and what they took."""
+
+    values: Values
+    best: dict[str, dict[str, dict[str, Any]]]
+    grids: dict[str, dict[str, dict[str, Sequence[Any]]]]
+    requests: dict[str, Request]
+    searched: int
+    runs: int  # with those of the search
+    seconds: float  # added over processes
+
+
+def _compare(request: RecipeSpec, experiment: Comparison, say: Callable[[str], None]) -> Stages[Work]:
+    """Search and compare in every cell."""
+    size, rows, seconds, search_runs, final_runs = request.size, list[Value](), 0.0, 0, 0
     best: dict[str, dict[str, dict[str, Any]]] = {}
+    grids: dict[str, dict[str, dict[str, Sequence[Any]]]] = {}
+    requests: dict[str, Request] = {}
     if request.size_name == "paper":
-        for _, settings, methods in planned_texts(request):
-            _fits(settings, methods, request.out)
+        for _, its_settings, texts in planned_texts(request):
+            _fits(its_settings, texts, request.out)
     by_name = {cell.name: cell for cell in experiment.cells}
     for cell in cells_of(request, experiment):
         settings, home = settings_of(experiment, size, cell), cell.tuned_in or cell.name
@@ -183,6 +189,7 @@ def _compare(
                 say(f"{there.title}: the grid")
                 of_search = {**settings_of(experiment, size, there), **size.search}
                 best[home], grid_runs = yield from _search(request, experiment, entries, there, of_search)
+                grids[home] = {one.name: {**one.grid} for one in entries if len(points_of(one)) > 1}
                 search_runs += len(grid_runs)
                 seconds += sum(_seconds(run.folder) for run in grid_runs)
                 for entry in entries:
@@ -193,9 +200,14 @@ def _compare(
                         say(f"  {entry.name}: {words}")
         say(f"{cell.title}: the comparison")
         entries = entries_of(size, experiment, cell)
-        methods = [text_of(entry, best[home].get(entry.name, first_of(entry)), entry.name) for entry in entries]
+        methods = {
+            entry.name: text_of(entry, best[home].get(entry.name, first_of(entry)), entry.name) for entry in entries
+        }
+        requests[cell.name] = Request(settings=plain(settings), methods=methods)
         seeds = list(size.seeds if request.seeds is None else request.seeds)
-        runs = yield from _runs(request.out / cell.name / "final", settings, methods, seeds, request.jobs)
+        final = request.out / cell.name / "final"
+        runs = yield from _runs(final, settings, list(methods.values()), seeds, request.jobs)
+        final_runs += len(runs)
         seconds += sum(_seconds(run.folder) for run in runs)
         rows += [
             Value(measure.name, cell.name, run.head.label, run.head.seed, _value(measure, run))
@@ -203,7 +215,12 @@ def _compare(
             for run in runs
             if run.head.seed in seeds
         ]
-    return Values(tuple(rows)), best, search_runs, seconds
+    return Work(Values(tuple(rows)), best, grids, requests, search_runs, final_runs + search_runs, seconds)
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON has them, that they can be compared with what was written."""
+    return {key: list(value) if isinstance(value, (range, tuple)) else value for key, value in settings.items()}
 
 
 def _search(

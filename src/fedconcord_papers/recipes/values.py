@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from fedconcord.study.statistics.stats import Interval, interval
 from fedconcord.support import files, sums
@@ -63,18 +63,40 @@ def values(rows: Iterable[tuple[str, str, str, int, float]]) -> Values:
     return Values(tuple(Value(*row) for row in rows))
 
 
+class Request(TypedDict):
+    """What the runs of a cell were asked to do."""
+
+    settings: Mapping[str, Any]  # by dotted key; of a study its options
+    methods: Mapping[str, str]  # entry -> method as `compare` takes it, with the best of the grid; a study has none
+
+
+class Spell(TypedDict):
+    """One stretch of work on a recipe, from a start of the command to its end."""
+
+    began: str  # to the minute, in UTC, "2026-01-31T13:45"; empty where it is not known
+    seconds: float  # of its runs, added over processes
+    runs: int  # with those of the search
+    machine: str
+    version: str  # of fedconcord
+
+
 class Done(NamedTuple):
-    """What a recipe's folder holds after it: enough for its page."""
+    """What is known of a recipe at one size: enough for its page, and to go on elsewhere."""
 
     recipe: str
     size: str
     values: Values
-    seconds: float  # the runs' own times, added over processes
-    chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]  # cell -> entry -> best of the grid
+    chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]  # cell -> entry -> parameter -> best of the grid
+    tried: Mapping[str, Mapping[str, Mapping[str, Sequence[Any]]]]  # cell -> entry -> parameter -> all that was tried
+    asked: Mapping[str, Request]  # by cell; empty where it is not known
     searched: int  # runs of the search
-    machine: str
+    log: Sequence[Spell]
     command: str
-    version: str
+
+    @property
+    def seconds(self) -> float:
+        """The runs' own times, added over processes."""
+        return sum(spell["seconds"] for spell in self.log)
 
     def write(self, path: Path) -> None:
         """As JSON, in one step; its values by cell, measure, entry and seed."""
@@ -93,6 +115,9 @@ def read(path: Path) -> Done:
     """
     try:
         raw = json.loads(sums.text(path))
+        if raw.keys() != set(Done._fields):
+            odd = ", ".join(sorted(raw.keys() ^ set(Done._fields)))
+            raise ValueError(f"it is of another version of fedconcord, which differs in {odd}")
         rows = (
             (measure, cell, entry, int(seed), float(value))
             for cell, measures in raw.pop("values").items()

@@ -8,11 +8,9 @@ from pathlib import Path
 from fedconcord.study.runs.events import Watch
 from fedconcord.support.errors import UserError, unknown
 from fedconcord_papers.recipes import RECIPES, figures, pages
-from fedconcord_papers.recipes.pages import Judged
+from fedconcord_papers.recipes.pages import SIZES, Judged
 from fedconcord_papers.recipes.recipe import Comparison, SizeName
 from fedconcord_papers.recipes.run import DONE, RecipeSpec, reproduce
-
-SIZES = ("quick", "desk", "paper")
 
 
 def request(
