@@ -53,6 +53,7 @@ def test_every_method_has_a_group() -> None:
         ("fedsaga", 5, 1, (1, 0), (1, 0), 0, 0),
         ("fedadmm", 1, 1, (1, 0), (1, 0), 0, 0),
         ("fedadmm(form=paper)", 2, 1, (1, 0), (1, 0), 0, 0),
+        ("fedadmm(form=paper_from_theta)", 2, 1, (1, 0), (1, 0), 0, 0),
         ("fedadmm(rho=[[0,0.01],[60,0.1]])", 1, 1, (1, 0), (1, 1), 0, 0),
         ("fedsmoo", 2, 4, (2, 0), (2, 0), 1, 0),
         ("fedpd", 3, 1, (1, 0), (2, 0), 0, 0),

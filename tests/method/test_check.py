@@ -43,6 +43,7 @@ VARIANTS: dict[str, Factory] = {
     "scaffold size": partial(METHODS["scaffold"], weights="size"),
     "fednova proximal": partial(METHODS["fednova"], mu=0.5, tau_eff="tau"),
     "fedadmm paper": partial(METHODS["fedadmm"], form="paper", server_lr=[(0, 1.0), (2, 0.5)]),
+    "fedadmm from theta": partial(METHODS["fedadmm"], form="paper_from_theta", server_lr="participation"),
     "fedadmm rising": partial(METHODS["fedadmm"], rho=[(0, 0.1), (2, 0.5)]),
     "fedadmm rising, paper": partial(METHODS["fedadmm"], rho=[(0, 0.1), (2, 0.5)], form="paper"),
     "fedpd skipping": partial(METHODS["fedpd"], p_skip=0.5),

@@ -116,6 +116,13 @@ def test_fedadmm_with_a_rho_that_rises_is_exact() -> None:
     assert gap(this, 600) < 1e-10
 
 
+def test_fedadmm_from_theta_is_exact_with_the_step_of_participation() -> None:
+    """Algorithm 1's message from the other start: the same sum over clients, and so the same limit."""
+    this = job(METHODS["fedadmm"](rho=0.3, form="paper_from_theta", server_lr="participation"))
+    assert gap(this, 10) > 1e-3
+    assert gap(this, 800) < 1e-10
+
+
 def lemma_1(p: Quadratic, tau: np.ndarray, eta: float) -> torch.Tensor:
     """FedNova, Lemma 1 with finite eta on f_i = 1/2 ||x - e_i||^2: FedAvg's limit."""
     weight = torch.as_tensor(1 - (1 - eta) ** tau)

@@ -154,10 +154,11 @@ def test_fedcm_divides_by_what_steps_make_of_a_direction(solver: Solver, engine:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("form", ["released", "paper"])
+@pytest.mark.parametrize("form", ["released", "paper", "paper_from_theta"])
 @pytest.mark.parametrize("rho", [0.3, [(0, 0.3), (3, 0.9), (5, 0.6)]], ids=["constant", "changing"])
 def test_fedadmm_forms(rho: float | list[tuple[int, float]], form: str, engine: Engine) -> None:
-    """YonghaiGong/FedADMM: from theta, 2 (w - theta), the step switched in a later round. And Algorithm 1.
+    """YonghaiGong/FedADMM: from theta, 2 (w - theta), the step switched in a later round. And Algorithm 1, from w_i and
+    from theta.
 
     Where rho changes (Fig. 9), y_i stays, and y_i / rho is taken away as the client's last message added it.
     """
@@ -168,7 +169,7 @@ def test_fedadmm_forms(rho: float | list[tuple[int, float]], form: str, engine: 
     for plan, gradient in plans(this):
         sent, now = [], rho if isinstance(rho, float) else (0.3, 0.9, 0.6)[(plan.round >= 3) + (plan.round >= 5)]
         for i, steps in zip(plan.ids, plan.steps, strict=True):
-            x = theta if form == "released" else w[i]
+            x = w[i] if form == "paper" else theta
             for k in range(steps):
                 x = x - lr * (gradient(x, int(i), k) + y[i] + now * (x - theta))
             dual = y[i] + now * (x - theta)
@@ -177,6 +178,35 @@ def test_fedadmm_forms(rho: float | list[tuple[int, float]], form: str, engine: 
         theta = theta + (1.0 if plan.round < switch else late) * np.mean(sent, 0)
         want.append(theta)
     close(trajectory(this, engine), want)
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0])
+def test_algorithm_1_from_theta_grows_where_the_objective_is_flat(eta: float) -> None:
+    """What an absent client missed of theta's moves is added once more: the moves grow by 1 + eta - S/N a round. Not
+    with eta = S/N, and not from the clients' own models."""
+
+    def growth(form: str, server_lr: float | list[tuple[int, float]]) -> float:
+        this = job(METHODS["fedadmm"](rho=0.01, form=form, server_lr=server_lr))
+        assert isinstance(this.problem, Quadratic)
+        this.problem.H[:] = 0  # gradients are -b
+        x = trajectory(this, Stacked(None), 140)
+        moves = np.linalg.norm(np.diff(x, axis=0), axis=1)
+        return float((moves[-1] / moves[59]) ** (1 / 80))
+
+    assert growth("paper_from_theta", [(0, eta)]) == pytest.approx(1 + eta - COHORT / N, abs=0.08)
+    assert growth("paper_from_theta", COHORT / N) < 1.02
+    assert growth("paper", eta) < 1.02
+
+
+def test_algorithm_1_from_theta_wants_its_server_step_stated() -> None:
+    """Where clients are absent, and where nobody is it is Algorithm 1 with a step of 1, which is exact."""
+    this = job(METHODS["fedadmm"](form="paper_from_theta"))
+    with pytest.raises(UserError, match=r"paper_from_theta and 3 of 8 clients.* write \[\[0,1\]\] for a step of 1"):
+        start(this)
+    start(job(METHODS["fedadmm"](form="paper_from_theta", server_lr=[(0, 1.0)])))
+    start(job(METHODS["fedadmm"](form="paper_from_theta"), everyone=True))
+    for form in ("released", "paper"):
+        start(job(METHODS["fedadmm"](form=form)))
 
 
 def served(this: Job, step: Callable[[np.ndarray, int], np.ndarray]) -> list[np.ndarray]:

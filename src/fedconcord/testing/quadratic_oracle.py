@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,9 @@ def method(case: str, settings: Mapping[str, Any], blocks: int) -> Algorithm:
         options["weights"] = "unbiased"
     if options.get("d") == "see README":
         options["d"] = "fednova"
-    cold = factory is METHODS["fedadmm"] and options.pop("start", "own") == "server"
     if factory is METHODS["fedadmm"]:
-        options.setdefault("form", "paper")
+        options.setdefault("form", "paper_from_theta" if options.pop("start", "own") == "server" else "paper")
     algorithm = built(factory, options)
-    if cold:  # the paper's message with the server's start, which the method does not offer
-        warm = algorithm.start
-        algorithm = replace(algorithm, start=lambda x, row, client: warm(x, row, client).starting(x))
     return algorithm if wrap is None else with_server(algorithm, momentum(wrap))
 
 
