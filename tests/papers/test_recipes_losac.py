@@ -110,10 +110,26 @@ def test_fig_3_compares_cells_and_methods() -> None:
 def test_fig_6_asks_for_rising_and_falling_distances() -> None:
     moved = {(reading, name): 1.0 if rises else -1.0 for reading in losac_fig6.TITLES
              for name, (_, _, rises) in losac_fig6.COHORT.items()}  # fmt: skip
-    found = planted(losac_fig6.RISE, moved)
-    assert [claim.judge(found).verdict for claim in losac.FIG6.claims] == ["holds"] * 4
-    found = planted(losac_fig6.RISE, dict.fromkeys(moved, -1.0))
-    assert [claim.judge(found).verdict for claim in losac.FIG6.claims] == ["holds", *["does not hold"] * 3]
+
+    def so(moved: dict[tuple[str, str], float]) -> list[str]:
+        """From a distance of 10."""
+        ends = planted(losac_fig6.END, {at: 10 + change for at, change in moved.items()})
+        found = Values((*planted(losac_fig6.RISE, moved).rows, *ends.rows))
+        return [claim.judge(found).why.partition(":")[0] for claim in losac.FIG6.claims]
+
+    assert so(moved) == ["so"] * 4
+    assert so(dict.fromkeys(moved, -1.0)) == ["so", *["the other way"] * 3]
+    (undecided,) = {*so({at: change / 15 for at, change in moved.items()})}  # by 0.7 %, which is too little to count
+    assert undecided not in ("so", "the other way")
+    assert [losac_fig6.sign_of(changes, True) for changes in ([0.5], [0.5, 0.1, -0.3], [])] == ["even", "even", None]
+
+
+def test_scaffold_with_a_step_of_m_eta_must_stay_above_chance() -> None:
+    (claim,) = [one for one in losac.TABLE2.claims if one.says.startswith("SCAFFOLD with a step of M eta")]
+    place = ("mnist_T2", "SCAFFOLD (M = 5), step M eta")
+    assert claim.ours
+    for end, said in ((90.0, "so"), (11.35, "the other way"), (math.nan, "the other way")):
+        assert claim.judge(planted("accuracy at round 500, %", {place: end})).why.startswith(said)
 
 
 def test_fig_7_asks_for_error_and_rank() -> None:

@@ -13,7 +13,7 @@ The paper's estimate for FedAvg, SCAFFOLD and LoSAC is "1/eta_L (x_1+ - x), esse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from fedconcord.federation.participation.work import fixed
 from fedconcord.federation.partitions.simple import iid
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import rng
+from fedconcord.study.statistics.stats import interval
 from fedconcord_papers.audit import Attack, Audit, Curve, attacked, capture, readings
-from fedconcord_papers.recipes.claims import holds_where
-from fedconcord_papers.recipes.recipe import SizeName
+from fedconcord_papers.recipes.claims import Sign, judged
+from fedconcord_papers.recipes.recipe import Claim, SizeName
 from fedconcord_papers.recipes.tools import line, panels, table
-from fedconcord_papers.recipes.values import Values, values
+from fedconcord_papers.recipes.values import Finding, Values, values
 
 CLIENTS, STEPS, ROUND, ITERATIONS = 100, 5, 5, 100
 LR, ATTACK_LR = 1e-4, 1e-3  # on losses that are sums over samples
@@ -50,6 +51,7 @@ COHORT: dict[str, tuple[str, dict[str, Any], bool]] = {  # paper's name: method,
     "LoSAC": ("losac", {"blocks": 1}, True),
 }
 RISE, END = "change of the distance", "distance after the attack"
+MARGIN = 0.01  # of the distance at the start: a smaller change is none, and decides nothing
 MATCHED, OFF = "the same, samples matched", "error of the estimate"
 TITLES = {
     "mean": "estimate −(x⁺−x)/(ηT)",
@@ -159,26 +161,38 @@ def resolve(size: SizeName, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def as_printed(reading: str, rising: bool) -> Callable[[Values], list[tuple[str, bool | None]]]:
-    """Whether the distance rises (falls) for those of which the paper says so, for every seed."""
+def moves(values: Values, reading: str, method: str) -> list[float]:
+    """How the distance changed by the attack, as a part of what it was before, by seed."""
+    rises, ends = values.seeds(RISE, reading, method), values.seeds(END, reading, method)
+    return [rises[seed] / (ends[seed] - rises[seed]) for seed in sorted(rises.keys() & ends.keys())]
 
-    def test(values: Values) -> list[tuple[str, bool | None]]:
-        outcomes: list[tuple[str, bool | None]] = []
+
+def sign_of(changes: Sequence[float], rising: bool) -> Sign | None:
+    """Whether the distance rises (falls) by more than the margin: the whole 95 % t interval over seeds does."""
+    if not changes:
+        return None
+    over = interval([change if rising else -change for change in changes])
+    return "ahead" if over.low > MARGIN else "behind" if over.high < -MARGIN else "even"
+
+
+def as_printed(says: str, reading: str, rising: bool) -> Claim:
+    """The distance rises (falls) for those of which the paper says so."""
+
+    def judge(values: Values) -> Finding:
+        signs: list[tuple[str, Sign | None]] = []
         for name, (_, _, rises) in COHORT.items():
-            moved = list(values.seeds(RISE, reading, name).values())
-            so = all((d > 0) == rising for d in moved) if moved else None
             if rises == rising:
-                outcomes.append((f"{name} {values.interval(RISE, reading, name).mean:+.3g}", so))
-        return outcomes
+                changes = moves(values, reading, name)
+                mean = 100 * interval(changes).mean if changes else float("nan")
+                signs.append((f"{name} {mean:+.2f} % of the start", sign_of(changes, rising)))
+        return judged(signs)
 
-    return test
+    return Claim(f"{says} (a change below {100 * MARGIN:g} % of the start decides nothing)", judge)
 
 
 CLAIMS = (
-    holds_where("the distance falls for DSGD and MimeSVRG", as_printed("mean", False)),
-    holds_where(
-        "it rises for FedAvg, SCAFFOLD and LoSAC, attacked by the averaged gradients", as_printed("mean", True)
-    ),
-    holds_where("it rises for them, attacked by the estimate as its letters stand", as_printed("printed", True)),
-    holds_where("it rises for them if the server subtracts what it knows (ours)", as_printed("protocol", True)),
+    as_printed("the distance falls for DSGD and MimeSVRG", "mean", False),
+    as_printed("it rises for FedAvg, SCAFFOLD and LoSAC, attacked by the averaged gradients", "mean", True),
+    as_printed("it rises for them, attacked by the estimate as its letters stand", "printed", True),
+    as_printed("it rises for them if the server subtracts what it knows", "protocol", True)._replace(ours=True),
 )
