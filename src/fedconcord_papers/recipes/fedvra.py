@@ -26,7 +26,9 @@ SETTINGS: Settings = {
 }
 DOMINANT: Settings = {"partition": "dominant(0.8,2)"}
 HLU: Settings = {**DOMINANT, "local.epochs": "uniform(1,5)"}
-MNIST: Settings = {"data": "mnist", "model": "2nn"}
+MNIST: Settings = {"data": "mnist", "model": "cnn1"}
+SEMI_MNIST: Settings = {"data": "mnist", "model": "2nn"}  # Fig. 4, whose model is another paper's
+PERCEPTRON: Settings = {"model": "2nn"}
 CIFAR: Settings = {"data": "cifar10", "model": "lenet"}
 DIGITS: Settings = {
     "data": "digits",
@@ -155,7 +157,7 @@ TABLE3 = Recipe(
         ),
         claims.faster(
             "the same at 40 %, which smaller models reach", "rounds to 40 %", "FedVRA", OTHERS[:3], CELLS_3, 2.0
-        ),
+        )._replace(ours=True),
         _accurate("non-IID, SCAFFOLD is less accurate than FedAvg", "FedAvg", ("SCAFFOLD",), CELLS_3[1:]),
         _accurate(
             "FedDyn is more accurate than FedAvg, FedProx and SCAFFOLD in each case", "FedDyn", OTHERS[:3], CELLS_3
@@ -206,20 +208,26 @@ TABLE4 = Recipe(
             2.0
         ),
         _accurate("SCAFFOLD is ahead of FedAvg and FedProx here", "SCAFFOLD", OTHERS[:2], CELLS_4),
-        claims.within("accuracies within 1 % of the printed", ACCURACY.name, _wanted(TABLE_4, None), 0.01),
-        claims.within("rounds to 90 % within a quarter of the printed", "rounds to 90 %", _wanted(TABLE_4, 0), 0.25),
-        claims.within("rounds to 95 % within a quarter of the printed", "rounds to 95 %", _wanted(TABLE_4, 1), 0.25),
-        claims.within("rounds to 97 % within a quarter of the printed", "rounds to 97 %", _wanted(TABLE_4, 2), 0.25),
+        *(
+            claims.within(f"{says} of the printed", measure, _wanted(TABLE_4, k), tolerance)._replace(sizes=("paper",))
+            for says, measure, k, tolerance in (
+                ("accuracies within 1 %", ACCURACY.name, None, 0.01),
+                ("rounds to 90 % within a quarter", "rounds to 90 %", 0, 0.25),
+                ("rounds to 95 % within a quarter", "rounds to 95 %", 1, 0.25),
+                ("rounds to 97 % within a quarter", "rounds to 97 %", 2, 0.25),
+            )
+        ),
     ),
     {
         "quick": Size(DIGITS, seeds=(0, 1), search=None, stand_in=IS_DIGITS),
-        "desk": Size({"eval.every": 2}, search=None, note="the paper's setting, with three seeds of five and rounds "
-                     "counted in twos"),
+        "desk": Size({**PERCEPTRON, "eval.every": 2}, search=None, note="2nn in place of a CNN, three seeds of five, "
+                     "rounds counted in twos"),
         "paper": Size(seeds=range(5), search=None),
     },
     _published(TABLE_4, TARGETS_4),
-    "The CNN for MNIST is not described. Here 2nn, at every size: FedAvg's printed rounds to 90 and 95 % were met with "
-    f"it when one seed was tried by hand. {SILENT}",
+    "The paper has a CNN, 'similar to' another paper's, and does not describe it: cnn1 at size paper. At size desk it "
+    "is 2nn, which was chosen because FedAvg met its printed rounds to 90 and 95 % with it when one seed was tried by "
+    f"hand: FedAvg's rows there are calibration and confirm nothing, nor do FedProx's, which hardly differ. {SILENT}",
     headline=Headline(ACCURACY.name, "noniid", ("FedVRA", "FedAvg", "SCAFFOLD", "FedDyn")),
 )  # fmt: skip
 
@@ -282,15 +290,15 @@ FIG2 = Recipe(
             stand_in=IS_DIGITS,
         ),
         "desk": Size(
-            {"rounds": 200, "eval.every": 2},
+            {**PERCEPTRON, "rounds": 200, "eval.every": 2},
             cells=SWEEP_CELLS[:2],
             search=None,
-            note="MNIST alone, 2nn, 200 rounds of 500, three seeds, rounds counted in twos",
+            note="MNIST alone, 2nn in place of a CNN, 200 rounds of 500, three seeds, rounds counted in twos",
         ),
         "paper": Size(seeds=range(5), search=None),
     },
     silent="The values of a and d cannot be read in the copy at hand; d in 1, 5, 10, 20 at a = 1 and a in 1, 4, 7, 10 "
-    "at d = N/m = 10 are chosen here. The CNNs are not described: 2nn for MNIST, lenet for CIFAR-10. "
+    "at d = N/m = 10 are chosen here. The CNNs are not described: cnn1 for MNIST, lenet for CIFAR-10. "
     f"{SILENT}",
     headline=Headline("rounds to 90 %", "mnist_noniid", ("a 1, d 1", "a 1, d 10", "a 10, d 10")),
 )
@@ -301,30 +309,10 @@ FIG1 = Recipe(
     "fedvra_fig1",
     "V5",
     "FedVRA, Fig. 1 and section 3",
-    "FedVRA holds FedAvg, FedProx, FedNova and FedDyn, and nearly SCAFFOLD and VRL-SGD, by choice of a, d and gamma",
+    "FedVRA holds FedAvg, FedProx and FedNova, and approximates FedDyn and the local update of SCAFFOLD and VRL-SGD, "
+    "by choice of a, d and gamma",
     Study(fedvra_fig1.run, fedvra_fig1.resolve),
-    (
-        claims.holds_where(
-            "FedAvg, FedProx and FedNova are members exactly: the curves lie on each other to rounding",
-            lambda found: fedvra_fig1.below(found, fedvra_fig1.APART, fedvra_fig1.EXACT[:3], 1e-12),
-        ),
-        claims.holds_where(
-            "FedDyn is a member, exactly where both take the same local steps",
-            lambda found: fedvra_fig1.below(found, fedvra_fig1.APART, fedvra_fig1.EXACT[3:], 1e-12),
-        ),
-        claims.holds_where(
-            "the test can fail: a member with half the penalty is another method",
-            lambda found: fedvra_fig1.above(found, fedvra_fig1.APART, fedvra_fig1.CONTROLS, 1e-3),
-        ),
-        claims.holds_where(
-            "SCAFFOLD's control variate, the mean over a round's clients, is approached as gamma falls, eq. (24)",
-            fedvra_fig1.falling,
-        ),
-        claims.holds_where(
-            "Algorithm 1 with those parameters runs like SCAFFOLD and VRL-SGD, within a tenth",
-            lambda found: fedvra_fig1.below(found, fedvra_fig1.APART, fedvra_fig1.LIMITS, 0.1),
-        ),
-    ),
+    fedvra_fig1.CLAIMS,
     {
         "quick": Size(search=None, seeds=(0,), options={"rounds": 15}, note="15 rounds"),
         "desk": Size(search=None, seeds=(0,), options={"rounds": 60}, note="60 rounds"),
@@ -334,8 +322,9 @@ FIG1 = Recipe(
     },
     silent="Fig. 1 draws formulas. Here: quadratics of unequal curvature and weight, 20 clients, 5 a round "
     "(VRL-SGD: all), 2 to 8 steps of one sample, float64. FedAvg and FedProx are the unbiased forms of eq. (21). "
-    "The paper calls FedDyn approximate since its authors solve the local problem exactly; "
-    "SCAFFOLD's reduction, eq. (23), measures from the re-centred average and not from the server's model.",
+    "The paper calls FedDyn approximate since its authors solve the local problem exactly. Of SCAFFOLD and VRL-SGD "
+    "it says that the local update is approximated, and not that whole runs are: eq. (23) is taken at one point, the "
+    "average that Algorithm 1 re-centres; its clients start from the server's model, that average less lambda / gamma.",
     headline=Headline(fedvra_fig1.APART, "quadratics", ("FedAvg", "FedNova", "FedDyn", "SCAFFOLD")),
 )
 
@@ -355,7 +344,7 @@ FIG4 = Recipe(
         (Entry(ON_MNIST, "fedvra(gamma=0.5,a=5,d=15)"), Entry(ON_CIFAR, "fedvra(gamma=0.1,a=7,d=15)"), *BASELINES),
         tuple(
             Cell(f"{data}_{case.name}", f"{title}, {case.title}", {**settings, **case.settings})
-            for data, title, settings in (("mnist", "MNIST", MNIST), ("cifar10", "CIFAR-10", CIFAR))
+            for data, title, settings in (("mnist", "MNIST", SEMI_MNIST), ("cifar10", "CIFAR-10", CIFAR))
             for case in CASES
         ),
         (ACCURACY, PSEUDO),
