@@ -175,6 +175,7 @@ def reproduce(
     jobs: int = 1,
     device: str | None = None,
     out: str | Path = "runs/papers",
+    values: str | Path | None = None,
     progress: Say = quiet,
 ) -> Judged:
     """Run a paper's experiment and judge its claims: `.verdict`, `.findings`, `.done.values`, and the `.page`.
@@ -189,6 +190,7 @@ def reproduce(
         jobs: runs at once, each in a process of its own.
         device: where a comparison's runs compute: cpu, cuda or auto.
         out: the folder of all recipes, OUT/RECIPE/SIZE.
+        values: a folder with a file RECIPE-SIZE.json of what is known: its runs are not repeated, and it grows.
         progress: gets a line a comparison.
 
     Raises:
@@ -200,5 +202,6 @@ def reproduce(
 
     seed_numbers = None if seeds is None else seed_list("seeds", seeds)
     some = prepare("methods", cells)
-    spec = request(recipe, size, Path(out), count("jobs", jobs), seed_numbers, some, device)
+    folder = None if values is None else Path(values)
+    spec = request(recipe, size, Path(out), count("jobs", jobs), seed_numbers, some, device, folder)
     return reproduced(spec, Lines(progress))

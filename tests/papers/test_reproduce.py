@@ -18,13 +18,13 @@ import pytest
 
 from fedconcord.execution.run.folder import CHECKPOINT
 from fedconcord.interface.cli.main import call
-from fedconcord.study.runs.events import Watch
+from fedconcord.study.runs.events import Event, Lines, Watch
 from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
 from fedconcord_papers.recipes.found import FOUND, SUMMARIES
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
 from fedconcord_papers.recipes.run import DONE, RecipeSpec, _scores, reproduce, settings_of
-from fedconcord_papers.recipes.values import Finding, Values, read, values
+from fedconcord_papers.recipes.values import Done, Finding, Values, read, values
 from recipe_jobs import SIZES, configs
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "papers"
@@ -84,9 +84,113 @@ def test_a_recipe_searches_compares_and_is_not_repeated(tmp_path: Path) -> None:
     assert {k: v for k, v in more.seeds("accuracy, %", "iid", "FedAvg").items() if k < 2} == found.seeds(
         "accuracy, %", "iid", "FedAvg"
     )
-    assert done(tmp_path, cells=["iid"], seeds=[0]).cells() == ["iid"]
+    assert done(tmp_path, cells=["iid"], seeds=[0]) == more  # what is known stays
+    assert read(tmp_path / DONE).command == "fedconcord reproduce small --quick --seeds 0,1,2"
     with pytest.raises(UserError, match="other settings of this recipe"):
         done(tmp_path, recipe=SMALL._replace(sizes={"quick": Size({"rounds": 3}, seeds=(0, 1), search={"rounds": 2})}))
+
+
+def runs_made(folder: Path) -> list[str]:
+    """The runs of a folder, as CELL/final/METHOD/seed-0."""
+    return sorted(str(path.parent.relative_to(folder)) for path in folder.rglob("run.json"))
+
+
+def test_values_alone_are_gone_on_with(tmp_path: Path) -> None:
+    """A clone elsewhere has the values and no runs: it makes those that are missing, and comes to the same."""
+    there = tmp_path / "values"
+    small = SMALL._replace(sizes={"quick": SMALL.sizes["quick"]._replace(seeds=(0, 1, 2))})
+    whole = done(tmp_path / "whole", recipe=small)
+    done(tmp_path / "first", values=there)  # seeds 0 and 1
+    shutil.rmtree(tmp_path / "first")
+    before = read(there / "small-quick.json")
+    assert done(tmp_path / "second", recipe=small, values=there) == whole
+    assert runs_made(tmp_path / "second") == [
+        f"{cell}/final/{method}/seed-2" for cell in ("iid", "skewed") for method in ("FedAvg", "SCAFFOLD")
+    ]
+    after = read(there / "small-quick.json")
+    assert after == read(tmp_path / "second" / DONE)._replace(log=after.log)
+    assert (after.values, after.searched, after.chosen) == (whole, 4, before.chosen)
+    assert sum(spell["runs"] for spell in after.log) == 4 + 12
+    assert after.command == "fedconcord reproduce small --quick"
+    done(tmp_path / "third", recipe=small, values=there)
+    assert runs_made(tmp_path / "third") == []
+    assert read(there / "small-quick.json") == after
+
+
+def test_a_run_is_put_down_as_it_ends(tmp_path: Path) -> None:
+    class Stop(Watch):
+        ended = 0
+
+        def event(self, event: Event) -> None:
+            if event.kind == "started" and self.ended == 6:  # four of the search, two of the comparison
+                raise KeyboardInterrupt
+            self.ended += event.kind == "ended"
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(RecipeSpec(SMALL, "quick", tmp_path / "out", values=tmp_path / "values"), Stop())
+    for path in (tmp_path / "out" / DONE, tmp_path / "values" / "small-quick.json"):
+        saved = read(path)
+        assert len({(row.entry, row.seed) for row in saved.values.rows}) == 2
+        assert saved.searched == 4
+        assert [spell["runs"] for spell in saved.log] == [6]
+    assert done(tmp_path / "elsewhere", values=tmp_path / "values") == done(tmp_path / "whole")
+    assert len(runs_made(tmp_path / "elsewhere")) == 8 - 2
+
+
+def test_values_of_other_settings_or_another_method_are_replaced_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def again(recipe: Recipe, name: str) -> Done:
+        said.clear()
+        spec = RecipeSpec(recipe, "quick", tmp_path / name, values=tmp_path / "values")
+        return reproduce(spec, Lines(said.append))
+
+    one = again(SMALL, "one")
+    assert isinstance(SMALL.experiment, Comparison)
+    cells = [SMALL.experiment.cells[0], SMALL.experiment.cells[1]._replace(settings={"rounds": 2})]
+    again(SMALL._replace(experiment=SMALL.experiment._replace(cells=cells)), "two")
+    assert "skewed: the values that are there are of other settings, and are replaced" in said
+    assert runs_made(tmp_path / "two") == [
+        f"skewed/final/{m}/seed-{seed}" for m in ("FedAvg", "SCAFFOLD") for seed in (0, 1)
+    ]
+    assert again(SMALL, "three").values == one.values
+
+    entries = [SMALL.experiment.entries[0], Entry("SCAFFOLD", "scaffold(option=1)", LR)]
+    found = again(SMALL._replace(experiment=SMALL.experiment._replace(entries=entries)), "four")
+    assert {run.split("/")[2].split("-")[0] for run in runs_made(tmp_path / "four")} == {"SCAFFOLD"}
+    assert sum("SCAFFOLD: the values that are there are of another method" in line for line in said) == 2
+    assert found.values.seeds("accuracy, %", "iid", "FedAvg") == one.values.seeds("accuracy, %", "iid", "FedAvg")
+
+    longer = [Entry("FedAvg", "fedavg", {"local.lr": [0.1, 0.3, 1e-6]}), entries[1]]  # the best stays the best
+    grown = again(SMALL._replace(experiment=SMALL.experiment._replace(entries=longer)), "five")
+    assert runs_made(tmp_path / "five") == [f"iid/search/FedAvg-{k}/seed-1000" for k in range(3)]
+    assert (grown.values, grown.searched) == (found.values, 3 + 2)
+
+
+def test_where_a_run_computes_changes_no_value(tmp_path: Path) -> None:
+    one = SMALL.sizes["quick"]._replace(search=None, seeds=(0,))
+    done(tmp_path / "one", recipe=SMALL._replace(sizes={"quick": one}), values=tmp_path)
+    other = one._replace(settings={"engine.threads": 1, "checkpoint.every": 5.0})
+    done(tmp_path / "other", recipe=SMALL._replace(sizes={"quick": other}), values=tmp_path)
+    assert runs_made(tmp_path / "other") == []
+
+
+def test_a_study_whose_values_are_known_is_not_made_again(tmp_path: Path) -> None:
+    calls: list[Path] = []
+
+    def study(out: Path, *rest: object) -> Values:
+        calls.append(out)
+        return values([("m", f"c{len(calls)}", "A", 0, 1.0)])
+
+    recipe = SMALL._replace(
+        experiment=Study(study, lambda size, options: []), sizes={"quick": Size(options={"n": range(2)})}
+    )
+    first = done(tmp_path / "one", recipe=recipe, values=tmp_path)
+    assert done(tmp_path / "two", recipe=recipe, values=tmp_path) == first
+    assert calls == [tmp_path / "one"]
+    other = recipe._replace(sizes={"quick": Size(options={"n": range(3)})})
+    assert done(tmp_path / "two", recipe=other, values=tmp_path).cells() == ["c2"]  # the others are gone
+    assert list(read(tmp_path / "small-quick.json").asked) == ["c2"]
 
 
 def test_values_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -416,24 +520,35 @@ def test_mistakes_get_a_sentence(
 
 @pytest.mark.slow
 def test_a_killed_recipe_goes_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "fedconcord", "reproduce", "fedvra_table4", "--quick", "--out", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    """In its folder, and in another one from its values alone."""
+    one, whole, elsewhere, known = (tmp_path / name for name in ("one", "whole", "elsewhere", "known"))
+    words = ["fedvra_table4", "--quick", "--values", str(known)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedconcord", "reproduce", *words, "--out", str(one)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         for _ in range(6000):
-            if any(tmp_path.rglob("metrics.csv")):
+            if any(known.glob("fed*.json")):
                 break
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
     finally:
         process.wait()
-    ended = command(tmp_path, "fedvra_table4", "--quick")
-    assert ended.returncode == 0, ended.stderr
-    whole = tmp_path / "whole"
-    assert command(whole, "fedvra_table4", "--quick").returncode == 0
-    again, once = (read(folder / "fedvra_table4" / "quick" / DONE) for folder in (tmp_path, whole))
-    assert [tuple(map(str, row)) for row in again.values.rows] == [tuple(map(str, row)) for row in once.values.rows]
-    assert not any(tmp_path.rglob(CHECKPOINT))  # gigabytes, of 1,000 clients
+    there = read(known / "fedvra_table4-quick.json").values.rows
+    assert there
+    for folder, options in ((elsewhere, words), (one, words[:2]), (whole, words[:2])):
+        ended = command(folder, *options)
+        assert ended.returncode == 0, ended.stderr
+    folders = [folder / "fedvra_table4" / "quick" for folder in (whole, one, elsewhere)]
+    first, *others = ([tuple(map(str, row)) for row in read(folder / DONE).values.rows] for folder in folders)
+    assert others == [first, first]
+    made = [{run for run in runs_made(folder) if "/final/" in run} for folder in folders]
+    assert made[0] - made[2] == {f"{row.cell}/final/{row.entry}/seed-{row.seed}" for row in there}
+    assert not any(one.rglob(CHECKPOINT))  # gigabytes, of 1,000 clients
     written = {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}
     assert written
-    assert command(whole, "fedvra_table4", "--quick").returncode == 0
+    assert command(whole, *words[:2]).returncode == 0
     assert written == {path: path.stat().st_mtime_ns for path in whole.rglob("metrics.csv")}  # no run was made again

@@ -44,6 +44,10 @@ def reproduce(
         str | None, option("Device of the runs of a comparison: cpu, cuda or auto. [cpu]", "NAME")
     ] = None,
     out: Annotated[str | None, option(f"Folder for all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
+    values: Annotated[
+        str | None,
+        option("Folder of values by recipe and size, as docs/papers/values: go on with them, and add to them.", "DIR"),
+    ] = None,
     verdicts: Annotated[bool, typer.Option("--verdicts", help="Show the verdicts so far.")] = False,
     pages: Annotated[str | None, option("Folder for a page about each recipe, and their index.", "DIR")] = None,
 ) -> None:
@@ -68,10 +72,11 @@ def reproduce(
 
     seed_numbers = None if seeds is None else seed_list("--seeds", seeds)
     some = None if cells is None else [cell.strip() for cell in cells.split(",")]
+    values_folder = None if values is None else Path(values)
     missed = []
     for name in RECIPES if recipe == "all" else [recipe]:
         try:
-            spec = request(name, size, folder, at_once, seed_numbers, some, device)
+            spec = request(name, size, folder, at_once, seed_numbers, some, device, values_folder)
             _one(spec, folder, dry_run, recipe == "all")
         except UserError as error:
             if recipe != "all":

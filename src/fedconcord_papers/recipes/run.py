@@ -1,9 +1,10 @@
 """A recipe done: its grid tried, each method at its best compared over seeds, what is there already not repeated.
 
 A recipe's folder: CELL/search and CELL/final are comparisons as `fedconcord compare` leaves them, what was asked of
-them is in the JSON file beside; done.json holds the values that the page is written from. The grid is tried with one
-seed of its own and judged by the measures on the test set, as the papers did; the first that tells two settings apart
-decides.
+them is in the JSON file beside; done.json holds the values that the page is written from, and is written after every
+run. Runs whose values are known, from there or from a folder of values, and choices of a grid that was tried are not
+made again. The grid is tried with one seed of its own and judged by the measures on the test set, as the papers did;
+the first that tells two settings apart decides.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedconcord
-from fedconcord.execution.run.clock import NAME as SECONDS
 from fedconcord.study.runs import plan
 from fedconcord.study.runs.events import Watch
 from fedconcord.study.runs.pool import Stages, carry_out
@@ -28,12 +28,24 @@ from fedconcord.study.settings.problem import forget_problem
 from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.settings import RIVALS
 from fedconcord.study.settings.sources import from_nested
-from fedconcord.study.statistics.load import Run, load_runs
-from fedconcord.support import files, grammar, imports, process, sums
+from fedconcord.study.statistics.load import Run
+from fedconcord.support import files, grammar, imports, process
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
-from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName
-from fedconcord_papers.recipes.values import Done, Request, Spell, Value, Values
+from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
+from fedconcord_papers.recipes.recipe import (
+    Cell,
+    Comparison,
+    Entry,
+    Measure,
+    Recipe,
+    Settings,
+    Size,
+    SizeName,
+    Study,
+    names_of,
+)
+from fedconcord_papers.recipes.values import Done, Spell, Value
 
 DONE = "done.json"
 SEARCH_SEED = 1000  # which no final run has
@@ -49,6 +61,7 @@ class RecipeSpec(NamedTuple):
     jobs: int = 1
     seeds: Sequence[int] | None = None  # in place of the size's
     cells: Sequence[str] | None = None  # of the size's
+    values: Path | None = None  # folder of values by recipe and size, NAME-SIZE.json: read, and written like done.json
 
     @property
     def size(self) -> Size:
@@ -71,25 +84,57 @@ def reproduce(request: RecipeSpec, watch: Watch) -> Done:
         UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    recipe, size = request.recipe, request.size
+    recipe, size, experiment = request.recipe, request.size, request.recipe.experiment
     files.sweep(request.out)
-    began, at = time.strftime("%Y-%m-%dT%H:%M", time.gmtime()), time.perf_counter()
-    if isinstance(recipe.experiment, Comparison):
-        work = carry_out(_compare(request, recipe.experiment, watch.say), request.jobs, watch)
-    else:
-        if request.cells is not None or request.seeds is not None:
-            raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
-        values = recipe.experiment.run(request.out, request.size_name, size.options, watch.say)
-        requests = {cell: Request(settings=plain(size.options), methods={}) for cell in values.cells()}
-        runs = len({(row.cell, row.entry, row.seed) for row in values.rows})
-        work = Work(values, {}, {}, requests, 0, runs, time.perf_counter() - at)
+    paths = [request.out / DONE]
+    if request.values is not None:
+        paths.insert(0, request.values / f"{recipe.name}-{request.size_name}.json")
+
+    def command(cells: Sequence[str], seeds: Sequence[int]) -> str:
+        if not isinstance(experiment, Comparison):
+            return request._replace(cells=None, seeds=None).command
+        every = [cell.name for cell in cells_of(request._replace(cells=None), experiment)]
+        return request._replace(
+            cells=None if set(every) <= {*cells} else cells, seeds=None if {*seeds} == {*size.seeds} else seeds
+        ).command
+
+    order = None
+    if isinstance(experiment, Comparison):
+        measures = [measure.name for measure in experiment.measures]
+        order = measures, [cell.name for cell in experiment.cells], names_of(experiment)
     spell = Spell(
-        began=began, seconds=work.seconds, runs=work.runs, machine=process.machine(), version=fedconcord.__version__
+        began=time.strftime("%Y-%m-%dT%H:%M", time.gmtime()),
+        seconds=0.0,
+        runs=0,
+        machine=process.machine(),
+        version=fedconcord.__version__,
     )
-    result = Done(recipe.name, request.size_name, *work[:5], [spell], request.command)
-    request.out.mkdir(parents=True, exist_ok=True)
-    result.write(request.out / DONE)
-    return result
+    ledger = Ledger(recipe.name, request.size_name, paths, order, command, spell, watch.say)
+    if isinstance(experiment, Comparison):
+        keeper = Keeper(watch, ledger)
+        carry_out(_compare(request, experiment, keeper), request.jobs, keeper)
+    elif request.cells is not None or request.seeds is not None:
+        raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
+    else:
+        _study(request, experiment, ledger, watch.say)
+    ledger.write()
+    return ledger.done()
+
+
+def _study(request: RecipeSpec, study: Study, ledger: Ledger, say: Callable[[str], None]) -> None:
+    """Do what is no comparison, if its values are not known."""
+    options, at = plain(request.size.options), time.perf_counter()
+    if ledger.rows and all(alike(one["settings"], options) for one in ledger.requests.values()):
+        say(f"{request.recipe.name}: its values are known")
+        return
+    if ledger.rows:
+        say(f"{request.recipe.name}: the values that are there are of other settings, and are replaced")
+    values = study.run(request.out, request.size_name, request.size.options, say)
+    ledger.clear()
+    for cell in values.cells():
+        ledger.open(cell, options)
+    ledger.put(values.rows)
+    ledger.count(len({(row.cell, row.entry, row.seed) for row in values.rows}), time.perf_counter() - at)
 
 
 # -- comparisons -----------------------------------------------------------------------------------------------------
@@ -157,91 +202,106 @@ def planned_texts(request: RecipeSpec) -> Iterator[tuple[str, dict[str, Any], li
         )
 
 
-class Work(NamedTuple):
-    """What came of a recipe's runs, as `Done` has it, and what they took."""
-
-    values: Values
-    best: dict[str, dict[str, dict[str, Any]]]
-    grids: dict[str, dict[str, dict[str, Sequence[Any]]]]
-    requests: dict[str, Request]
-    searched: int
-    runs: int  # with those of the search
-    seconds: float  # added over processes
-
-
-def _compare(request: RecipeSpec, experiment: Comparison, say: Callable[[str], None]) -> Stages[Work]:
-    """Search and compare in every cell."""
-    size, rows, seconds, search_runs, final_runs = request.size, list[Value](), 0.0, 0, 0
-    best: dict[str, dict[str, dict[str, Any]]] = {}
-    grids: dict[str, dict[str, dict[str, Sequence[Any]]]] = {}
-    requests: dict[str, Request] = {}
+def _compare(request: RecipeSpec, experiment: Comparison, keeper: Keeper) -> Stages[None]:
+    """Search and compare in every cell, as far as it is not known."""
+    cells, by_name = cells_of(request, experiment), {cell.name: cell for cell in experiment.cells}
     if request.size_name == "paper":
-        for _, its_settings, texts in planned_texts(request):
-            _fits(its_settings, texts, request.out)
-    by_name = {cell.name: cell for cell in experiment.cells}
-    for cell in cells_of(request, experiment):
-        settings, home = settings_of(experiment, size, cell), cell.tuned_in or cell.name
-        if home not in best:
-            there = by_name[home]
-            entries = entries_of(size, experiment, there)
-            best[home] = {entry.name: first_of(entry) for entry in entries}
-            if size.search is not None and any(len(points_of(entry)) > 1 for entry in entries):
-                say(f"{there.title}: the grid")
-                of_search = {**settings_of(experiment, size, there), **size.search}
-                best[home], grid_runs = yield from _search(request, experiment, entries, there, of_search)
-                grids[home] = {one.name: {**one.grid} for one in entries if len(points_of(one)) > 1}
-                search_runs += len(grid_runs)
-                seconds += sum(_seconds(run.folder) for run in grid_runs)
-                for entry in entries:
-                    if len(points_of(entry)) > 1:
-                        words = ", ".join(
-                            f"{k.removeprefix('local.')} {v:g}" for k, v in best[home][entry.name].items()
-                        )
-                        say(f"  {entry.name}: {words}")
-        say(f"{cell.title}: the comparison")
-        entries = entries_of(size, experiment, cell)
-        methods = {
-            entry.name: text_of(entry, best[home].get(entry.name, first_of(entry)), entry.name) for entry in entries
-        }
-        requests[cell.name] = Request(settings=plain(settings), methods=methods)
-        seeds = list(size.seeds if request.seeds is None else request.seeds)
-        final = request.out / cell.name / "final"
-        runs = yield from _runs(final, settings, list(methods.values()), seeds, request.jobs)
-        final_runs += len(runs)
-        seconds += sum(_seconds(run.folder) for run in runs)
-        rows += [
-            Value(measure.name, cell.name, run.head.label, run.head.seed, _value(measure, run))
-            for measure in experiment.measures
-            for run in runs
-            if run.head.seed in seeds
-        ]
-    return Work(Values(tuple(rows)), best, grids, requests, search_runs, final_runs + search_runs, seconds)
+        for name, settings, texts in planned_texts(request):
+            if not _is_known(request, experiment, by_name[name], settings, keeper.ledger):
+                _fits(settings, texts, request.out)
+    for cell in cells:
+        home = by_name[cell.tuned_in or cell.name]
+        yield from _search(request, experiment, home, keeper)
+        yield from _final(request, experiment, cell, home, keeper)
 
 
-def plain(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON has them, that they can be compared with what was written."""
-    return {key: list(value) if isinstance(value, (range, tuple)) else value for key, value in settings.items()}
+def _is_known(request: RecipeSpec, experiment: Comparison, cell: Cell, settings: Settings, ledger: Ledger) -> bool:
+    """Whether the values of a cell are there, under its settings; not whether a search would choose the same."""
+    there = ledger.requests.get(cell.name)
+    entries, seeds = entries_of(request.size, experiment, cell), request.size.seeds
+    names = [measure.name for measure in experiment.measures]
+    return (
+        there is not None
+        and alike(there["settings"], plain(settings))
+        and all(ledger.has(cell.name, entry.name, seed, names) for entry in entries for seed in request.seeds or seeds)
+    )
 
 
-def _search(
-    request: RecipeSpec, experiment: Comparison, entries: Sequence[Entry], cell: Cell, settings: Settings
-) -> Stages[tuple[dict[str, dict[str, Any]], list[Run]]]:
-    """(best values of the grid by entry, all runs); entries without a choice are not run."""
-    points = {
-        f"{entry.name} {k}": (entry, values)
-        for entry in entries
-        if len(points_of(entry)) > 1
-        for k, values in enumerate(points_of(entry))
+def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Keeper) -> Stages[None]:
+    """Choose of every grid of a cell; methods without a choice are not run."""
+    size, ledger = request.size, keeper.ledger
+    settings, entries = settings_of(experiment, size, cell), entries_of(size, experiment, cell)
+    grids = {
+        entry.name: plain(entry.grid) for entry in entries if size.search is not None and len(points_of(entry)) > 1
     }
-    methods = [text_of(entry, values, label) for label, (entry, values) in points.items()]
-    runs = yield from _runs(request.out / cell.name / "search", settings, methods, [SEARCH_SEED], request.jobs)
-    best = {entry.name: first_of(entry) for entry in entries}
-    scores = {run.head.label: _scores(experiment, run) for run in runs}
+    ledger.open(cell.name, plain(settings), [entry.name for entry in entries])
+    ledger.open_search(cell.name, plain(size.search) if size.search is not None and grids else None)
+
+    def choose(entry: Entry, values: Mapping[str, Any]) -> None:
+        ledger.choose(cell.name, entry.name, values, grids.get(entry.name, {}))
+        ledger.name(cell.name, entry.name, text_of(entry, values, entry.name))
+
+    points: dict[str, tuple[Entry, dict[str, Any]]] = {}
+    unknown = set[str]()
     for entry in entries:
+        if entry.name not in grids:
+            choose(entry, first_of(entry))
+            continue
+        points |= {f"{entry.name} {k}": (entry, values) for k, values in enumerate(points_of(entry))}
+        choice = ledger.choice(cell.name, entry.name, grids[entry.name])
+        if choice is None or ledger.method(cell.name, entry.name) != text_of(entry, choice, entry.name):
+            unknown.add(entry.name)
+    if not unknown:
+        return
+    scores: dict[str, tuple[float, ...]] = {}
+
+    def keep(run: Run) -> None:
+        scores[run.head.label] = _scores(experiment, run)
+        entry, _ = points[run.head.label]
         labels = [label for label, (one, _) in points.items() if one.name == entry.name]
-        if labels:
-            best[entry.name] = points[max(labels, key=lambda label: scores[label])][1]
-    return best, runs
+        if scores.keys() >= {*labels}:
+            values = points[max(labels, key=lambda label: scores[label])][1]
+            choose(entry, values)
+            words = ", ".join(f"{k.removeprefix('local.')} {v:g}" for k, v in values.items())
+            keeper.say(f"  {entry.name}: {words}")
+
+    keeper.say(f"{cell.title}: the grid")
+    keeper.keep = keep
+    methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
+    missing = [(label, SEARCH_SEED) for label, (entry, _) in points.items() if entry.name in unknown]
+    yield from _runs(
+        request.out / cell.name / "search",
+        {**settings, **(size.search or {})},
+        list(methods.values()),
+        [SEARCH_SEED],
+        request.jobs,
+        missing,
+    )
+
+
+def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, keeper: Keeper) -> Stages[None]:
+    """Compare the methods of a cell, each at the best that was found at home."""
+    size, ledger = request.size, keeper.ledger
+    settings, entries = settings_of(experiment, size, cell), entries_of(size, experiment, cell)
+    ledger.open(cell.name, plain(settings), [entry.name for entry in entries])
+    methods = {}
+    for entry in entries:
+        values = ledger.best[home.name].get(entry.name, first_of(entry))
+        methods[entry.name] = text_of(entry, values, entry.name)
+        ledger.name(cell.name, entry.name, methods[entry.name])
+    seeds = list(size.seeds if request.seeds is None else request.seeds)
+    names = [measure.name for measure in experiment.measures]
+    missing = [(one, seed) for one in methods for seed in seeds if not ledger.has(cell.name, one, seed, names)]
+    runs = len(methods) * len(seeds)
+    if not missing:
+        keeper.say(f"{cell.title}: the values of all {runs} runs are known")
+        return
+    there = "" if len(missing) == runs else f"; {runs - len(missing)} of {runs} runs are known"
+    keeper.say(f"{cell.title}: the comparison{there}")
+    keeper.keep = lambda run: ledger.put(
+        [Value(one.name, cell.name, run.head.label, run.head.seed, _value(one, run)) for one in experiment.measures]
+    )
+    yield from _runs(request.out / cell.name / "final", settings, list(methods.values()), seeds, request.jobs, missing)
 
 
 def _value(measure: Measure, run: Run) -> float:
@@ -259,9 +319,14 @@ def _scores(experiment: Comparison, run: Run) -> tuple[float, ...]:
 
 
 def _runs(
-    folder: Path, settings: Settings, methods: Sequence[str], seeds: Sequence[int], jobs: int
-) -> Stages[list[Run]]:
-    """A comparison in its folder, done or completed."""
+    folder: Path,
+    settings: Settings,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    jobs: int,
+    missing: Collection[tuple[str, int]],
+) -> Stages[None]:
+    """A comparison in its folder, done or completed: of its methods and seeds those runs that are missing."""
     stated, request = folder.with_suffix(".json"), {"settings": dict(settings), "methods": list(methods)}
     if (folder / "compare.json").exists():
         if not _says(stated, request):
@@ -279,12 +344,13 @@ def _runs(
             stated.unlink()
             _remove_empty(folder)
             raise
+    entries = [one for one in planned.entries if (one.config.label, one.config.seed) in missing]
+    planned = planned._replace(entries=entries)
     with plan.alone(planned):
         results = yield from plan.comparison(planned)
     for result in results:
         if result.status == "failed":
             raise UserError(f"{result.label}, seed {result.seed} in {folder} failed: {result.error}")
-    return load_runs([folder])
 
 
 def _says(path: Path, request: Mapping[str, Any]) -> bool:
@@ -304,14 +370,6 @@ def _remove_empty(folder: Path) -> None:
             continue
         except OSError:
             return
-
-
-def _seconds(folder: Path) -> float:
-    """Seconds that a run took, all parts."""
-    try:
-        return float(sum(json.loads(sums.text(folder / SECONDS)).values()))
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _fits(settings: Settings, methods: Sequence[str], out: Path) -> None:

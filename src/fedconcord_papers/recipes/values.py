@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from fedconcord.study.statistics.stats import Interval, interval
 from fedconcord.support import files, sums
@@ -68,6 +68,7 @@ class Request(TypedDict):
 
     settings: Mapping[str, Any]  # by dotted key; of a study its options
     methods: Mapping[str, str]  # entry -> method as `compare` takes it, with the best of the grid; a study has none
+    search: NotRequired[Mapping[str, Any]]  # over the settings where the grid was tried; absent where it was not
 
 
 class Spell(TypedDict):
@@ -89,7 +90,7 @@ class Done(NamedTuple):
     chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]  # cell -> entry -> parameter -> best of the grid
     tried: Mapping[str, Mapping[str, Mapping[str, Sequence[Any]]]]  # cell -> entry -> parameter -> all that was tried
     asked: Mapping[str, Request]  # by cell; empty where it is not known
-    searched: int  # runs of the search
+    searched: int  # runs of the search behind what was chosen
     log: Sequence[Spell]
     command: str
 
@@ -127,7 +128,8 @@ def read(path: Path) -> Done:
         )
         return Done(**raw, values=values(rows))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
-        raise UserError(f"cannot read {path} ({broken}); run the recipe again: what is done is not repeated") from None
+        way = "remove it and run the recipe again: runs that its folder holds are not repeated"
+        raise UserError(f"cannot read {path} ({broken}); {way}") from None
 
 
 def _text(value: float) -> float | str:

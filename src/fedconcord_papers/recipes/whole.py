@@ -21,11 +21,13 @@ def request(
     seeds: Sequence[int] | None = None,
     cells: Sequence[str] | None = None,
     device: str | None = None,
+    values: Path | None = None,
 ) -> RecipeSpec:
     """What is asked of a recipe, below the folder of all.
 
     Args:
         device: where a comparison's runs compute; studies compute where they do.
+        values: folder of values that are gone on with, and brought up to date.
 
     Raises:
         UserError: there is no such recipe or size.
@@ -38,7 +40,7 @@ def request(
     if device is not None:
         there = recipe.sizes[size]._replace(settings={**recipe.sizes[size].settings, "engine.device": device})
         recipe = recipe._replace(sizes={**recipe.sizes, size: there})
-    return RecipeSpec(recipe, size, folder / name / size, jobs, seeds, cells)
+    return RecipeSpec(recipe, size, folder / name / size, jobs, seeds, cells, values)
 
 
 def reproduced(recipe_request: RecipeSpec, watch: Watch) -> Judged:
