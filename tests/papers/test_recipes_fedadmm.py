@@ -7,14 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedconcord
+from fedconcord.execution.engines import Serial, Stacked
+from fedconcord.execution.job import Job, advance, start
+from fedconcord.execution.job.loop import evaluate
+from fedconcord.federation.objectives import quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import uniform
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.wrappers.server import momentum, with_server
 from fedconcord.study.settings import methods
 from fedconcord.study.settings.resolve import resolve_compare
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.study.statistics.load import load_runs
 from fedconcord_papers.recipes import dry, fedadmm_own, fedadmm_parts, fedadmm_rivals, measures
 from fedconcord_papers.recipes.fedadmm import RECIPES
+from fedconcord_papers.recipes.fedadmm_apart import APART, fedadmm_apart
 from fedconcord_papers.recipes.recipe import Claim, Comparison, Recipe, SizeName
 from fedconcord_papers.recipes.run import RecipeSpec, cells_of, entries_of, points_of, text_of
 from fedconcord_papers.recipes.values import Values, values
@@ -306,6 +316,47 @@ def test_a_best_rho_that_changes_by_chance_decides_nothing() -> None:
         for seed, v in enumerate(row)
     )
     assert said(claim, rows) not in ("so", "the other way", "")
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(None)])
+@pytest.mark.parametrize("rho", [0.3, [(0, 0.3), (2, 0.9)]], ids=["constant", "rising"])
+def test_fedadmm_that_tells_how_far_clients_are(rho: float | list[tuple[int, float]], engine: Serial | Stacked) -> None:
+    """It runs as FedADMM does, to the bit, and its number is the mean of ||w_i - theta||, by the rows of the duals:
+    y_i moves by rho (w_i - theta)."""
+    problem = quadratics(3, 12, torch.float64, torch.device("cpu"), dim=5, blocks=3, condition=4.0)
+    schedule = Schedule(1, 4, 0.05, uniform(2, 6), "steps", 1)
+    told = Job(problem, fedadmm_apart(rho), schedule, engine=engine)
+    plain = Job(problem, METHODS["fedadmm"](rho), schedule, engine=engine)
+    one, other = start(told), start(plain)
+    assert evaluate(told, one)[APART] == 0.0
+    duals = {client: np.zeros(5) for client in range(12)}
+    for t in range(4):
+        ids = plain.schedule.plan(t, plain.algorithm, problem.roster).ids
+        one, other = advance(told, one), advance(plain, other)
+        assert torch.equal(one.server.x, other.server.x)
+        rows = other.store.export()
+        new = {int(i): y.numpy().copy() for i, y in zip(rows["ids"], rows["y"], strict=True)}
+        penalty = rho if isinstance(rho, float) else (0.3 if t < 2 else 0.9)
+        apart = np.mean([np.linalg.norm(new[int(i)] - duals[int(i)]) / penalty for i in ids])
+        assert evaluate(told, one)[APART] == pytest.approx(apart, rel=1e-9)
+        assert APART not in evaluate(plain, other)
+        duals |= new
+
+
+def test_numbers_of_a_method_stand_among_the_metrics_of_one_that_is_wrapped() -> None:
+    problem = quadratics(3, 6, torch.float64, torch.device("cpu"), dim=3, blocks=3)
+    wrapped = with_server(fedadmm_apart(0.3), momentum(0.5))
+    this = Job(problem, wrapped, Schedule(1, 3, 0.05, uniform(2, 6), "steps"), engine=Serial())
+    assert evaluate(this, advance(this, start(this)))[APART] > 0
+
+
+def test_fig_9_is_judged_by_the_distance_of_clients() -> None:
+    claim, distances = BY_NAME["fig9"].claims[0], {fedadmm_own.RAISED: 1.0, "rho 0.01": 2.0}
+    rows = values((fedadmm_own.APART.name, "mnist_iid", e, seed, v) for e, v in distances.items() for seed in SEEDS)
+    assert not claim.ours
+    assert said(claim, rows) == "so"
+    accuracies = [one for one in BY_NAME["fig9"].claims if "ends above" in one.says]
+    assert {one.ours for one in accuracies} == {True}
 
 
 def test_measures_of_a_run(tmp_path: Path) -> None:

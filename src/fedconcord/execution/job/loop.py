@@ -116,8 +116,9 @@ def advance(job: Job, state: State) -> State:
 
 
 def evaluate(job: Job, state: State) -> dict[str, float]:
-    """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'. Where the
-    answer is a model a client, those of `objectives.judging.evaluate_own`."""
+    """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'. Then the
+    numbers that it tells of its own state. Where the answer is a model a client, those of
+    `objectives.judging.evaluate_own`."""
     if job.algorithm.client_model is not None and len(state.store):
         inner = supervised(job.problem)
         assert inner is not None
@@ -129,7 +130,7 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
             metric if k == 0 else f"{name}:{metric}": value
             for metric, value in job.problem.evaluator.evaluate(x).items()
         }
-    return metrics
+    return metrics | dict(job.algorithm.facts.numbers(state.server))
 
 
 def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int = 1) -> Iterator[Row]:

@@ -282,6 +282,7 @@ class Algorithm:
             recommendations: federations in which it is worth tuning first.
             cautions: federations in which it is not worth its costs.
             theory: (ids, inclusion, steps, lr, smoothness) of n clients -> what its theory says of its step sizes.
+            numbers: server -> numbers of its state by name, which stand among a run's metrics.
         refuse: (population, cohort size S) -> why it cannot run, or None.
         identity: which method with which parameters; see `contract.identity`.
     """

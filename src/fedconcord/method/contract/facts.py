@@ -86,3 +86,5 @@ class Facts(NamedTuple):
     cautions: tuple[Caution, ...] = ()  # federations in which it is not worth its costs
     theory: Callable[[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray], StepTheory] | None = None
     """(ids, inclusion, steps, lr, smoothness) of n clients -> what its theory says of its step sizes."""
+    numbers: Callable[[Any], Mapping[str, float]] = lambda server: {}
+    """server -> numbers of its state by name, the same names in every round, which stand among a run's metrics."""

@@ -99,13 +99,14 @@ def lift(
             hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state)))
         ),
         facts=algorithm.facts._replace(
+            numbers=lambda state: algorithm.facts.numbers(servers.get(state)),
             memory=memory
             and memory._replace(
                 gradients=lambda state, states, p, mean: memory.gradients(
                     servers.get(state), rows.get(states), p, mean
                 ),
                 total=lambda state: memory.total(servers.get(state)),
-            )
+            ),
         ),
     )
 
