@@ -13,12 +13,13 @@ from types import ModuleType
 from fedconcord.method.algorithms import METHODS
 from fedconcord.support import factories, grammar
 from fedconcord_papers.recipes import RECIPES
-from fedconcord_papers.recipes.recipe import Comparison, Recipe, Study
+from fedconcord_papers.recipes.evidence import Judged, gather
+from fedconcord_papers.recipes.pages import counted
+from fedconcord_papers.recipes.recipe import Comparison, Study
 from marks import plain, table
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "docs" / "papers"
-VERDICT = re.compile(r"^\*\*(.+?)\*\*, at (\w+) size", re.MULTILINE)
 
 
 def title(name: str) -> str:
@@ -28,25 +29,25 @@ def title(name: str) -> str:
 
 def measured(name: str) -> list[str]:
     """Paragraphs: its claim, the recipes that run it, how often it was near the best, a figure."""
-    found = [(recipe, verdict(recipe)) for recipe in RECIPES.values() if name in methods_of(recipe.name)]
+    own = [one for one in _judged().values() if name in methods_of(one.recipe.name)]
+    run = [one for one in own if one.sizes]
     judged = [
-        (f"[{recipe.source}](../papers/{recipe.name}.md)", plain(recipe.claim), f"**{seen}**")
-        for recipe, seen in found
-        if seen
+        (f"[{one.recipe.source}](../papers/{one.recipe.name}.md)", plain(one.recipe.claim), plain(counted(one)))
+        for one in run
     ]
     parts = [claim(name)]
     if judged:
         parts.append(table(("table or figure", "the paper says", "measured again"), judged))
-    rest = "; ".join(f"{recipe.source} (`{recipe.name}`)" for recipe, seen in found if not seen)
+    rest = "; ".join(f"{one.recipe.source} (`{one.recipe.name}`)" for one in own if not one.sizes)
     if rest:
-        parts.append(f"Experiments that run it and have no verdict yet, for `fedconcord reproduce`: {rest}.")
+        parts.append(f"Experiments that run it and are untested yet, for `fedconcord reproduce`: {rest}.")
     near = _near().get(name)
     if near is not None:
         parts.append(
             f"Tuned, it came within 5 % of the best method's score in {near[0]} of {near[1]} federations: "
             "[choosing a method](../choosing.md#how-often-they-were-right)."
         )
-    figures = [(recipe, path) for recipe, seen in found if seen for path in sorted(PAPERS.glob(f"{recipe.name}*.png"))]
+    figures = [(one.recipe, path) for one in run for path in sorted(PAPERS.glob(f"{one.recipe.name}-*.png"))]
     if figures:
         recipe, path = figures[0]
         parts.append(f"![{recipe.source}](../papers/{path.name})")
@@ -82,11 +83,10 @@ def methods_of(name: str) -> set[str]:
     return {name for name in METHODS if re.search(rf"(?<![\w-]){re.escape(title(name))}(?![\w-])", words)}
 
 
-def verdict(recipe: Recipe) -> str:
-    """The verdict of a recipe's page, with its size; '' where there is none."""
-    path = PAPERS / f"{recipe.name}.md"
-    found = VERDICT.search(path.read_text()) if path.exists() else None
-    return "" if found is None else f"{found[1].lower()} ({found[2]})"
+@cache
+def _judged() -> Mapping[str, Judged]:
+    """Every recipe with what the published values say of it."""
+    return gather(PAPERS / "none", RECIPES, PAPERS)
 
 
 @cache

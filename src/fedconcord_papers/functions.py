@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedconcord_papers.arena.page import Pages
     from fedconcord_papers.arena.plan import ArenaSpec
     from fedconcord_papers.audit import Attack, Audit
-    from fedconcord_papers.recipes.pages import Judged
+    from fedconcord_papers.recipes.evidence import Judged
 
 Say = Callable[[str], None]
 OF_A_RUN = tuple(option.name for option in OPTIONS if option.stage == "run")
@@ -178,9 +178,8 @@ def reproduce(
     values: str | Path | None = None,
     progress: Say = quiet,
 ) -> Judged:
-    """Run a paper's experiment and judge its claims: `.verdict`, `.findings`, `.done.values`, and the `.page`.
-
-    Called again, it goes on where it was.
+    """Run a paper's experiment and judge its claims: `.findings`, their `.counts`, and the values, `.at_paper` and
+    `.on_stand_ins`; its `.page` is in its folder. Called again, it goes on where it was.
 
     Args:
         recipe: its name; `fedconcord list recipes` shows them.

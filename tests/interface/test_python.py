@@ -302,9 +302,10 @@ def test_a_recipe_is_done_judged_and_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(RECIPES, RECIPE.name, RECIPE)
     judged = fedconcord.reproduce(RECIPE.name, size="quick", cells="iid", seeds=0, out=tmp_path)
     assert judged.page == tmp_path / RECIPE.name / "quick" / "README.md"
-    assert judged.done.command == f"fedconcord reproduce {RECIPE.name} --quick --seeds 0 --cells iid"
-    assert judged.done.command in judged.page.read_text()
-    assert judged.done.values.seeds("accuracy, %", "iid", "SCAFFOLD").keys() == {0}
+    done = judged.sizes["quick"]
+    assert done.command == f"fedconcord reproduce {RECIPE.name} --quick --seeds 0 --cells iid"
+    assert done.command in judged.page.read_text()
+    assert done.values.seeds("accuracy, %", "iid", "SCAFFOLD").keys() == {0}
     assert len(judged.findings) == len(RECIPE.claims)
 
 

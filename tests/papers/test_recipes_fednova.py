@@ -65,10 +65,10 @@ def verdicts(claims: Sequence[Claim], found: Values) -> list[str]:
 
 def test_the_papers_table_1_holds_in_its_own_numbers_and_not_turned_round() -> None:
     printed = {k: float(v) for k, v in fednova.TABLE1.published["accuracy, %"].items()}
-    assert verdicts(fednova.TABLE1.claims, planted("accuracy, %", printed)) == ["holds"] * 6
+    assert verdicts(fednova.TABLE1.claims, planted("accuracy, %", printed)) == ["held"] * 6
     turned = planted("accuracy, %", {k: 140 - v for k, v in printed.items()})
-    assert verdicts(fednova.TABLE1.claims, turned)[:4] == ["does not hold"] * 4
-    assert fednova.TABLE1.claims[-1].sizes == ("paper",)  # where VGG-11 runs
+    assert verdicts(fednova.TABLE1.claims, turned)[:4] == ["failed"] * 4
+    assert fednova.TABLE1.claims[-1].printed  # which needs VGG-11
 
 
 def test_fig_2_and_5_claims() -> None:
@@ -76,14 +76,14 @@ def test_fig_2_and_5_claims() -> None:
     near = {("random", "FedNova"): -3.7}
     equal = {("equal", name): -16.0 for name in ("FedAvg", "FedProx", "VRL-SGD", "FedNova")}
     measure = fednova.DISTANCE.name
-    assert verdicts(fednova.FIG2.claims, planted(measure, far | near | equal)) == ["holds"] * 5
+    assert verdicts(fednova.FIG2.claims, planted(measure, far | near | equal)) == ["held"] * 5
     other = planted(measure, far | {("random", "FedNova"): -2.25, ("equal", "FedAvg"): -3.0})
-    assert verdicts(fednova.FIG2.claims, other)[:3] == ["does not hold", "holds in part", "does not hold"]
+    assert verdicts(fednova.FIG2.claims, other)[:3] == ["in part", "in part", "failed"]
     loss = {(cell, name): 0.5 for cell in fednova.THREE for name in ("FedAvg", "FedProx")}
     found = planted(fednova.LOSS.name, loss | {(cell, "FedNova"): 0.2 for cell in fednova.THREE})
-    assert verdicts(fednova.FIG5.claims, found) == ["holds", "not tested at this size"]
+    assert verdicts(fednova.FIG5.claims, found) == ["held", "untested"]
     found = planted(fednova.LOSS.name, loss | {(cell, "FedNova"): 0.7 for cell in fednova.THREE})
-    assert verdicts(fednova.FIG5.claims, found) == ["does not hold", "not tested at this size"]
+    assert verdicts(fednova.FIG5.claims, found) == ["failed", "untested"]
 
 
 def test_closed_forms_that_are_off_do_not_hold() -> None:
@@ -95,12 +95,12 @@ def test_closed_forms_that_are_off_do_not_hold() -> None:
         (fednova_lemma1.SMALL, cell, "eta 0.05", 0, 0.2),
         (fednova_lemma1.SMALL, cell, "eta 0.01", 0, 0.3),
     ]
-    assert verdicts(fednova_lemma1.CLAIMS, values(rows)) == ["does not hold"] * 4
+    assert verdicts(fednova_lemma1.CLAIMS, values(rows)) == ["failed"] * 4
     rows = [(measure, cell, f"alpha {a}", 0, v)
             for measure, low, high in (("weight bias", 1.0, 2.0), ("slowdown", 2.0, 1.0))
             for a, v in ((0, low), (1, high)) for cell in fednova_fig4.SPREAD]  # fmt: skip
     rows += [(fednova_fig4.DIFFERENCE, cell, "closed forms", 0, 0.1) for cell in fednova_fig4.SPREAD]
-    assert verdicts(fednova_fig4.CLAIMS, values(rows)) == ["does not hold"] * 4
+    assert verdicts(fednova_fig4.CLAIMS, values(rows)) == ["failed"] * 4
 
 
 # -- mathematics -------------------------------------------------------------------------------------------------------

@@ -30,22 +30,22 @@ def test_verdicts_of_local_tolerance() -> None:
         (gradients, f"{m}, {how}"): v for m in others.EXACT for how, v in (("GD to eps", 9e4), ("L-BFGS to eps", 3e3))
     }
     good |= {("gap", "FedProx, GD, 10 steps"): 4e-4, ("gap", "FedProx, L-BFGS to eps"): 2e-3}
-    assert [claim.judge(planted(good)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["holds"] * 4
+    assert [claim.judge(planted(good)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["held"] * 4
     bad = {key: {29: 99, 23: 12, 9e4: 1e3, 4e-4: 1.0}.get(v, 50 if math.isinf(v) else v) for key, v in good.items()}
-    assert [claim.judge(planted(bad)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["does not hold"] * 4
+    assert [claim.judge(planted(bad)).verdict for claim in others.LOCAL_TOLERANCE.claims] == ["failed"] * 4
 
 
 def test_verdicts_of_clustering() -> None:
     cost = {(others.COST.name, name): 1.7 for name in others.OTHERS} | {(others.COST.name, "FedVRA-U"): 1.6}
     purity = {(others.PURITY.name, name): 50.0 for name in others.OTHERS} | {(others.PURITY.name, "FedVRA-U"): 45.0}
     verdicts = [claim.judge(planted(cost | purity, "digits")).verdict for claim in others.CLUSTERING.claims]
-    assert verdicts == ["holds", "holds", "does not hold"]
+    assert verdicts == ["held", "held", "failed"]
     best, diverged = others.CLUSTERING.claims[0], dict.fromkeys(cost, math.nan)
-    for own, verdict in ((1.78, "holds"), (1.79, "does not hold"), (math.nan, "does not hold")):
+    for own, verdict in ((1.78, "held"), (1.79, "failed"), (math.nan, "failed")):
         assert best.judge(planted(cost | {(others.COST.name, "FedVRA-U"): own}, "digits")).verdict == verdict
-    assert best.judge(planted(diverged | {(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "holds"
-    assert best.judge(planted(diverged, "digits")).verdict == "does not hold"
-    assert best.judge(planted({(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "not tested at this size"
+    assert best.judge(planted(diverged | {(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "held"
+    assert best.judge(planted(diverged, "digits")).verdict == "failed"
+    assert best.judge(planted({(others.COST.name, "FedVRA-U"): 1.6}, "digits")).verdict == "untested"
 
 
 def test_a_cell_of_a_page_keeps_few_digits_of_what_is_tiny_or_blew_up() -> None:

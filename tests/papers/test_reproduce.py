@@ -1,7 +1,6 @@
 """Recipes as data: run, resume, verdicts, pages, refusals; by the command in a process of its own for the real ones."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +19,10 @@ from fedconcord.interface.cli.main import call
 from fedconcord.study.runs.events import Event, Lines, Watch
 from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes import RECIPES, claims, dry, measures, pages
-from fedconcord_papers.recipes.found import FOUND, SUMMARIES
+from fedconcord_papers.recipes.evidence import judge
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, SizeName, Study, names_of
 from fedconcord_papers.recipes.run import DONE, RecipeSpec, _scores, reproduce, settings_of
-from fedconcord_papers.recipes.values import Done, Finding, Values, read, values
+from fedconcord_papers.recipes.values import Done, Values, read, values
 from recipe_jobs import SIZES, configs
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "papers"
@@ -264,133 +262,6 @@ def test_a_dry_run_counts_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
-def planted(a: Sequence[float], b: Sequence[float], cell: str = "c") -> Values:
-    return values([("m", cell, name, seed, v) for name, them in (("A", a), ("B", b)) for seed, v in enumerate(them)])
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"),
-    [
-        ([10, 11, 12], [20, 21, 22], "holds"),
-        ([20, 21, 22], [10, 11, 12], "does not hold"),
-        ([10, 21, 12], [20, 20, 22], "not decided"),  # one of three seeds the other way
-        ([10, 21, 10, 10, 10], [20, 20, 20, 20, 20], "holds"),  # five: by the interval of the differences
-        ([10, 31, 10, 29, 10], [20, 20, 20, 20, 20], "not decided"),
-        ([10, 11, 12], [math.inf] * 3, "holds"),  # a target that was never reached
-        ([math.inf] * 3, [math.inf] * 3, "not decided"),
-        ([math.nan] * 3, [20, 21, 22], "does not hold"),  # diverged
-        ([math.nan] * 5, [20, 21, 22, 20, 20], "does not hold"),
-        ([], [], "not tested at this size"),
-    ],
-)
-def test_a_difference_is_decided_over_paired_seeds(a: list[float], b: list[float], verdict: str) -> None:
-    claim = claims.ahead("A before B", "m", "A", ["B"], ["c"])
-    assert claim.judge(planted(a, b)).verdict == verdict
-
-
-def test_claims_about_several_differences() -> None:
-    found = Values((*planted([1, 1], [2, 2], "c").rows, *planted([3, 3], [2, 2], "d").rows))
-    assert claims.ahead("", "m", "A", ["B"], ["c", "d"]).judge(found).verdict == "holds in part"
-    assert claims.ahead("", "m", "A", ["B"], ["c", "e"]).judge(found).verdict == "holds in part"
-    assert claims.order("", "m", ["B", "A"], ["d"]).judge(found).verdict == "holds"
-    assert claims.between_cells("", "m", ["A"], "c", "d").judge(found).verdict == "holds"
-    assert claims.between_cells("", "m", ["A"], "c", "d", higher=True).judge(found).verdict == "does not hold"
-    assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(found).verdict == "holds"
-    assert claims.within("", "m", [("c", "A", 1.2)], 0.1).judge(found).verdict == "does not hold"
-    assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(found).verdict == "holds in part"
-
-
-@pytest.mark.parametrize(
-    ("each", "verdict"),
-    [
-        (["holds", "holds"], "holds"),
-        (["holds", "does not hold"], "holds in part"),
-        (["holds", "not tested at this size"], "holds in part"),
-        (["does not hold", "not decided"], "does not hold"),
-        (["not tested at this size"], "not tested at this size"),
-    ],
-)
-def test_the_verdict_on_a_recipe(each: list[str], verdict: str) -> None:
-    assert claims.overall([Finding(one) for one in each]).verdict == verdict  # type: ignore[arg-type]
-
-
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
-def test_pages_have_both_numbers_and_a_stand_in_decides_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "small" / "desk"
-    done(folder, "desk")
-    (one,) = pages.done_below(tmp_path, {"small": SMALL})
-    text = pages.page(one, ["small.png"], "values/small.json")
-    assert "by seed: [values/small.json](values/small.json)" in text
-    assert "(12)" in text
-    assert "fedconcord reproduce small --desk" in text
-    assert "Fewer steps." in text
-    index = pages.write_pages(tmp_path, {"small": SMALL, "other": SMALL._replace(name="other")}, tmp_path / "pages")
-    assert "not run" in index.read_text()
-    first, second = pages.headline(SMALL, one.done.values).partition("IID. ")[2].split("; ")
-    assert first.startswith("FedAvg: ")
-    assert first.endswith("(12)")
-    assert second.startswith("SCAFFOLD: ")
-    assert f"IID. {first}; {second} |" in index.read_text()
-    assert pages.headline(SMALL, values([])) == ""
-    stand_in = SMALL._replace(sizes={"desk": SMALL.sizes["desk"]._replace(stand_in="digits")})
-    (one,) = pages.done_below(tmp_path, {"small": stand_in})
-    assert {finding.verdict for finding in one.findings} == {one.verdict.verdict} == {"not tested at this size"}
-    assert "with stand-in data" in pages.page(one, [], DONE)
-
-
-def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
-    out, to = tmp_path / "out", tmp_path / "pages"
-    done(out / "small" / "desk", "desk")
-    for number in ("", "-2"):
-        (out / "small" / "desk" / f"small{number}.png").write_bytes(b"drawn")
-    recipes = {"small": SMALL, "other": SMALL._replace(name="other")}
-    index = pages.write_pages(out, recipes, to)
-    first = index.read_text()
-    assert "1 of 2 were run" in first
-    assert "](small-2.png)" in (to / "small.md").read_text()
-    row = next(line for line in first.splitlines() if "](small.md) | " in line)
-
-    reworded = SMALL._replace(claim="SCAFFOLD is faster than FedAvg")
-    shutil.rmtree(out)
-    pages.write_pages(out, {**recipes, "small": reworded}, to)  # judged anew from the values that stand beside the page
-    assert index.read_text() == first.replace(SMALL.claim, reworded.claim, 1)
-    assert reworded.claim in (to / "small.md").read_text()
-    assert "](small-2.png)" in (to / "small.md").read_text()
-
-    done(out / "small" / "quick")
-    pages.write_pages(out, recipes, to)
-    assert "at desk size" in (to / "small.md").read_text()
-    done(out / "small" / "desk", "desk")
-    pages.write_pages(out, recipes, to)
-    assert not (to / "small-2.png").exists()
-
-    (to / "values" / "small-desk.json").unlink()  # as of a page that was written before values were kept
-    shutil.rmtree(out)
-    done(out / "other" / "desk", "desk", recipes["other"])
-    pages.write_pages(out, recipes, to)
-    assert row in index.read_text()
-    assert "2 of 2 were run" in index.read_text()
-    with pytest.raises(UserError, match="neither"):
-        pages.write_pages(tmp_path / "empty", recipes, tmp_path / "nowhere")
-
-
-def test_a_best_value_at_an_end_of_its_grid_is_marked(tmp_path: Path) -> None:
-    tried = {"iid": {"A": {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]}}}  # what a recipe tries now may be more
-    done(tmp_path / "small" / "desk", "desk")
-    (one,) = pages.done_below(tmp_path, {"small": SMALL})
-    said = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
-    for taken, words in said.items():
-        text = pages.chosen(
-            SMALL, one.done._replace(chosen={"iid": {"A": {"local.lr": taken, "mu": 1.0}}}, tried=tried)
-        )
-        assert text.splitlines()[2] == f"| IID | {words}, mu 1 |"
-
-
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 
@@ -430,46 +301,6 @@ def test_every_method_with_every_point_of_its_grid_resolves(name: str, size: Siz
         assert config.eval.clients is False
 
 
-def test_what_was_found_is_of_recipes() -> None:
-    assert set(FOUND) <= set(RECIPES)
-    assert set(SUMMARIES) == {recipe.source.partition(", ")[0] for recipe in RECIPES.values()}
-
-
-def test_the_index_has_a_table_a_paper() -> None:
-    parts = pages.index([], RECIPES).split("\n## ")
-    assert [part.splitlines()[0] for part in parts[1:]] == [*SUMMARIES, "How"]
-    for part in parts[1:-1]:
-        name = part.splitlines()[0]
-        ids = [recipe.id for recipe in RECIPES.values() if recipe.source.startswith(f"{name}, ")]
-        assert SUMMARIES[name].cited in part
-        assert [line.split(" | ")[0] for line in part.splitlines() if line.endswith("|")][2:] == [f"| {i}" for i in ids]
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_published_page_says_what_its_recipe_says(name: str) -> None:
-    recipe, page, index = RECIPES[name], (PAGES / f"{name}.md").read_text(), (PAGES / "README.md").read_text()
-    size = recipe.sizes["desk"]
-    assert page.startswith(f"# {recipe.source}{', with stand-in data' if size.stand_in else ''}\n")
-    for said in (f"The paper: {recipe.claim}.", size.note, *recipe.findings, recipe.silent):
-        assert said[1:] in page
-    assert f"\n    fedconcord reproduce {name} --desk\n" in page
-    table = page.partition("## Claims\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
-    rows = [row.replace("\\|", "/").strip("| ").split(" | ") for row in table]
-    assert [row[0] for row in rows] == [claim.says.replace("|", "/") for claim in recipe.claims]
-    verdict = claims.overall([Finding(row[1]) for row in rows]).verdict  # type: ignore[arg-type]
-    assert f"\n**{verdict.capitalize()}**, at desk size." in page
-    (row,) = [line for line in index.splitlines() if f"]({name}.md) |" in line]
-    assert row.startswith(f"| {recipe.id} | [{recipe.source.partition(', ')[2]}]({name}.md) | ")
-    assert f" | {recipe.claim} | **{verdict}** | ".replace("||", "\\|\\|") in row
-
-
-def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
-    there = shutil.copytree(PAGES, tmp_path / "papers")
-    pages.write_pages(tmp_path / "no runs", RECIPES, there)
-    for path in PAGES.glob("*.md"):
-        assert (there / path.name).read_text() == path.read_text()
-
-
 @pytest.mark.parametrize("size", ["desk", "paper"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_dry_run_of_every_recipe(name: str, size: str, tmp_path: Path) -> None:
@@ -489,7 +320,7 @@ def test_the_quick_form_by_the_command(name: str, tmp_path: Path) -> None:
     assert read(folder / DONE).values.rows
     assert any(folder.glob("*.png"))
     if isinstance(RECIPES[name].experiment, Study):
-        assert pages.headline(RECIPES[name], read(folder / DONE).values)
+        assert pages.headline(judge(RECIPES[name], {"quick": read(folder / DONE)}))
 
 
 def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:

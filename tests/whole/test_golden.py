@@ -249,9 +249,9 @@ def recipe_result(folder: Path) -> dict[str, Any]:
     judged = fedconcord.reproduce("local_tolerance", size="quick", out=folder / "papers")
     kept = ("values", "chosen", "searched")
     found = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.rglob("done.json"))}
+    rows = judged.sizes["quick"].values
     return {
-        "verdict": judged.verdict.verdict,
-        "findings": [one.verdict for one in judged.findings],
+        "findings": [claim.judge(rows).outcome for claim in judged.recipe.claims],
         **{name: {key: one[key] for key in kept} for name, one in found.items()},
     }
 

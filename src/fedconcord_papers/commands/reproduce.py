@@ -96,6 +96,7 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
 
 
 def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
+    from fedconcord_papers.recipes.pages import counted
     from fedconcord_papers.recipes.whole import reproduced
 
     recipe = spec.recipe
@@ -111,7 +112,7 @@ def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
         judged = reproduced(spec, show)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):
         say(f"  {claim.says}: {finding.verdict}" + (f" ({finding.why})" if finding.why else ""))
-    say(f"{recipe.name}: {judged.verdict.verdict}; {judged.page}")
+    say(f"{recipe.name}: {counted(judged)}; {judged.page}")
 
 
 def _before(spec: RecipeSpec) -> list[str]:
@@ -134,20 +135,19 @@ def _show_jobs(spec: RecipeSpec) -> None:
 
 def _show_found(folder: Path, recipes: Mapping[str, Recipe], to: str | None) -> None:
     from fedconcord_papers.recipes import pages
+    from fedconcord_papers.recipes.evidence import COUNTED, gather
 
     if to is not None:
         say(f"pages: {pages.write_pages(folder, recipes, Path(to))}")
         return
-    judged = pages.done_below(folder, recipes)
+    judged = [one for one in gather(folder, recipes).values() if one.sizes]
     if not judged:
         raise UserError(f"{folder} holds no recipe that was done; run one first, or give its --out")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("", "recipe", "size", "verdict", "claims"):
+    for column in ("", "recipe", "sizes", *COUNTED):
         table.add_column(column, overflow="fold")
     for one in judged:
-        hold = sum(finding.verdict == "holds" for finding in one.findings)
-        table.add_row(
-            one.recipe.id, one.recipe.name, one.done.size, one.verdict.verdict, f"{hold} of {len(one.findings)}"
-        )
+        counts = [str(one.counts[name] or "") for name in COUNTED]
+        table.add_row(one.recipe.id, one.recipe.name, ", ".join(one.sizes), *counts)
     console.print(table)
     say(f"{len(judged)} of {len(recipes)} recipes were run")

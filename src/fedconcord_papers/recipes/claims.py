@@ -1,9 +1,11 @@
 """Claims as predicates over values, and how certain a verdict is.
 
 A difference between two entries in one cell is decided over paired seeds: by the 95 % t interval of the differences
-where there are five seeds or more, below that only if every seed agrees. A target that one of them never reached, or a
-run that diverged, is worse than any number; if neither reached it, nothing is decided. A claim about several
-differences holds if all do, does not hold if none does and at least one is decided against it, and else holds in part.
+where there are five seeds or more, below that only if two or more were run and all agree, which `chance` says how
+often happens to methods that are alike. A target that one of them never reached, or a run that diverged, is worse
+than any number; if neither reached it, nothing is decided. A claim about several differences is held if all are so,
+failed if none is so and at least one is the other way, and else in part; one that was not run makes both of the
+former in part.
 """
 
 from __future__ import annotations
@@ -30,28 +32,34 @@ def compared(values: Values, measure: str, cell: str, a: str, b: str, higher: bo
     if len(gains) >= FEW and all(map(math.isfinite, gains)):
         over = interval(gains)
         return "ahead" if over.low > 0 else "behind" if over.high < 0 else "even"
+    if len(gains) == 1:
+        return "even"  # one seed agrees with itself
     return "ahead" if min(gains) > 0 else "behind" if max(gains) < 0 else "even"
 
 
 def judged(signs: Sequence[tuple[str, Sign | None]]) -> Finding:
-    """The verdict on (what was compared, how it came out)."""
+    """The finding on (what was compared, how it came out)."""
     there = [(what, sign) for what, sign in signs if sign is not None]
     if not there:
-        return Finding("not tested at this size")
+        return Finding("untested")
     groups = {sign: [what for what, one in there if one == sign] for sign in ("ahead", "behind", "even")}
     parts = [
         f"{words}: {', '.join(groups[sign])}"
-        for sign, words in (("ahead", "so"), ("behind", "the other way"), ("even", "not decided"))
+        for sign, words in (("ahead", "so"), ("behind", "the other way"), ("even", "undecided"))
         if groups[sign]
     ]
     missing = len(signs) - len(there)
-    parts += [f"{missing} not run at this size"] if missing else []
-    why = "; ".join(parts)
-    if len(groups["ahead"]) == len(there):
-        return Finding("holds" if not missing else "holds in part", why)
-    if groups["ahead"]:
-        return Finding("holds in part", why)
-    return Finding("does not hold" if groups["behind"] else "not decided", why)
+    why = "; ".join([*parts, *([f"{missing} not run"] if missing else [])])
+    if len(groups["ahead"]) == len(signs):
+        return Finding("held", why)
+    if groups["ahead"] or (groups["behind"] and missing):
+        return Finding("in part", why)
+    return Finding("failed" if groups["behind"] else "undecided", why)
+
+
+def chance(seeds: int) -> float:
+    """How often so many seeds agree on the order of two methods that are alike."""
+    return 0.5 ** (seeds - 1)
 
 
 def ahead(
@@ -129,8 +137,9 @@ def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: S
     return _pairwise(says, measure, who, cells, False, as_compared=slowed)
 
 
-def within(says: str, measure: str, expected: Sequence[tuple[str, str, float]], tolerance: float) -> Claim:
-    """Means lie within this relative tolerance of (cell, entry, printed value)."""
+def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | str]], tolerance: float) -> Claim:
+    """Means lie within this relative tolerance of (cell, entry, printed value); a printed text, as "100+", is a target
+    that no seed reached."""
 
     def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
@@ -140,16 +149,16 @@ def within(says: str, measure: str, expected: Sequence[tuple[str, str, float]], 
                 signs.append(("", None))
                 continue
             mean = sum(seeds.values()) / len(seeds)
-            near = abs(mean - printed) <= tolerance * abs(printed)
-            signs.append(
-                (
-                    f"{entry} ({cell}) {_mean(values, measure, cell, entry)} for {printed:.4g}",
-                    "ahead" if near else "behind",
-                )
-            )
+            target = printed if isinstance(printed, str) else f"{printed:.4g}"
+            if isinstance(printed, str):
+                near = all(map(math.isinf, seeds.values()))
+            else:
+                near = abs(mean - printed) <= tolerance * abs(printed)
+            what = f"{entry} ({cell}) {_mean(values, measure, cell, entry)} for {target}"
+            signs.append((what, "ahead" if near else "behind"))
         return judged(signs)
 
-    return Claim(says, judge)
+    return Claim(says, judge, printed=True)
 
 
 def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, bool | None]]]) -> Claim:
@@ -174,19 +183,6 @@ def told(
 def number(mean: float, form: str = ".4g") -> str:
     """A mean of `told` as a claim's evidence shows it."""
     return "diverged" if math.isnan(mean) else "never" if math.isinf(mean) else f"{mean:{form}}"
-
-
-def overall(findings: Sequence[Finding]) -> Finding:
-    """The verdict on a recipe from those on its claims."""
-    verdicts = [finding.verdict for finding in findings if finding.verdict != "not tested at this size"]
-    if not verdicts:
-        return Finding("not tested at this size")
-    every = set(verdicts)
-    if len(every) == 1 and len(verdicts) == len(findings):
-        return Finding(verdicts[0])
-    if every <= {"does not hold", "not decided"}:
-        return Finding("does not hold" if "does not hold" in every else "not decided")
-    return Finding("holds in part")
 
 
 def _pairwise(

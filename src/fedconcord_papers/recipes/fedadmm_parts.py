@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedconcord_papers.recipes import measures
-from fedconcord_papers.recipes.claims import Sign, ahead, compared, holds_where, judged, within
+from fedconcord_papers.recipes.claims import Sign, ahead, compared, judged, within
 from fedconcord_papers.recipes.recipe import NOTHING, Cell, Claim, Entry, Measure, Settings, Size
 from fedconcord_papers.recipes.values import Finding, Values, values
 
@@ -113,26 +113,8 @@ def models_of(table: Mapping[tuple[str, str], float | str]) -> dict[tuple[str, s
 
 
 def printed(says: str, table: Mapping[tuple[str, str], float | str], tolerance: float) -> Claim:
-    """Rounds are within a tolerance of the printed ones where the model is the paper's; "100+": not in 100 rounds."""
-
-    def wanted(values: Values) -> Iterator[tuple[str, str, float | str]]:
-        for (cell, entry), value in table.items():
-            if set(values.seeds(MODEL.name, cell, entry).values()) & set(SIZES.values()):
-                yield cell, entry, value
-
-    def test(values: Values) -> Sequence[tuple[str, bool | None]]:
-        rows = list(wanted(values))
-        numbers = [(cell, entry, float(value)) for cell, entry, value in rows if not isinstance(value, str)]
-        near = [within("", ROUNDS.name, [row], tolerance).judge(values) for row in numbers]
-        never = [
-            (f"{entry} ({cell}) for {value}", all(map(math.isinf, values.seeds(ROUNDS.name, cell, entry).values())))
-            for cell, entry, value in rows
-            if isinstance(value, str)
-        ]
-        missing: list[tuple[str, bool | None]] = [("", None)] * (len(table) - len(rows))
-        return [*((one.why.partition(": ")[2], one.verdict == "holds") for one in near), *never, *missing]
-
-    return holds_where(says, test)
+    """Rounds are within a tolerance of the printed ones; "100+": not in 100 rounds."""
+    return within(says, ROUNDS.name, [(*place, value) for place, value in table.items()], tolerance)
 
 
 def lead_grows(says: str, small: str, large: str) -> Claim:

@@ -318,7 +318,7 @@ TABLE1 = Recipe(
             SCORE.name,
             [(cell, entry, mean) for cell, rows in TABLE.items() for entry, (mean, _) in rows.items()],
             0.03,
-        )._replace(sizes=("paper",)),
+        ),
     ),
     sizes={
         "quick": Size(

@@ -209,7 +209,7 @@ TABLE4 = Recipe(
         ),
         _accurate("SCAFFOLD is ahead of FedAvg and FedProx here", "SCAFFOLD", OTHERS[:2], CELLS_4),
         *(
-            claims.within(f"{says} of the printed", measure, _wanted(TABLE_4, k), tolerance)._replace(sizes=("paper",))
+            claims.within(f"{says} of the printed", measure, _wanted(TABLE_4, k), tolerance)
             for says, measure, k, tolerance in (
                 ("accuracies within 1 %", ACCURACY.name, None, 0.01),
                 ("rounds to 90 % within a quarter", "rounds to 90 %", 0, 0.25),

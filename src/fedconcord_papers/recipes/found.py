@@ -1,30 +1,48 @@
-"""What desk runs took and showed, by recipe, and what of each paper holds: the words of found.toml."""
+"""What a person says of papers and recipes: the sentences of found.toml, with the predicates that carry each."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+class Sentence(NamedTuple):
+    """A sentence, and what carries it."""
+
+    text: str
+    by: tuple[str, ...]  # "F1.2 held": the second claim of experiment F1 has this verdict
+
+    @property
+    def carriers(self) -> list[tuple[str, str]]:
+        """(number of the claim, its verdict) of each."""
+        return [(number, verdict) for number, _, verdict in (one.partition(" ") for one in self.by)]
 
 
 class Found(NamedTuple):
-    """Of the desk size of a recipe."""
+    """Of a recipe."""
 
-    minutes: float | None = None  # on two cores; an upper bound where the machine did other work; None: not measured
-    sentences: tuple[str, ...] = ()
+    minutes: float | None = None  # of its desk size on two cores, at most; None: not measured
+    sentences: tuple[Sentence, ...] = ()
 
 
 class Paper(NamedTuple):
     """A paper in the index."""
 
     cited: str
-    summary: str  # what of it holds, in a paragraph
+    sentences: tuple[Sentence, ...]  # what of it holds
+
+
+def _sentences(words: Mapping[str, Any]) -> tuple[Sentence, ...]:
+    return tuple(Sentence(one["text"], tuple(one["by"])) for one in words.get("sentences", ()))
 
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SUMMARIES: Mapping[str, Paper] = {name: Paper(**words) for name, words in WORDS["papers"].items()}
+PAPERS: Mapping[str, Paper] = {
+    name: Paper(words["cited"], _sentences(words)) for name, words in WORDS["papers"].items()
+}
 QUICK: float = WORDS["quick"]  # minutes
 FOUND: Mapping[str, Found] = {
-    name: Found(words.get("minutes"), tuple(words.get("sentences", ()))) for name, words in WORDS["desk"].items()
+    name: Found(words.get("minutes"), _sentences(words)) for name, words in WORDS["recipes"].items()
 }

@@ -159,7 +159,7 @@ FIG7 = Recipe(
             "LoSAC-Prox as printed ends where the form with tables that count once ends for lambda / M, so its error "
             "is that of another objective",
             same_point,
-        )._replace(sizes=("desk", "paper"), ours=True),  # it is about where they end
+        )._replace(ours=True),
     ),
     sizes={
         "quick": Size(

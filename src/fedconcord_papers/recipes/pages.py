@@ -1,201 +1,219 @@
-"""A recipe's page and the index of all: claim, verdict, our number with its interval, theirs, figure, command, time."""
+"""The pages about the papers: one a recipe, and the index of all, made of recipes and values alone."""
 
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedconcord.study.statistics.load import show
+from fedconcord.study.statistics.stats import FEW
 from fedconcord.support import files
 from fedconcord.support.errors import UserError
-from fedconcord_papers.recipes.claims import overall
-from fedconcord_papers.recipes.found import SUMMARIES
-from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, names_of
-from fedconcord_papers.recipes.run import DONE
-from fedconcord_papers.recipes.values import Done, Finding, Values, read
+from fedconcord_papers.recipes.claims import chance
+from fedconcord_papers.recipes.evidence import (
+    COUNTED,
+    JUDGED,
+    VALUES,
+    Judged,
+    differences,
+    gather,
+    published,
+)
+from fedconcord_papers.recipes.found import PAPERS, Sentence
+from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, SizeName, names_of
+from fedconcord_papers.recipes.values import Done, Values
 
-INDEX, VALUES = (
-    "README.md",
-    "values",
-)  # of a folder of pages: its first one, and the folder of done.json's, NAME-SIZE.json
-SIZES = ("quick", "desk", "paper")
+INDEX = "README.md"
 WIDEST = 8  # entries side by side; more stand below each other
 INTRODUCTION = """\
 # What of five papers holds when it is measured again
 
-Every table and figure of the five papers, with each method tuned as carefully as the others: same grid, same clients,
-batches and start for one seed. A verdict rests on paired seeds: by the 95 % t interval of five or more, else only where
-every seed agrees. *desk* is a size that two cores manage; what differs from the paper's stands on the page. Minutes are
-the runs' own, added over processes."""
-COLUMNS = ("", "table or figure", "the paper says", "verdict", "measured (printed)", "seeds", "size", "minutes")
+Every table and figure of five papers is a recipe: settings, methods, what the paper says as predicates, what it
+prints. This page says which of these predicates were tested, how, and what came of each.
+
+**What counts.** A predicate *held*, held *in part*, *failed* or stayed *undecided* only where the model, the data and
+the length are the paper's. Everything smaller is a *stand-in*: it may show what the paper says, or not show it, and
+proves neither. What was not run is *untested*. A predicate about several comparisons is held if all are so, failed if
+none is so and at least one is the other way, and else in part; comparisons that were not run make both *in part*.
+Predicates of our own are judged on the pages and not counted.
+
+**How it is judged.** Methods are compared in pairs by seed: same clients, batches and start. With five seeds or more
+the 95 % t interval of the differences decides. With fewer, all must agree, which for methods that are alike happens
+by chance in one of four comparisons with three seeds, one of two with two; one seed decides nothing. Brackets hold
+the interval, or the range of fewer than five values. Numbers in parentheses are the paper's, and stand beside none of
+another network.
+
+What was measured before values by seed were kept stands on a page of [earlier measurements](earlier.md), and does not
+count."""
+COLUMNS = ("", "table or figure", "the paper says", *COUNTED, "measured (printed)", "time")
+Printed = Mapping[str, Mapping[tuple[str, str], float | str]]  # measure -> (cell, entry) -> value
 COMMANDS = """\
-    fedconcord reproduce all --desk --jobs 2 --out OUT      # goes on where it was interrupted
+    fedconcord reproduce all --paper --queue --jobs 1 --out OUT   # most valuable first; goes on where it was
+    fedconcord reproduce all --desk --jobs 2 --out OUT            # a size that two cores manage
     fedconcord reproduce --verdicts --out OUT
     fedconcord reproduce --pages docs/papers --out OUT"""
 
 
-class Judged(NamedTuple):
-    """A recipe that was done, and what is found of its claims."""
-
-    recipe: Recipe
-    done: Done
-    path: Path  # of its values
-    findings: Sequence[Finding]  # one a claim
-
-    @property
-    def verdict(self) -> Finding:
-        return overall(self.findings)
-
-    @property
-    def page(self) -> Path:
-        """Its page in its own folder."""
-        return self.path.with_name(INDEX)
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
-def judge(recipe: Recipe, results: Done, path: Path) -> Judged:
-    """Judge every claim of a recipe on its values, if this size tests it; stand-in data test none."""
-    stand_in = recipe.sizes[results.size].stand_in  # type: ignore[index]
-    untested = Finding("not tested at this size", "stand-in data" if stand_in else "")
-    findings = [
-        untested if stand_in or results.size not in claim.sizes else claim.judge(results.values)
-        for claim in recipe.claims
-    ]
-    return Judged(recipe, results, path, findings)
-
-
-def done_below(out: Path, recipes: Mapping[str, Recipe]) -> list[Judged]:
-    """Every recipe that was done below a folder, OUT/NAME/SIZE/done.json or OUT/done.json; of several sizes of one
-    the largest."""
-    return _largest(sorted(out.rglob(DONE)), recipes)
-
-
-def _largest(paths: Iterable[Path], recipes: Mapping[str, Recipe]) -> list[Judged]:
-    """What these files hold, in the order of the recipes; of one recipe the largest size, of one size the last."""
-    found: dict[str, Judged] = {}
-    for path in paths:
-        done = read(path)
-        if done.recipe not in recipes:
-            continue
-        before = found.get(done.recipe)
-        if before is None or SIZES.index(before.done.size) <= SIZES.index(done.size):
-            found[done.recipe] = judge(recipes[done.recipe], done, path)
-    return [found[name] for name in recipes if name in found]
-
-
-# -- pages -----------------------------------------------------------------------------------------------------------
-
-
-def write_one(one: Judged) -> None:
-    """The page of a recipe beside its figures, in its own folder."""
-    files.write_text(one.page, page(one, [figure.name for figure in sorted(one.path.parent.glob("*.png"))], DONE))
+def write_one(one: Judged, folder: Path) -> Path:
+    """The page of a recipe that was done beside its figures, in its own folder; returns the page."""
+    path = folder / INDEX
+    files.write_text(path, page(one, [figure.name for figure in sorted(folder.glob("*.png"))], "done.json"))
+    return path
 
 
 def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:
     """A page a recipe with its figures and values, and the index; returns the index.
 
-    What was published there and is not below `out`, or only at a smaller size, is judged anew and stays; a page whose
-    values are not there keeps its row of the index.
+    What was published there and is not below `out` is judged anew and stays.
 
     Raises:
         UserError: neither holds a recipe that was done.
     """
-    published = [folder / VALUES / f"{name}-{size}.json" for name in recipes for size in SIZES]
-    judged = _largest([*filter(Path.exists, published), *sorted(out.rglob(DONE))], recipes)
-    if not judged:
+    judged = gather(out, recipes, folder)
+    if not any(one.sizes for one in judged.values()):
         raise UserError(f"neither {out} nor {folder} holds a recipe that was done; run one first, or give its --out")
-    rows = _standing(folder / INDEX)
     (folder / VALUES).mkdir(parents=True, exist_ok=True)
-    for one in judged:
-        name = one.recipe.name
-        if one.path not in published:
-            for path in _figures(folder, name):
-                path.unlink()
-            for path in _figures(one.path.parent, name):
-                shutil.copyfile(path, folder / path.name)
-            one.done.write(folder / VALUES / f"{name}-{one.done.size}.json")
-        figures = [path.name for path in _figures(folder, name)]
-        files.write_text(folder / f"{name}.md", page(one, figures, f"{VALUES}/{name}-{one.done.size}.json"))
-    files.write_text(folder / INDEX, index(judged, recipes, rows))
+    for name, one in judged.items():
+        for size, result in one.sizes.items():
+            if size in JUDGED:
+                result.write(published(folder, name, size))
+                _copy_figures(out / name / size, folder, name, size)
+        figures = [path.name for size in JUDGED for path in _figures(folder, f"{name}-{size}")]
+        files.write_text(folder / f"{name}.md", page(one, figures, VALUES))
+    files.write_text(folder / INDEX, index(judged))
     return folder / INDEX
 
 
-def _figures(folder: Path, name: str) -> list[Path]:
-    """A recipe's figures: NAME.png and NAME-2.png."""
-    return sorted([*folder.glob(f"{name}.png"), *folder.glob(f"{name}-*.png")])
+def _copy_figures(source: Path, folder: Path, name: str, size: SizeName) -> None:
+    """The figures of a size in place of those that were published: NAME.png and NAME-2.png become NAME-SIZE.png and
+    NAME-SIZE-2.png."""
+    new = _figures(source, name)
+    for path in _figures(folder, f"{name}-{size}") if new else ():
+        path.unlink()
+    for path in new:
+        shutil.copyfile(path, folder / f"{name}-{size}{path.stem.removeprefix(name)}.png")
 
 
-def _standing(path: Path) -> dict[str, str]:
-    """The rows of an index by their recipes."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = {line: re.search(r"\]\((\w+)\.md\) \| ", line) for line in lines if line.startswith("| ")}
-    return {found[1]: line for line, found in rows.items() if found}
+def _figures(folder: Path, stem: str) -> list[Path]:
+    return sorted([*folder.glob(f"{stem}.png"), *folder.glob(f"{stem}-[0-9].png")])
 
 
-def page(one: Judged, figures: Sequence[str], found: str) -> str:
-    """The page of a recipe as Markdown; `found` is the file of its values beside it."""
-    recipe, done = one.recipe, one.done
-    size = recipe.sizes[done.size]  # type: ignore[index]
-    title = f"{recipe.source}{', with stand-in data' if size.stand_in else ''}"
-    parts = [f"# {title}", f"Experiment {recipe.id}, `{recipe.name}`. The paper: {recipe.claim}."]
-    parts.append(f"**{one.verdict.verdict.capitalize()}**, at {done.size} size.{_sentence(size.note)}")
-    if size.stand_in:
-        parts.append(f"Stand-in: {size.stand_in}. It tests the code, not the claim.")
-    parts += [f"{text}" for text in recipe.findings]
+# -- a page ----------------------------------------------------------------------------------------------------------
+
+
+def page(one: Judged, figures: Sequence[str], values: str) -> str:
+    """The page of a recipe as Markdown; `values` is the file of its values beside it, or the folder of such files."""
+    recipe = one.recipe
+    parts = [f"# {recipe.source}", f"Experiment {recipe.id}, `{recipe.name}`. The paper: {recipe.claim}."]
+    parts += [f"**{counted(one)}.** {_chance(one)}".rstrip()]
+    parts += [told(sentence) for sentence in recipe.findings]
     parts += ["## Claims", verdicts(one)]
-    parts += ["## Numbers", *tables(recipe, done.values)]
-    if done.chosen and done.searched:
-        parts += ["Taken of the grid:", chosen(recipe, done)]
+    parts += ["## What differs from the paper", difference_table(one)] if one.sizes else []
+    if one.at_paper.rows:
+        parts += ["## Numbers at the paper's size", *tables(recipe, one.at_paper, recipe.published)]
+    if one.on_stand_ins.rows:
+        parts += ["## Numbers on stand-ins", *tables(recipe, one.on_stand_ins, NOTHING)]
+    for size, result in one.sizes.items():
+        parts += (
+            [f"Taken of the grid at size {size}:", chosen(recipe, result)] if result.chosen and result.searched else []
+        )
     parts += [f"![{recipe.source}]({name})" for name in figures]
-    if recipe.silent:
-        parts += ["## Not in the paper", recipe.silent]
-    parts += ["## How", f"    {done.command}", f"{how(done)} Every value by seed: [{found}]({found})."]
+    parts += ["## What the paper does not say", recipe.silent] if recipe.silent else []
+    parts += ["## How", *(_how(result, values) for result in one.sizes.values())]
+    if "paper" not in one.sizes:
+        parts += [f"Not run at the paper's size:\n\n    fedconcord reproduce {recipe.name} --paper"]
     return "\n\n".join(parts) + "\n"
 
 
-def _sentence(text: str) -> str:
-    return f" {text[0].upper()}{text[1:]}." if text else ""
+def counted(one: Judged) -> str:
+    """The counts of a recipe's predicates, in a line."""
+    if one.recipe.ours:
+        return "An experiment of our own, not counted among the paper's"
+    words = [f"{name} {number}" for name in COUNTED if (number := one.counts[name])]
+    return f"Of {one.counts.total()} predicates: {', '.join(words)}"
 
 
-def how(results: Done) -> str:
-    """What it took, on what machine."""
-    seeds = sorted({row.seed for row in results.values.rows})
-    search = f" and {results.searched} of the search" if results.searched else ""
-    runs = len({(row.cell, row.entry, row.seed) for row in results.values.rows})
-    machines = dict.fromkeys(spell["machine"] for spell in results.log)
-    versions = dict.fromkeys(spell["version"] for spell in results.log)
-    return (
-        f"{runs} runs{search}, seeds {', '.join(map(str, seeds))}; {minutes(results.seconds)} minutes, added over "
-        f"processes, on {' and '.join(machines)}; fedconcord {' and '.join(versions)}."
-    )
+def _chance(one: Judged) -> str:
+    """What chance does where seeds are few."""
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for row in (*one.at_paper.rows, *one.on_stand_ins.rows):
+        seeds.setdefault((row.cell, row.entry), set()).add(row.seed)
+    words = [
+        f"{n} seeds put methods that are alike in one order by chance in one of {1 / chance(n):.0f} comparisons"
+        if n > 1
+        else "one seed decides no comparison"
+        for n in sorted({len(each) for each in seeds.values()})
+        if n < FEW
+    ]
+    return f"Seeds are few: {'; '.join(words)}." if words else ""
 
 
-def minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f}" if seconds >= 600 else f"{seconds / 60:.1f}"
+def told(sentence: Sentence) -> str:
+    """A sentence with the predicates that carry it."""
+    return f"{sentence.text} ({', '.join(number for number, _ in sentence.carriers)})"
 
 
 def verdicts(one: Judged) -> str:
-    """The claims with their verdicts and evidence."""
+    """The claims with their numbers, verdicts and evidence."""
     rows = [
-        (claim.says, finding.verdict, _titled(one.recipe, finding.why))
-        for claim, finding in zip(one.recipe.claims, one.findings, strict=True)
+        (
+            f"{one.recipe.id}.{k}",
+            f"{claim.says}{' (ours)' if claim.ours and '(ours)' not in claim.says else ''}",
+            f"**{finding.verdict}**",
+            _titled(one.recipe, finding.why),
+        )
+        for k, (claim, finding) in enumerate(zip(one.recipe.claims, one.findings, strict=True), start=1)
     ]
-    return markdown(("claim", "verdict", "evidence"), rows)
+    return markdown(("", "claim", "verdict", "evidence"), rows)
 
 
-def tables(recipe: Recipe, values: Values) -> list[str]:
+def difference_table(one: Judged) -> str:
+    """What the paper has beside what was run here, by size; what is alike in all cells stands once."""
+    rows: list[tuple[str, ...]] = []
+    titles = _titles(one.recipe)
+    for size, result in one.sizes.items():
+        by_cell = {cell: differences(one.recipe, size, cell) for cell in result.values.cells()}
+        first, *others = by_cell.values()
+        shared = [each for each in first if all(each in other for other in others)]
+        rows += [(size, "all" if others else "", each.what, each.paper, each.here) for each in shared]
+        for cell, each_of in by_cell.items():
+            own = [each for each in each_of if each not in shared]
+            rows += [(size, titles.get(cell, cell), each.what, each.paper, each.here) for each in own]
+        for what, missing in _left_out(one.recipe, result.values):
+            rows.append((size, "", what, missing, ""))
+    return markdown(("size", "federation", "", "paper", "here"), rows) if rows else "Nothing that the paper states."
+
+
+def _left_out(recipe: Recipe, values: Values) -> list[tuple[str, str]]:
+    """Federations and methods of the paper that were not run."""
+    if not isinstance(recipe.experiment, Comparison):
+        return []
+    paper, titles = recipe.sizes["paper"], _titles(recipe)
+    cells = [cell for cell in titles if (paper.cells is None or cell in paper.cells) and cell not in values.cells()]
+    entries = [name for name in names_of(recipe.experiment) if paper.entries is None or name in paper.entries]
+    missing = [name for name in entries if name not in values.entries()]
+    missing_names = {"federations not run": [titles[cell] for cell in cells], "methods not run": missing}
+    return [(what, ", ".join(names)) for what, names in missing_names.items() if names]
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def tables(recipe: Recipe, values: Values, printed_numbers: Printed) -> list[str]:
     """A table a measure: cells in rows, entries in columns, many entries in rows; ours with the interval, the printed
-    value in brackets."""
-    found = []
+    value in parentheses."""
+    parts = []
     for measure in values.measures():
         cells, entries, titles = values.cells(measure), values.entries(), _titles(recipe)
         if isinstance(recipe.experiment, Comparison):
             entries = [name for name in names_of(recipe.experiment) if name in entries]
-        printed = recipe.published.get(measure, {})
+        printed = printed_numbers.get(measure, {})
         entries = [one for one in entries if any(values.seeds(measure, c, one) or (c, one) in printed for c in cells)]
         stated = measure_of(recipe, measure)
         rows = [
@@ -208,9 +226,9 @@ def tables(recipe: Recipe, values: Values) -> list[str]:
         lines = [["", *entries], *rows]
         if len(entries) > WIDEST:
             lines = [list(column) for column in zip(*lines, strict=True)]
-        head = f"{measure}{'; in brackets what the paper prints' if printed else ''}:"
-        found.append(f"{head}\n\n{markdown(lines[0], lines[1:])}")
-    return found
+        head = f"{measure}{'; in parentheses what the paper prints' if printed else ''}:"
+        parts.append(f"{head}\n\n{markdown(lines[0], lines[1:])}")
+    return parts
 
 
 def measure_of(recipe: Recipe, name: str) -> Measure | None:
@@ -248,11 +266,9 @@ def chosen(recipe: Recipe, results: Done) -> str:
     entries = list(dict.fromkeys(entry for _, entry in keys))
 
     def words(cell: str, entry: str) -> str:
-        taken = keys.get((cell, entry), {}).items()
-        return ", ".join(
-            f"{k.removeprefix('local.')} {show(v)}{_end(results.tried.get(cell, {}).get(entry, {}).get(k, ()), v)}"
-            for k, v in taken
-        )
+        grid = results.tried.get(cell, {}).get(entry, {})
+        best = keys.get((cell, entry), {}).items()
+        return ", ".join(f"{key.removeprefix('local.')} {show(v)}{_end(grid.get(key, ()), v)}" for key, v in best)
 
     titles = _titles(recipe)
     sought = [entry for entry in entries if any(words(cell, entry) for cell in results.chosen)]
@@ -260,54 +276,80 @@ def chosen(recipe: Recipe, results: Done) -> str:
     return markdown(("", *sought), [row for row in rows if any(row[1:])])
 
 
-def _end(tried: Sequence[float], taken: float) -> str:
+def _end(grid: Sequence[float], best: float) -> str:
     """Where the best is an end of what was tried, so that a longer grid might have a better one."""
-    if len(tried) < 2 or taken not in (min(tried), max(tried)):
+    if len(grid) < 2 or best not in (min(grid), max(grid)):
         return ""
-    return " (highest tried)" if taken == max(tried) else " (lowest tried)"
+    return " (highest tried)" if best == max(grid) else " (lowest tried)"
 
 
-def index(judged: Sequence[Judged], recipes: Mapping[str, Recipe], standing: Mapping[str, str] = NOTHING) -> str:
-    """What of the papers holds when measured again: a table a paper, a row a recipe.
-
-    Args:
-        standing: rows of an earlier index, by recipe, for those that are not judged here.
-    """
-    rows = {name: standing.get(name) or _line(_row(recipe, None)) for name, recipe in recipes.items()}
-    rows |= {one.recipe.name: _line(_row(one.recipe, one)) for one in judged}
-    counts = Counter(row.split(" | ")[3].strip("*") for row in rows.values())
-    counts.pop("not run", None)
-    papers: dict[str, list[str]] = {}
-    for recipe in recipes.values():
-        papers.setdefault(recipe.source.partition(", ")[0], []).append(rows[recipe.name])
-    summed = ", ".join(f"{verdict}: {number}" for verdict, number in counts.items())
-    parts = [INTRODUCTION, f"{counts.total()} of {len(recipes)} were run; {summed}." if counts else "None was run yet."]
-    for paper, lines in papers.items():
-        cited, summary = SUMMARIES.get(paper, ("", ""))
-        parts += [f"## {paper}", *filter(None, (cited, summary)), "\n".join([markdown(COLUMNS, ()), *lines])]
-    return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
+def _how(result: Done, values: str) -> str:
+    """The command of a size, what it took, on what machine, and where its values are."""
+    seeds = ", ".join(map(str, sorted({row.seed for row in result.values.rows})))
+    runs = len({(row.cell, row.entry, row.seed) for row in result.values.rows})
+    search = f" and {result.searched} of the search" if result.searched else ""
+    where = list(dict.fromkeys(f"{each['machine']}, fedconcord {each['version']}" for each in result.log))
+    file = f"{values}/{result.recipe}-{result.size}.json" if values == VALUES else values
+    return (
+        f"    {result.command}\n\n{runs} runs{search}, seeds {seeds}; {span(result.seconds)}, added over "
+        f"processes, on {'; '.join(where)}. Every value by seed: [{file}]({file})."
+    )
 
 
-def _row(recipe: Recipe, one: Judged | None) -> tuple[str, ...]:
+def span(seconds: float) -> str:
+    """A time as a reader takes it in."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+# -- the index -------------------------------------------------------------------------------------------------------
+
+
+def index(judged: Mapping[str, Judged]) -> str:
+    """What of the papers holds when measured again: a table a paper, a row a recipe."""
+    counts = sum((one.counts for one in judged.values()), Counter[str]())
+    run = sum(bool(one.sizes) for one in judged.values())
+    words = ", ".join(f"{name} {counts[name]}" for name in COUNTED)
+    parts = [INTRODUCTION, f"**{run} of {len(judged)} recipes were run. Of {counts.total()} predicates: {words}.**"]
+    for name, paper in PAPERS.items():
+        own = [one for one in judged.values() if paper_of(one.recipe) == name and not one.recipe.ours]
+        text = " ".join(told(sentence) for sentence in paper.sentences)
+        parts += [f"## {name}", paper.cited, *filter(None, [text]), markdown(COLUMNS, map(_row, own))]
+    ours = [one for one in judged.values() if one.recipe.ours]
+    parts += ["## Experiments of our own", "Of papers' methods, not of their experiments; not counted above."]
+    return "\n\n".join([*parts, markdown(COLUMNS, map(_row, ours)), "## How", COMMANDS]) + "\n"
+
+
+def paper_of(recipe: Recipe) -> str:
+    """The paper of a recipe, by the name of its method."""
+    return recipe.source.partition(", ")[0]
+
+
+def _row(one: Judged) -> tuple[str, ...]:
     """A recipe in the index."""
-    place = recipe.source.partition(", ")[2]
-    if one is None:
-        return (recipe.id, place, recipe.claim, "not run", "", "", "", "")
-    done, verdict = one.done, f"**{one.verdict.verdict}**"
-    seeds = str(len({row.seed for row in done.values.rows}))
-    linked, found = f"[{place}]({recipe.name}.md)", headline(recipe, done.values)
-    return (recipe.id, linked, recipe.claim, verdict, found, seeds, done.size, minutes(done.seconds))
+    recipe = one.recipe
+    link = f"[{recipe.source.partition(', ')[2]}]({recipe.name}.md)"
+    numbers = [str(one.counts[name]) if not recipe.ours else "" for name in COUNTED]
+    return (recipe.id, link, recipe.claim, *numbers, headline(one), span(one.seconds) if one.sizes else "")
 
 
-def headline(recipe: Recipe, values: Values) -> str:
-    """The recipe's first numbers as the index shows them, with interval and printed value; empty if not measured."""
-    if recipe.headline is None:
+def headline(one: Judged) -> str:
+    """The recipe's first numbers as the index shows them, with interval, and the printed value where they are at the
+    paper's size; empty if not measured."""
+    if one.recipe.headline is None:
         return ""
-    measure, cell, entries = recipe.headline
-    printed, stated = recipe.published.get(measure, {}), measure_of(recipe, measure)
-    there = [one for one in entries if values.seeds(measure, cell, one)]
-    each = [f"{one}: {_cell(values, stated, measure, cell, one, printed.get((cell, one)))}" for one in there]
-    return f"{measure}, {_titles(recipe).get(cell, cell)}. {'; '.join(each)}" if each else ""
+    measure, cell, entries = one.recipe.headline
+    stated = measure_of(one.recipe, measure)
+    for values, printed, head in (
+        (one.at_paper, one.recipe.published.get(measure, {}), ""),
+        (one.on_stand_ins, {}, "stand-in: "),
+    ):
+        there = [entry for entry in entries if values.seeds(measure, cell, entry)]
+        each = [f"{entry} {_cell(values, stated, measure, cell, entry, printed.get((cell, entry)))}" for entry in there]
+        if each:
+            return f"{head}{measure}, {_titles(one.recipe).get(cell, cell)}: {'; '.join(each)}"
+    return ""
 
 
 def _titles(recipe: Recipe) -> dict[str, str]:

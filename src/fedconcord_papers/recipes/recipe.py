@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from fedconcord_papers.recipes.found import Sentence
 from fedconcord_papers.recipes.values import Finding, Values
 
 Settings = Mapping[str, Any]  # dotted key -> value, as a settings file has them
 SizeName = Literal["quick", "desk", "paper"]
+SIZES: tuple[SizeName, ...] = get_args(SizeName)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -103,7 +105,7 @@ class Claim(NamedTuple):
 
     says: str
     judge: Callable[[Values], Finding]
-    sizes: Sequence[SizeName] = ("quick", "desk", "paper")  # that test it, as a printed number is by the paper's alone
+    printed: bool = False  # it is about printed numbers, which no stand-in tests
     ours: bool = False  # the paper does not say it: it is judged, and not counted
 
 
@@ -124,7 +126,7 @@ class Recipe(NamedTuple):
     paper_has: Mapping[str, str] = NOTHING  # setting -> what the paper has, where size `paper` has something else
     ours: bool = False  # the paper prints no such experiment: its claims are judged, and not counted
     headline: Headline | None = None  # the numbers that stand in the index
-    findings: Sequence[str] = ()  # what the desk runs showed, by a person, after they were made
+    findings: Sequence[Sentence] = ()  # what was seen in its values, by a person
 
 
 def sizes_text(recipe: Recipe) -> str:

@@ -12,14 +12,21 @@ from fedconcord.study.statistics.stats import Interval, interval
 from fedconcord.support import files, sums
 from fedconcord.support.errors import UserError
 
-Verdict = Literal["holds", "holds in part", "does not hold", "not decided", "not tested at this size"]
+Outcome = Literal["held", "in part", "failed", "undecided", "untested"]
+ON_STAND_IN: Mapping[Outcome, str] = {"held": "seen", "failed": "not seen"}  # which neither holds nor refutes a claim
 
 
 class Finding(NamedTuple):
     """What became of a claim, and the numbers that it rests on."""
 
-    verdict: Verdict
+    outcome: Outcome
     why: str = ""
+    stand_in: bool = False  # the model, data or length are not the paper's
+
+    @property
+    def verdict(self) -> str:
+        """In words: a stand-in may show what the paper says, or not show it, and no more."""
+        return f"{ON_STAND_IN.get(self.outcome, self.outcome)} on a stand-in" if self.stand_in else self.outcome
 
 
 class Value(NamedTuple):

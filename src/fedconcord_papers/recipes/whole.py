@@ -8,9 +8,9 @@ from pathlib import Path
 from fedconcord.study.runs.events import Watch
 from fedconcord.support.errors import UserError, unknown
 from fedconcord_papers.recipes import RECIPES, figures, pages
-from fedconcord_papers.recipes.pages import SIZES, Judged
-from fedconcord_papers.recipes.recipe import Comparison, SizeName
-from fedconcord_papers.recipes.run import DONE, RecipeSpec, reproduce
+from fedconcord_papers.recipes.evidence import Judged, judge
+from fedconcord_papers.recipes.recipe import SIZES, Comparison, SizeName
+from fedconcord_papers.recipes.run import RecipeSpec, reproduce
 
 
 def request(
@@ -54,6 +54,5 @@ def reproduced(recipe_request: RecipeSpec, watch: Watch) -> Judged:
     result = reproduce(recipe_request, watch)
     if isinstance(recipe_request.recipe.experiment, Comparison):
         figures.draw(recipe_request.recipe, recipe_request.out)
-    judged = pages.judge(recipe_request.recipe, result, recipe_request.out / DONE)
-    pages.write_one(judged)
-    return judged
+    judged = judge(recipe_request.recipe, {recipe_request.size_name: result})
+    return judged._replace(page=pages.write_one(judged, recipe_request.out))

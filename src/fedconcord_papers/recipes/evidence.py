@@ -1,0 +1,136 @@
+"""What a recipe's values say of its claims, at the paper's own size and on stand-ins.
+
+Whether the values of a cell are at the paper's size is computed: its settings are those that it has at size `paper`,
+and the recipe names nothing that the paper has otherwise. All else is a stand-in, which may show what a paper says,
+or not show it, and neither holds it up nor refutes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedconcord.support.grammar import text
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Recipe, SizeName
+from fedconcord_papers.recipes.run import DONE, settings_of
+from fedconcord_papers.recipes.values import Done, Finding, Value, Values, read
+
+VALUES = "values"  # the folder of published values, NAME-SIZE.json
+JUDGED: tuple[SizeName, ...] = ("paper", "desk")  # sizes that tell of a claim; `quick` tests the code alone
+UNSEEN = ("engine.", "checkpoint.", "eval.train_samples", "eval.clients")  # they change no number that a claim is about
+HARMLESS = (*UNSEEN, "eval.every", "search")  # they make no stand-in, though a reader wants to know them
+COUNTED = ("held", "in part", "failed", "undecided", "stand-in", "untested")
+
+
+class Difference(NamedTuple):
+    """Something that a cell does not have as the paper has it."""
+
+    what: str  # a setting, or another word
+    paper: str
+    here: str
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it makes the cell a stand-in."""
+        return not self.what.startswith(HARMLESS)
+
+
+def differences(recipe: Recipe, size: SizeName, cell: str) -> list[Difference]:
+    """What differs from the paper in a cell at a size, the settings first; of a study its cells are all alike."""
+    experiment, here, paper = recipe.experiment, recipe.sizes[size], recipe.sizes["paper"]
+    ours, theirs = dict[str, Any](here.options), dict[str, Any](paper.options)
+    if isinstance(experiment, Comparison):
+        stated = next((one for one in experiment.cells if one.name == cell), None)
+        if stated is None or (paper.cells is not None and cell not in paper.cells):
+            return [Difference("cell", "no such one", cell if stated is None else stated.title)]
+        ours, theirs = settings_of(experiment, here, stated), settings_of(experiment, paper, stated)
+        if size != "paper" and paper.search is not None and any(entry.grid for entry in _entries(experiment, stated)):
+            ours["search"], theirs["search"] = _search(here.search), _search(paper.search)
+    differing = [
+        Difference(key, _show(theirs.get(key)), _show(ours.get(key)))
+        for key in (*theirs, *(key for key in ours if key not in theirs))
+        if ours.get(key) != theirs.get(key) and not key.startswith(UNSEEN)
+    ]
+    return differing + [Difference(key, has, _show(ours.get(key))) for key, has in recipe.paper_has.items()]
+
+
+def _entries(experiment: Comparison, cell: Cell) -> Sequence[Any]:
+    return experiment.entries if cell.entries is None else cell.entries
+
+
+def _search(settings: Mapping[str, Any] | None) -> str:
+    """How long a grid is searched."""
+    if settings is None:
+        return "none"
+    return ", ".join(f"{key} {_show(value)}" for key, value in settings.items()) or "as long as the runs"
+
+
+def _show(value: object) -> str:
+    return "not stated" if value is None else text(value)
+
+
+class Judged(NamedTuple):
+    """A recipe, what was done of it, and what is found of its claims."""
+
+    recipe: Recipe
+    sizes: Mapping[SizeName, Done]
+    at_paper: Values
+    on_stand_ins: Values
+    findings: Sequence[Finding]  # one a claim
+    page: Path | None = None  # in the folder of what was just done
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many of the paper's claims came out how, by the words of `COUNTED`; ours are not among them."""
+        claims = zip(self.recipe.claims, self.findings, strict=True)
+        counted = [finding for claim, finding in claims if not (claim.ours or self.recipe.ours)]
+        return Counter("stand-in" if one.stand_in else one.outcome for one in counted)
+
+    @property
+    def seconds(self) -> float:
+        return sum(result.seconds for result in self.sizes.values())
+
+
+def judge(recipe: Recipe, sizes: Mapping[SizeName, Done]) -> Judged:
+    """Judge every claim of a recipe: on what was run at the paper's size, else on stand-ins, whatever the size is
+    called."""
+    at_paper, elsewhere = dict[str, tuple[Value, ...]](), dict[str, tuple[Value, ...]]()
+    judging = [size for size in JUDGED if size in sizes]
+    for size in judging or sizes:
+        for cell in sizes[size].values.cells():
+            is_stand_in = any(one.is_stand_in for one in differences(recipe, size, cell))
+            rows = tuple(row for row in sizes[size].values.rows if row.cell == cell)
+            (elsewhere if is_stand_in else at_paper).setdefault(cell, rows)
+    exact, others = (Values(tuple(row for rows in one.values() for row in rows)) for one in (at_paper, elsewhere))
+    findings = []
+    for claim in recipe.claims:
+        finding = claim.judge(exact) if judging else Finding("untested")
+        if judging and finding.outcome == "untested" and not claim.printed:
+            finding = claim.judge(others)
+            finding = finding._replace(stand_in=finding.outcome != "untested")
+        findings.append(finding)
+    return Judged(recipe, sizes, exact, others, findings)
+
+
+def published(folder: Path, name: str, size: str) -> Path:
+    """The file of a recipe's values below a folder of pages."""
+    return folder / VALUES / f"{name}-{size}.json"
+
+
+def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None) -> dict[str, Judged]:
+    """Every recipe with all that was done of it below `out`, OUT/NAME/SIZE/done.json or OUT/done.json, and what a
+    folder of pages has besides; of one size of one recipe the last counts, and `out` before `folder`."""
+    by_name: dict[str, dict[SizeName, Done]] = {name: {} for name in recipes}
+    for path in (*_standing(folder, recipes), *sorted(out.rglob(DONE))):
+        result = read(path)
+        if result.recipe in by_name:
+            by_name[result.recipe][result.size] = result  # type: ignore[index]
+    return {name: judge(recipe, by_name[name]) for name, recipe in recipes.items()}
+
+
+def _standing(folder: Path | None, recipes: Iterable[str]) -> list[Path]:
+    if folder is None:
+        return []
+    return [path for name in recipes for size in JUDGED if (path := published(folder, name, size)).exists()]

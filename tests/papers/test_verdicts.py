@@ -1,0 +1,252 @@
+"""What values say of claims: by paired seeds, at the paper's size or on stand-ins; and the pages made of both."""
+
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from test_reproduce import SMALL, done
+
+from fedconcord.support.errors import UserError
+from fedconcord_papers.recipes import RECIPES, claims, pages
+from fedconcord_papers.recipes.evidence import Judged, differences, gather, judge, published
+from fedconcord_papers.recipes.found import FOUND, PAPERS, Sentence
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
+from fedconcord_papers.recipes.values import Done, Values, values
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "papers"
+
+
+def planted(a: Sequence[float], b: Sequence[float], cell: str = "c") -> Values:
+    return values([("m", cell, name, seed, v) for name, them in (("A", a), ("B", b)) for seed, v in enumerate(them)])
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "outcome"),
+    [
+        ([10, 11, 12], [20, 21, 22], "held"),
+        ([20, 21, 22], [10, 11, 12], "failed"),
+        ([10, 21, 12], [20, 20, 22], "undecided"),  # one of three seeds the other way
+        ([10, 21, 10, 10, 10], [20, 20, 20, 20, 20], "held"),  # five: by the interval of the differences
+        ([10, 31, 10, 29, 10], [20, 20, 20, 20, 20], "undecided"),
+        ([10, 11, 12], [math.inf] * 3, "held"),  # a target that was never reached
+        ([math.inf] * 3, [math.inf] * 3, "undecided"),
+        ([math.nan] * 3, [20, 21, 22], "failed"),  # diverged
+        ([math.nan] * 5, [20, 21, 22, 20, 20], "failed"),
+        ([10], [20], "undecided"),  # one seed agrees with itself
+        ([], [], "untested"),
+    ],
+)
+def test_a_difference_is_decided_over_paired_seeds(a: list[float], b: list[float], outcome: str) -> None:
+    claim = claims.ahead("A before B", "m", "A", ["B"], ["c"])
+    assert claim.judge(planted(a, b)).outcome == outcome
+
+
+def test_claims_about_several_differences() -> None:
+    both = Values((*planted([1, 1], [2, 2], "c").rows, *planted([3, 3], [2, 2], "d").rows))
+    assert claims.ahead("", "m", "A", ["B"], ["c", "d"]).judge(both).outcome == "in part"
+    assert claims.ahead("", "m", "A", ["B"], ["c", "e"]).judge(both).outcome == "in part"  # e was not run
+    assert claims.ahead("", "m", "A", ["B"], ["d", "e"]).judge(both).outcome == "in part"  # it lowers both sides
+    assert claims.order("", "m", ["B", "A"], ["d"]).judge(both).outcome == "held"
+    assert claims.between_cells("", "m", ["A"], "c", "d").judge(both).outcome == "held"
+    assert claims.between_cells("", "m", ["A"], "c", "d", higher=True).judge(both).outcome == "failed"
+    assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(both).outcome == "held"
+    assert claims.within("", "m", [("c", "A", 1.2)], 0.1).judge(both).outcome == "failed"
+    assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(both).outcome == "failed"
+    assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(planted([math.inf] * 2, [])).outcome == "held"
+    assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(both).outcome == "in part"
+
+
+def test_what_chance_does() -> None:
+    assert [claims.chance(n) for n in (1, 2, 3, 4)] == [1, 1 / 2, 1 / 4, 1 / 8]
+
+
+# -- the paper's size and stand-ins ------------------------------------------------------------------------------------
+
+HERE = {"data": "digits", "clients": 10, "cohort": 5, "rounds": 40, "model": "logreg"}
+TWO = Recipe(
+    "two",
+    "Z2",
+    "A paper, Table 2",
+    "A is ahead of B",
+    Comparison(HERE, [Entry("A", "fedavg"), Entry("B", "scaffold")], [Cell("c", "C"), Cell("d", "D")], []),
+    [
+        claims.ahead("A is ahead in c", "m", "A", ["B"], ["c"]),
+        claims.ahead("A is ahead in d", "m", "A", ["B"], ["d"]),
+        claims.within("printed", "m", [("d", "A", 1.0)], 0.1),
+        claims.ahead("A is ahead (ours)", "m", "A", ["B"], ["c"])._replace(ours=True),
+    ],
+    {
+        "quick": Size({"rounds": 1}),
+        "desk": Size({"engine.device": "cuda", "eval.every": 2}, by_cell={"d": {"rounds": 4, "model": "2nn"}}),
+        "paper": Size(cells=("c", "d")),
+    },
+    {"m": {("c", "A"): 1.5, ("d", "A"): 1.25}},
+)
+
+
+def made(size: str, rows: Values, recipe: Recipe = TWO) -> Done:
+    log = [{"began": "2026-11-24T16:00", "seconds": 7200.0, "runs": 4, "machine": "2 cores", "version": "1"}]
+    return Done(recipe.name, size, rows, {}, {}, {}, 0, log, f"fedconcord reproduce {recipe.name} --{size}")
+
+
+BOTH = Values((*planted([1, 1, 1], [2, 2, 2], "c").rows, *planted([1, 1, 1], [2, 2, 2], "d").rows))
+
+
+def test_a_stand_in_is_recognised_by_its_settings_cell_by_cell() -> None:
+    assert [one.what for one in differences(TWO, "desk", "c")] == ["eval.every"]
+    assert not any(one.is_stand_in for one in differences(TWO, "desk", "c"))
+    apart = differences(TWO, "desk", "d")
+    assert ("rounds", "40", "4") in apart
+    assert ("model", "logreg", "2nn") in apart
+    assert any(one.is_stand_in for one in apart)
+    (own,) = differences(TWO._replace(sizes={**TWO.sizes, "paper": Size(cells=("d",))}), "desk", "c")
+    assert own.is_stand_in
+    (otherwise,) = differences(TWO._replace(paper_has={"model": "a CNN"}), "paper", "c")
+    assert otherwise == ("model", "a CNN", "logreg")
+    assert otherwise.is_stand_in
+
+
+def test_a_stand_in_neither_holds_nor_refutes() -> None:
+    one = judge(TWO, {"desk": made("desk", BOTH)})
+    assert [finding.verdict for finding in one.findings] == ["held", "seen on a stand-in", "untested", "held"]
+    assert one.counts == {"held": 1, "stand-in": 1, "untested": 1}  # ours is not among them
+    turned = Values(tuple(row._replace(entry={"A": "B", "B": "A"}[row.entry]) for row in BOTH.rows))
+    one = judge(TWO, {"desk": made("desk", turned)})
+    assert [finding.verdict for finding in one.findings][:2] == ["failed", "not seen on a stand-in"]
+    one = judge(TWO, {"quick": made("quick", BOTH)})  # it tests the code alone
+    assert one.counts == {"untested": 3}
+    assert judge(TWO, {}).counts == {"untested": 3}
+
+
+def test_what_was_run_at_the_papers_size_counts_before_a_stand_in() -> None:
+    rows = planted([2, 2, 2], [1, 1, 1], "d")
+    one = judge(TWO, {"desk": made("desk", BOTH), "paper": made("paper", rows)})
+    assert [finding.verdict for finding in one.findings] == ["held", "failed", "failed", "held"]
+    assert one.at_paper.seeds("m", "d", "A") == {0: 2, 1: 2, 2: 2}
+    ours = judge(TWO._replace(ours=True), {"paper": made("paper", rows)})
+    assert ours.counts.total() == 0
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_printed_numbers_stand_beside_the_papers_size_alone() -> None:
+    text = pages.page(judge(TWO, {"desk": made("desk", BOTH)}), ["two-desk.png"], "values")
+    exact, _, rest = text.partition("## Numbers on stand-ins")
+    assert "(1.5)" in exact
+    assert "1.25" not in text
+    assert rest
+    assert "**Of 3 predicates: held 1, stand-in 1, untested 1.**" in text
+    assert "3 seeds put methods that are alike in one order by chance in one of 4 comparisons" in text
+    assert "| desk | D | rounds | 40 | 4 |" in text
+    assert "| desk | all | eval.every |" in text
+    assert "| Z2.4 | A is ahead (ours) | **held** |" in text
+    assert "2.0 hours" in text
+    assert "by seed: [values/two-desk.json](values/two-desk.json)" in text
+    assert "fedconcord reproduce two --paper" in text
+
+
+def test_a_page_without_runs_says_so() -> None:
+    text = pages.page(judge(TWO, {}), [], "values")
+    assert "**Of 3 predicates: untested 3.**" in text
+    assert "## Numbers" not in text
+    assert "fedconcord reproduce two --paper" in text
+
+
+def test_the_index_counts_predicates() -> None:
+    own = {"two": TWO._replace(source="FedNova, Table 2"), "ours": TWO._replace(source="FedADMM, eq. (6)", ours=True)}
+    rows = {name: judge(recipe, {"desk": made("desk", BOTH)}) for name, recipe in own.items()}
+    text = pages.index(rows)
+    assert "Of 3 predicates: held 1, in part 0, failed 0, undecided 0, stand-in 1, untested 1." in text
+    parts = text.split("\n## ")
+    assert [part.splitlines()[0] for part in parts[1:]] == [*PAPERS, "Experiments of our own", "How"]
+    assert "| A is ahead of B | 1 | 0 | 0 | 0 | 1 | 1 |" in parts[1]
+    assert "| [eq. (6)](two.md) |" in parts[-2]
+
+
+def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
+    out, to = tmp_path / "out", tmp_path / "pages"
+    done(out / "small" / "desk", "desk")
+    for number in ("", "-2"):
+        (out / "small" / "desk" / f"small{number}.png").write_bytes(b"drawn")
+    recipes = {"small": SMALL._replace(source="FedNova, Table 9"), "other": SMALL._replace(name="other")}
+    index = pages.write_pages(out, recipes, to)
+    first = index.read_text()
+    assert "1 of 2 recipes were run" in first
+    assert "](small-desk-2.png)" in (to / "small.md").read_text()
+    assert "untested 1" in (to / "other.md").read_text()
+
+    reworded = recipes["small"]._replace(claim="SCAFFOLD is faster than FedAvg")
+    shutil.rmtree(out)
+    pages.write_pages(out, {**recipes, "small": reworded}, to)  # judged anew from the values that stand beside the page
+    assert index.read_text() == first.replace(SMALL.claim, reworded.claim, 1)
+    assert "](small-desk-2.png)" in (to / "small.md").read_text()
+
+    done(out / "small" / "quick")
+    pages.write_pages(out, recipes, to)
+    assert not published(to, "small", "quick").exists()
+    done(out / "small" / "desk", "desk")
+    (out / "small" / "desk" / "small.png").write_bytes(b"drawn")
+    pages.write_pages(out, recipes, to)
+    assert (to / "small-desk.png").exists()
+    assert not (to / "small-desk-2.png").exists()
+    with pytest.raises(UserError, match="neither"):
+        pages.write_pages(tmp_path / "empty", recipes, tmp_path / "nowhere")
+
+
+def test_a_best_value_at_an_end_of_what_was_tried_is_marked() -> None:
+    tried = {"c": {"A": {"local.lr": [0.1, 0.3, 0.2], "mu": [1.0]}}}
+    words = {0.1: "lr 0.1 (lowest tried)", 0.2: "lr 0.2", 0.3: "lr 0.3 (highest tried)"}
+    for taken, said in words.items():
+        one = made("desk", BOTH)._replace(tried=tried, chosen={"c": {"A": {"local.lr": taken, "mu": 1.0}}})
+        assert pages.chosen(TWO, one).splitlines()[2] == f"| C | {said}, mu 1 |"
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, Judged]:
+    return gather(PAGES / "none", RECIPES, PAGES)
+
+
+def test_published_pages_are_what_their_values_give(tmp_path: Path) -> None:
+    there = shutil.copytree(PAGES, tmp_path / "papers")
+    pages.write_pages(tmp_path / "no runs", RECIPES, there)
+    written = {path.name: path.read_text() for path in PAGES.glob("*.md")}
+    assert {*written} == {f"{name}.md" for name in RECIPES} | {"README.md", "earlier.md"}
+    for name, text in written.items():
+        assert (there / name).read_text() == text
+    assert {path.name for path in there.glob("*.png")} == {path.name for path in PAGES.glob("*.png")}
+
+
+def test_every_published_sentence_is_carried_by_predicates(judged: dict[str, Judged]) -> None:
+    verdicts = {
+        f"{one.recipe.id}.{k}": finding.verdict
+        for one in judged.values()
+        for k, finding in enumerate(one.findings, start=1)
+    }
+    sentences: list[Sentence] = [s for paper in PAPERS.values() for s in paper.sentences]
+    sentences += [s for found in FOUND.values() for s in found.sentences]
+    for sentence in sentences:
+        assert sentence.by, sentence.text
+        for number, verdict in sentence.carriers:
+            assert verdicts[number] == verdict, f"{sentence.text} ({number})"
+
+
+def test_what_is_said_is_of_recipes_and_papers() -> None:
+    assert set(FOUND) <= set(RECIPES)
+    assert set(PAPERS) == {pages.paper_of(recipe) for recipe in RECIPES.values()}
+
+
+def test_earlier_measurements_are_of_recipes_without_values(judged: dict[str, Judged]) -> None:
+    linked = re.findall(r"\]\((\w+)\.md\);", (PAGES / "earlier.md").read_text())
+    assert linked
+    for name in linked:
+        assert not judged[name].sizes, f"{name} was run again: take it out of earlier.md"
