@@ -1,11 +1,13 @@
 """Local tolerances and clustering: calls resolve, verdicts follow the values."""
 
+import inspect
 import math
 
 import torch
 
 from fedconcord.federation.objectives.linear import logistic_cancer
-from fedconcord_papers.recipes import others, pages
+from fedconcord_papers.commands import reproduce as reproduce_command
+from fedconcord_papers.recipes import RECIPES, others, pages
 from fedconcord_papers.recipes.recipe import Measure
 from fedconcord_papers.recipes.values import Value, Values, values
 
@@ -16,6 +18,17 @@ def test_the_step_size_is_below_the_stable_one_of_every_seed() -> None:
         pairs = zip(problem.offsets[:-1], problem.offsets[1:], strict=True)
         curvature = [torch.linalg.eigvalsh(problem.hessian(problem.init(0), torch.arange(a, b)))[-1] for a, b in pairs]
         assert 0.15 <= 1 / (float(max(curvature)) + 0.05) < 0.17  # at 0, where logistic loss has its largest curvature
+
+
+def test_a_desk_size_keeps_to_the_hour_that_its_option_promises() -> None:
+    minutes = {name: recipe.sizes["desk"].minutes for name, recipe in RECIPES.items()}
+    assert {name: taken for name, taken in minutes.items() if taken is not None and taken > 60} == {}
+    described = [line for line in inspect.getsource(reproduce_command).splitlines() if "--desk" in line]
+    assert "in an hour at most" in described[0]
+
+
+def test_experiments_that_no_paper_prints_are_ours() -> None:
+    assert {name for name, recipe in RECIPES.items() if recipe.ours} == {"local_tolerance", "federated_clustering"}
 
 
 def planted(of: dict[tuple[str, str], float], cell: str = "cancer") -> Values:
