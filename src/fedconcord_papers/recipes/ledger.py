@@ -139,7 +139,8 @@ class Ledger:
             before = Request(settings={}, methods={})
         for entry in {key[2] for key in self.rows if key[1] == cell} - set(entries or ()):
             self._drop(cell, entry)
-        self.requests[cell] = Request(**{**before, "settings": settings})
+        methods = {name: text for name, text in before["methods"].items() if name in (entries or ())}
+        self.requests[cell] = Request(**{**before, "settings": settings, "methods": methods})
         self.mine.add(cell)
 
     def open_search(self, cell: str, search: Mapping[str, Any] | None) -> None:
@@ -161,12 +162,15 @@ class Ledger:
         """The method that an entry was."""
         return self.requests[cell]["methods"].get(entry)
 
-    def choose(self, cell: str, entry: str, values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> None:
-        """Put down the best of a grid; of an empty grid what is taken without a search."""
+    def choose(
+        self, cell: str, entry: str, values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], method: str
+    ) -> None:
+        """Put down the best of a grid, and the method with it; of an empty grid what is taken without a search."""
         self.best.setdefault(cell, {})[entry] = values
         self.grids.setdefault(cell, {}).pop(entry, None)
         if grid:
             self.grids[cell][entry] = grid
+        self.name(cell, entry, method)
 
     def name(self, cell: str, entry: str, method: str) -> None:
         """Put down what an entry is in a cell; values of another method under its name go."""

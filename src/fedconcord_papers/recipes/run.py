@@ -33,18 +33,8 @@ from fedconcord.support import files, grammar, imports, process
 from fedconcord.support.errors import UserError, unknown
 from fedconcord.support.grammar import Spec
 from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
-from fedconcord_papers.recipes.recipe import (
-    Cell,
-    Comparison,
-    Entry,
-    Measure,
-    Recipe,
-    Settings,
-    Size,
-    SizeName,
-    Study,
-    names_of,
-)
+from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName, Study
+from fedconcord_papers.recipes.recipe import names_of as entry_names
 from fedconcord_papers.recipes.values import Done, Spell, Value
 
 DONE = "done.json"
@@ -68,6 +58,10 @@ class RecipeSpec(NamedTuple):
         return self.recipe.sizes[self.size_name]
 
     @property
+    def every_seed(self) -> list[int]:
+        return list(self.size.seeds if self.seeds is None else self.seeds)
+
+    @property
     def command(self) -> str:
         """The command that asks for it, but for its folder."""
         seeds = "" if self.seeds is None else f" --seeds {','.join(map(str, self.seeds))}"
@@ -84,8 +78,29 @@ def reproduce(request: RecipeSpec, watch: Watch) -> Done:
         UserError: data are missing, it would not fit, the folder holds something else, or a run failed.
         KeyboardInterrupt: by Ctrl-C; the same call goes on.
     """
-    recipe, size, experiment = request.recipe, request.size, request.recipe.experiment
+    experiment = request.recipe.experiment
     files.sweep(request.out)
+    ledger = ledger_of(request, watch.say)
+    if isinstance(experiment, Comparison):
+        keeper = Keeper(watch, ledger)
+        carry_out(_compare(request, experiment, keeper), request.jobs, keeper)
+    elif request.cells is not None or request.seeds is not None:
+        raise UserError(f"{request.recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
+    elif is_known(request, ledger):
+        watch.say(f"{request.recipe.name}: its values are known")
+    else:
+        _study(request, experiment, ledger, watch.say)
+    ledger.write()
+    return ledger.done()
+
+
+def ledger_of(request: RecipeSpec, say: Callable[[str], None]) -> Ledger:
+    """What is known of a recipe.
+
+    Raises:
+        UserError: a file of values cannot be read.
+    """
+    recipe, size, experiment = request.recipe, request.size, request.recipe.experiment
     paths = [request.out / DONE]
     if request.values is not None:
         paths.insert(0, request.values / f"{recipe.name}-{request.size_name}.json")
@@ -101,32 +116,21 @@ def reproduce(request: RecipeSpec, watch: Watch) -> Done:
     order = None
     if isinstance(experiment, Comparison):
         measures = [measure.name for measure in experiment.measures]
-        order = measures, [cell.name for cell in experiment.cells], names_of(experiment)
-    spell = Spell(
-        began=time.strftime("%Y-%m-%dT%H:%M", time.gmtime()),
-        seconds=0.0,
-        runs=0,
-        machine=process.machine(),
-        version=fedconcord.__version__,
-    )
-    ledger = Ledger(recipe.name, request.size_name, paths, order, command, spell, watch.say)
-    if isinstance(experiment, Comparison):
-        keeper = Keeper(watch, ledger)
-        carry_out(_compare(request, experiment, keeper), request.jobs, keeper)
-    elif request.cells is not None or request.seeds is not None:
-        raise UserError(f"{recipe.name} is no comparison of cells over seeds; leave --cells and --seeds out")
-    else:
-        _study(request, experiment, ledger, watch.say)
-    ledger.write()
-    return ledger.done()
+        order = measures, [cell.name for cell in experiment.cells], entry_names(experiment)
+    began, machine = time.strftime("%Y-%m-%dT%H:%M", time.gmtime()), process.machine()
+    spell = Spell(began=began, seconds=0.0, runs=0, machine=machine, version=fedconcord.__version__)
+    return Ledger(recipe.name, request.size_name, paths, order, command, spell, say)
+
+
+def is_known(request: RecipeSpec, ledger: Ledger) -> bool:
+    """Whether a study was made as it is now."""
+    options = plain(request.size.options)
+    return bool(ledger.rows) and all(alike(one["settings"], options) for one in ledger.requests.values())
 
 
 def _study(request: RecipeSpec, study: Study, ledger: Ledger, say: Callable[[str], None]) -> None:
-    """Do what is no comparison, if its values are not known."""
+    """Do what is no comparison."""
     options, at = plain(request.size.options), time.perf_counter()
-    if ledger.rows and all(alike(one["settings"], options) for one in ledger.requests.values()):
-        say(f"{request.recipe.name}: its values are known")
-        return
     if ledger.rows:
         say(f"{request.recipe.name}: the values that are there are of other settings, and are replaced")
     values = study.run(request.out, request.size_name, request.size.options, say)
@@ -207,7 +211,11 @@ def _compare(request: RecipeSpec, experiment: Comparison, keeper: Keeper) -> Sta
     cells, by_name = cells_of(request, experiment), {cell.name: cell for cell in experiment.cells}
     if request.size_name == "paper":
         for name, settings, texts in planned_texts(request):
-            if not _is_known(request, experiment, by_name[name], settings, keeper.ledger):
+            cell = by_name[name]
+            home = by_name[cell.tuned_in or name]
+            if search_left(request, experiment, home, keeper.ledger) or final_left(
+                request, experiment, cell, home, keeper.ledger
+            ):
                 _fits(settings, texts, request.out)
     for cell in cells:
         home = by_name[cell.tuned_in or cell.name]
@@ -215,44 +223,53 @@ def _compare(request: RecipeSpec, experiment: Comparison, keeper: Keeper) -> Sta
         yield from _final(request, experiment, cell, home, keeper)
 
 
-def _is_known(request: RecipeSpec, experiment: Comparison, cell: Cell, settings: Settings, ledger: Ledger) -> bool:
-    """Whether the values of a cell are there, under its settings; not whether a search would choose the same."""
-    there = ledger.requests.get(cell.name)
-    entries, seeds = entries_of(request.size, experiment, cell), request.size.seeds
-    names = [measure.name for measure in experiment.measures]
-    return (
-        there is not None
-        and alike(there["settings"], plain(settings))
-        and all(ledger.has(cell.name, entry.name, seed, names) for entry in entries for seed in request.seeds or seeds)
-    )
+def search_left(request: RecipeSpec, experiment: Comparison, cell: Cell, ledger: Ledger) -> list[Entry]:
+    """The methods of a cell of whose grid it is not known which point is the best."""
+    size, entries = request.size, entries_of(request.size, experiment, cell)
+    sought = [entry for entry in entries if size.search is not None and len(points_of(entry)) > 1]
+    ledger.open(cell.name, plain(settings_of(experiment, size, cell)), [entry.name for entry in entries])
+    ledger.open_search(cell.name, plain(size.search) if size.search is not None and sought else None)
+    for entry in entries:
+        if entry not in sought:
+            ledger.choose(cell.name, entry.name, first_of(entry), {}, text_of(entry, first_of(entry), entry.name))
+    choices = [(entry, ledger.choice(cell.name, entry.name, plain(entry.grid))) for entry in sought]
+    return [
+        entry
+        for entry, choice in choices
+        if choice is None or ledger.method(cell.name, entry.name) != text_of(entry, choice, entry.name)
+    ]
+
+
+def final_left(
+    request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, ledger: Ledger
+) -> list[tuple[str, int]]:
+    """(method, seed) of the runs of a cell whose values are not known, with what was chosen at home."""
+    entries = entries_of(request.size, experiment, cell)
+    ledger.open(cell.name, plain(settings_of(experiment, request.size, cell)), [entry.name for entry in entries])
+    for entry in entries:
+        values = ledger.best.get(home.name, {}).get(entry.name, first_of(entry))
+        ledger.name(cell.name, entry.name, text_of(entry, values, entry.name))
+    measures = [measure.name for measure in experiment.measures]
+    return [
+        (entry.name, seed)
+        for entry in entries
+        for seed in request.every_seed
+        if not ledger.has(cell.name, entry.name, seed, measures)
+    ]
 
 
 def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Keeper) -> Stages[None]:
     """Choose of every grid of a cell; methods without a choice are not run."""
-    size, ledger = request.size, keeper.ledger
-    settings, entries = settings_of(experiment, size, cell), entries_of(size, experiment, cell)
-    grids = {
-        entry.name: plain(entry.grid) for entry in entries if size.search is not None and len(points_of(entry)) > 1
-    }
-    ledger.open(cell.name, plain(settings), [entry.name for entry in entries])
-    ledger.open_search(cell.name, plain(size.search) if size.search is not None and grids else None)
-
-    def choose(entry: Entry, values: Mapping[str, Any]) -> None:
-        ledger.choose(cell.name, entry.name, values, grids.get(entry.name, {}))
-        ledger.name(cell.name, entry.name, text_of(entry, values, entry.name))
-
-    points: dict[str, tuple[Entry, dict[str, Any]]] = {}
-    unknown = set[str]()
-    for entry in entries:
-        if entry.name not in grids:
-            choose(entry, first_of(entry))
-            continue
-        points |= {f"{entry.name} {k}": (entry, values) for k, values in enumerate(points_of(entry))}
-        choice = ledger.choice(cell.name, entry.name, grids[entry.name])
-        if choice is None or ledger.method(cell.name, entry.name) != text_of(entry, choice, entry.name):
-            unknown.add(entry.name)
+    size, ledger, settings = request.size, keeper.ledger, settings_of(experiment, request.size, cell)
+    unknown = search_left(request, experiment, cell, ledger)
     if not unknown:
         return
+    points = {
+        f"{entry.name} {k}": (entry, values)
+        for entry in entries_of(size, experiment, cell)
+        if len(points_of(entry)) > 1
+        for k, values in enumerate(points_of(entry))
+    }
     scores: dict[str, tuple[float, ...]] = {}
 
     def keep(run: Run) -> None:
@@ -261,14 +278,15 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
         labels = [label for label, (one, _) in points.items() if one.name == entry.name]
         if scores.keys() >= {*labels}:
             values = points[max(labels, key=lambda label: scores[label])][1]
-            choose(entry, values)
+            method = text_of(entry, values, entry.name)
+            ledger.choose(cell.name, entry.name, values, plain(entry.grid), method)
             words = ", ".join(f"{k.removeprefix('local.')} {v:g}" for k, v in values.items())
             keeper.say(f"  {entry.name}: {words}")
 
     keeper.say(f"{cell.title}: the grid")
     keeper.keep = keep
     methods = {label: text_of(entry, values, label) for label, (entry, values) in points.items()}
-    missing = [(label, SEARCH_SEED) for label, (entry, _) in points.items() if entry.name in unknown]
+    missing = [(label, SEARCH_SEED) for label, (entry, _) in points.items() if entry in unknown]
     yield from _runs(
         request.out / cell.name / "search",
         {**settings, **(size.search or {})},
@@ -281,18 +299,10 @@ def _search(request: RecipeSpec, experiment: Comparison, cell: Cell, keeper: Kee
 
 def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, keeper: Keeper) -> Stages[None]:
     """Compare the methods of a cell, each at the best that was found at home."""
-    size, ledger = request.size, keeper.ledger
-    settings, entries = settings_of(experiment, size, cell), entries_of(size, experiment, cell)
-    ledger.open(cell.name, plain(settings), [entry.name for entry in entries])
-    methods = {}
-    for entry in entries:
-        values = ledger.best[home.name].get(entry.name, first_of(entry))
-        methods[entry.name] = text_of(entry, values, entry.name)
-        ledger.name(cell.name, entry.name, methods[entry.name])
-    seeds = list(size.seeds if request.seeds is None else request.seeds)
-    names = [measure.name for measure in experiment.measures]
-    missing = [(one, seed) for one in methods for seed in seeds if not ledger.has(cell.name, one, seed, names)]
-    runs = len(methods) * len(seeds)
+    ledger, settings = keeper.ledger, settings_of(experiment, request.size, cell)
+    missing = final_left(request, experiment, cell, home, ledger)
+    methods = ledger.requests[cell.name]["methods"]
+    runs = len(methods) * len(request.every_seed)
     if not missing:
         keeper.say(f"{cell.title}: the values of all {runs} runs are known")
         return
@@ -301,7 +311,8 @@ def _final(request: RecipeSpec, experiment: Comparison, cell: Cell, home: Cell, 
     keeper.keep = lambda run: ledger.put(
         [Value(one.name, cell.name, run.head.label, run.head.seed, _value(one, run)) for one in experiment.measures]
     )
-    yield from _runs(request.out / cell.name / "final", settings, list(methods.values()), seeds, request.jobs, missing)
+    texts = [methods[entry.name] for entry in entries_of(request.size, experiment, cell)]
+    yield from _runs(request.out / cell.name / "final", settings, texts, request.every_seed, request.jobs, missing)
 
 
 def _value(measure: Measure, run: Run) -> float:
