@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,13 @@ def reproduce(
         str | None, option("Device of the runs of a comparison: cpu, cuda or auto. [cpu]", "NAME")
     ] = None,
     out: Annotated[str | None, option(f"Folder for all recipes, OUT/RECIPE/SIZE. [{OUT}]", "DIR")] = None,
+    queue: Annotated[
+        bool,
+        typer.Option("--queue", help="With all --paper: the most valuable first, and what is left, with its hours."),
+    ] = False,
+    until: Annotated[
+        str | None, option("Local time at which the queue stops; it goes on when it is started again.", "HH:MM")
+    ] = None,
     values: Annotated[
         str | None,
         option("Folder of values by recipe and size, as docs/papers/values: go on with them, and add to them.", "DIR"),
@@ -73,11 +81,18 @@ def reproduce(
     seed_numbers = None if seeds is None else seed_list("--seeds", seeds)
     some = None if cells is None else [cell.strip() for cell in cells.split(",")]
     values_folder = None if values is None else Path(values)
+    if queue:
+        if recipe != "all" or size != "paper":
+            raise UserError("--queue is of all recipes at their papers' size; write reproduce all --paper --queue")
+        _queue(folder, at_once, device, values_folder, until, dry_run)
+        return
+    if until is not None:
+        raise UserError("--until is the time at which a queue stops; give --queue too")
     missed = []
     for name in RECIPES if recipe == "all" else [recipe]:
         try:
             spec = request(name, size, folder, at_once, seed_numbers, some, device, values_folder)
-            _one(spec, folder, dry_run, recipe == "all")
+            _one(spec, folder, dry_run, f"all --{size}" if recipe == "all" else None)
         except UserError as error:
             if recipe != "all":
                 raise
@@ -95,7 +110,50 @@ def _size(quick: bool, desk: bool, paper: bool) -> SizeName:
     return "quick" if quick else "paper" if paper else "desk"
 
 
-def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
+def _queue(folder: Path, jobs: int, device: str | None, values: Path | None, until: str | None, dry_run: bool) -> None:
+    """The items in order, what is left of them before and after."""
+    from fedconcord_papers.recipes import queue
+
+    def show() -> None:
+        there = list(queue.line(folder, jobs, device, values))
+        hours = sum(one.hours or 0.0 for one in there)
+        say_columns([one.row for one in there])
+        done = sum(not one.runs for one in there)
+        say(f"{done} of {len(there)} items are done; the others may take {hours:.1f} hours, where they were counted")
+
+    now = datetime.now()
+    at = None if until is None else queue.next_time(until, now)
+    show()
+    if dry_run:
+        return
+    if at is not None:
+        say(f"it stops at {at:%Y-%m-%d %H:%M}")
+    missed = []
+    with queue.ended_by(None if at is None else (at - now).total_seconds()) as is_over:
+        try:
+            for one in queue.line(folder, jobs, device, values):
+                name = one.item.recipe
+                if not one.runs:
+                    continue
+                if one.item.needs_gpu and not queue.has_gpu():
+                    say(f"{name} needs a GPU, and this machine has none; left out")
+                    continue
+                try:
+                    _one(one.spec, folder, False, "all --paper --queue")
+                except UserError as error:
+                    missed.append(name)
+                    complain(f"{name}: {error}")
+        except (KeyboardInterrupt, typer.Exit):
+            if not is_over.is_set():
+                show()
+                raise
+            say(f"stopped at {until}, as --until says; the same command goes on")
+    show()
+    if missed:
+        raise typer.Exit(1)
+
+
+def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: str | None) -> None:
     from fedconcord_papers.recipes.pages import counted
     from fedconcord_papers.recipes.whole import reproduced
 
@@ -107,7 +165,7 @@ def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: bool) -> None:
     for sentence in _before(spec):
         say(sentence)
     there = f" --out {shlex.quote(str(folder))}" if str(folder) != OUT else ""
-    again = f"{PROGRAM} reproduce all --{spec.size_name}" if of_all else spec.command
+    again = spec.command if of_all is None else f"{PROGRAM} reproduce {of_all}"
     with Show(f"{again}{there}", has_bar_per_run=True) as show:
         judged = reproduced(spec, show)
     for claim, finding in zip(recipe.claims, judged.findings, strict=True):

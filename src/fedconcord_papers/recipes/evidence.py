@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.support.grammar import text
+from fedconcord_papers.recipes.ledger import UNSEEN
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Recipe, SizeName
 from fedconcord_papers.recipes.run import DONE, settings_of
 from fedconcord_papers.recipes.values import Done, Finding, Value, Values, read
 
 VALUES = "values"  # the folder of published values, NAME-SIZE.json
 JUDGED: tuple[SizeName, ...] = ("paper", "desk")  # sizes that tell of a claim; `quick` tests the code alone
-UNSEEN = ("engine.", "checkpoint.", "eval.train_samples", "eval.clients")  # they change no number that a claim is about
 HARMLESS = (*UNSEEN, "eval.every", "search")  # they make no stand-in, though a reader wants to know them
 COUNTED = ("held", "in part", "failed", "undecided", "stand-in", "untested")
 
