@@ -165,6 +165,27 @@ def test_a_diverged_row_stays_nan_and_leaves_the_others() -> None:
     assert torch.isnan(nuclear(0.3, 3).value(x)).tolist() == [False, True, False]
 
 
+def test_a_matrix_that_divide_and_conquer_gives_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK does so now and then in float32, in the middle of a run that converges."""
+    x = points(3).float()
+    whole, values = nuclear(0.3, 3).prox(x, 1.0), nuclear(0.3, 3).value(x)
+    quick, quick_values = torch.linalg.svd, torch.linalg.svdvals
+
+    def gives_up(matrices: Tensor, **options: bool) -> object:
+        """On the second matrix."""
+        if any(torch.equal(one, x[1].reshape(3, 4)) for one in matrices.reshape(-1, 3, 4)):
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return quick(matrices, **options) if options else quick_values(matrices)
+
+    monkeypatch.setattr(torch.linalg, "svd", gives_up)
+    monkeypatch.setattr(torch.linalg, "svdvals", gives_up)
+    again = nuclear(0.3, 3).prox(x, 1.0)
+    assert torch.equal(again[[0, 2]], whole[[0, 2]])
+    assert torch.allclose(again, whole, rtol=1e-5, atol=1e-6)
+    assert torch.equal(again[1], nuclear(0.3, 3).prox(x[1], 1.0))  # alone and among others
+    assert torch.allclose(nuclear(0.3, 3).value(x), values, rtol=1e-5)
+
+
 def test_sums() -> None:
     x = points(30)
     assert torch.equal(combine(l1(0.2), l1(0.3)).prox(x, 1.0), l1(0.5).prox(x, 1.0))

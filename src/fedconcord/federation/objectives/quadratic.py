@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedconcord.federation.objectives.common import alone
-from fedconcord.federation.objectives.regularisers import nuclear
+from fedconcord.federation.objectives.regularisers import nuclear, singular_values
 from fedconcord.method.contract import Evaluator, Objective, Regulariser, Roster, objective_of, rng, roster_of
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
@@ -229,7 +229,7 @@ class Matrix:
         loss = float((self.D @ x - self.y).square().mean())
         psi = 0.0 if self.regulariser is None else float(self.regulariser.value(x))
         finite = bool(torch.isfinite(x).all())
-        singular = torch.linalg.svdvals(x.reshape(self.shape)) if finite else x
+        singular = singular_values(x.reshape(self.shape)) if finite else x
         return {
             "error": float(torch.linalg.vector_norm(x - self.truth)),
             "rank": float((singular > RANK_FLOOR).sum()) if finite else float("nan"),

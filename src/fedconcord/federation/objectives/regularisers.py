@@ -91,6 +91,34 @@ class _GroupL1(NamedTuple):
         return (keep * groups).flatten(-2)
 
 
+def svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The thin singular value decompositions of matrices [..., rows, columns].
+
+    LAPACK's divide and conquer, which torch has, gives up on some ordinary matrices in float32; QR iteration in float64
+    does these, matrix by matrix, so that a client has the same bits alone and among others.
+    """
+    try:
+        u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        if matrices.ndim > 2:
+            parts = [svd(one) for one in matrices.unbind(0)]
+            return tuple(torch.stack(each) for each in zip(*parts, strict=True))  # type: ignore[return-value]
+        from scipy.linalg import svd as slow_svd  # type: ignore[import-untyped]
+
+        factors = slow_svd(matrices.double().cpu().numpy(), full_matrices=False, lapack_driver="gesvd")
+        u, s, vh = (torch.from_numpy(factor).to(matrices) for factor in factors)
+    return u, s, vh
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """[..., rows, columns] -> [..., min(rows, columns)], largest first."""
+    try:
+        values: Tensor = torch.linalg.svdvals(matrices)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        values = svd(matrices)[1]
+    return values
+
+
 class _Nuclear(NamedTuple):
     lam: float
     rows: int | None
@@ -108,12 +136,12 @@ class _Nuclear(NamedTuple):
 
     def value(self, x: Tensor) -> Tensor:
         finite = torch.isfinite(x).all(-1)
-        singular: Tensor = torch.linalg.svdvals(self.matrix(torch.where(finite[..., None], x, 0.0)))
+        singular = singular_values(self.matrix(torch.where(finite[..., None], x, 0.0)))
         return torch.where(finite, self.lam * singular.sum(-1), torch.nan)
 
     def prox(self, x: Tensor, eta: float) -> Tensor:
         finite = torch.isfinite(x).all(-1, keepdim=True)
-        u, s, vh = torch.linalg.svd(self.matrix(torch.where(finite, x, 0.0)), full_matrices=False)
+        u, s, vh = svd(self.matrix(torch.where(finite, x, 0.0)))
         shrunk: Tensor = (u * soft(s, eta * self.lam)[..., None, :]) @ vh
         return torch.where(finite, shrunk.flatten(-2), torch.nan)
 
