@@ -11,7 +11,7 @@ from test_reproduce import SMALL, done
 
 from fedconcord.support.errors import UserError
 from fedconcord_papers.recipes import RECIPES, claims, pages
-from fedconcord_papers.recipes.evidence import Judged, differences, gather, judge, published
+from fedconcord_papers.recipes.evidence import Judged, differences, gather, in_short, judge, published
 from fedconcord_papers.recipes.found import FOUND, PAPERS, Sentence
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
 from fedconcord_papers.recipes.values import Done, Values, values
@@ -110,6 +110,8 @@ def test_a_stand_in_is_recognised_by_its_settings_cell_by_cell() -> None:
     (otherwise,) = differences(TWO._replace(paper_has={"model": "a CNN"}), "paper", "c")
     assert otherwise == ("model", "a CNN", "logreg")
     assert otherwise.is_stand_in
+    assert in_short(TWO, "desk") == "eval.every 2 for the default; rounds 4 for 40; model 2nn for logreg"
+    assert in_short(TWO, "paper") == ""
 
 
 def test_a_stand_in_neither_holds_nor_refutes() -> None:
@@ -206,6 +208,13 @@ def test_a_best_value_at_an_end_of_what_was_tried_is_marked() -> None:
     for taken, said in words.items():
         one = made("desk", BOTH)._replace(tried=tried, chosen={"c": {"A": {"local.lr": taken, "mu": 1.0}}})
         assert pages.chosen(TWO, one).splitlines()[2] == f"| C | {said}, mu 1 |"
+
+
+def test_unequal_grids_are_said() -> None:
+    tried = {"A": {"local.lr": [0.1, 0.3], "mu": [1.0, 2.0]}, "B": {"local.lr": [0.1, 0.3]}, "C": {"local.lr": [0.1]}}
+    one = made("desk", BOTH)
+    assert pages.grids(one._replace(tried={"c": tried})) == "The grids are not equally long: 4 of A; 2 of B."
+    assert pages.grids(one._replace(tried={"c": {"B": tried["B"]}})) == "Of each 2 points were tried."
 
 
 # -- what is published -------------------------------------------------------------------------------------------------

@@ -175,12 +175,14 @@ def _one(spec: RecipeSpec, folder: Path, dry_run: bool, of_all: str | None) -> N
 
 def _before(spec: RecipeSpec) -> list[str]:
     """What a person should know before it starts."""
-    stated = spec.size
-    lines = [f"size {spec.size_name}: {stated.note or 'as in the paper'}"]
-    if stated.stand_in:
-        lines.append(f"stand-in data: {stated.stand_in}; they test the code, not the claim")
-    if stated.minutes is not None:
-        lines.append(f"it took {stated.minutes:g} minutes on two cores")
+    from fedconcord_papers.recipes.evidence import in_short
+
+    apart = in_short(spec.recipe, spec.size_name)
+    lines = [f"size {spec.size_name}{f', in place of the paper: {apart}' if apart else ': as in the paper'}"]
+    if spec.size_name == "quick":
+        lines.append("it tests the code, and no claim")
+    if spec.size.minutes is not None:
+        lines.append(f"it took {spec.size.minutes:g} minutes on two cores")
     lines.append(f"results: {spec.out}")
     return lines
 

@@ -42,7 +42,6 @@ DIGITS: Settings = {
     "eval.every": 2,
 }
 SMALL: Settings = {"data": "mnist", "model": "2nn", "local.clip_direction": None, "local.clip_form": "whole"}
-IS_DIGITS = "scikit-learn's digits, 20 clients, 10 rounds"
 BEST, LAST = best(name="best accuracy, %"), final(window=5)
 SWING, LOSS_SWING = swing(), swing("train_loss")
 LR: Mapping[str, Sequence[float]] = {"local.lr": (0.1, 0.01, 0.03, 0.3)}
@@ -159,14 +158,12 @@ P1 = Recipe(
             entries=(*NAMES, "A-FedPD plain"),
             seeds=(0,),
             search=None,
-            stand_in=IS_DIGITS,
         ),
         "desk": Size(
             {"model": "2nn", "rounds": 30, "eval.every": 2},
             cells=("cifar10_dir01",),
             entries=NAMES,
             search={"rounds": 10},
-            note="2nn in place of LeNet, CIFAR-10 by Dir(0.1) alone, 30 rounds of 800, three seeds; the grid with 10",
         ),
         "paper": Size(seeds=range(5)),
     },
@@ -192,15 +189,12 @@ P2 = Recipe(
             entries=("FedDyn", "FedSpeed", "A-FedPDSAM"),
             seeds=(0,),
             search=None,
-            stand_in=IS_DIGITS,
         ),
         "desk": Size(
             {"model": "lenet", "clients": 20, "cohort": 2, "local.steps": 20, "rounds": 36, "eval.every": 4},
             cells=("cifar10_dir01",),
             entries=("FedAvg", "SCAFFOLD", "FedDyn", "A-FedPD", "A-FedPDSAM"),
             search={"rounds": 20},
-            note="LeNet in place of ResNet-18, which needs an accelerator, 20 clients, 20 local steps, 36 rounds, a "
-            "search of 20, five methods, three seeds",
         ),
         "paper": Size(seeds=range(5)),
     },
@@ -262,16 +256,13 @@ P3 = Recipe(
             entries=("FedAvg", "FedDyn", "A-FedPD"),
             seeds=(0,),
             search=None,
-            stand_in=IS_DIGITS,
-        ),
+            ),
         "desk": Size(
             {**SMALL, "rounds": 30, "eval.every": 2},
             by_cell={f"fixed{k}": _interval(k, 1500) for k in INTERVALS},
             cells=tuple(name for name in ALL_CELLS if name not in ("share50", "share80", "share100")),
             entries=("FedAvg", "SCAFFOLD", "FedDyn", "A-FedPD"),
-            note="MNIST and 2nn, without clipping, in place of CIFAR-10 and LeNet, 30 rounds of 800 (1,500 steps at "
-            "fixed work), up to 20 % participation, without the methods with SAM, three seeds",
-        ),
+            ),
         "paper": Size(seeds=range(5)),
     },
     silent="Data, model and division of Fig. 2 are not said: CIFAR-10, LeNet, Dir(0.1); each method keeps in all cells "
@@ -313,14 +304,11 @@ P4 = Recipe(
             cells=(DRIFT[0], DRIFT[2]),
             seeds=(0, 1),
             search=None,
-            stand_in=IS_DIGITS,
-        ),
+            ),
         "desk": Size(
             {**SMALL, "rounds": 150},
             search=None,
-            note="MNIST and 2nn, without clipping, in place of CIFAR-10 and LeNet, 150 rounds of 800, penalties and "
-            "step sizes at the front of their grids, three seeds",
-        ),
+            ),
         "paper": Size(seeds=range(5)),
     },
     silent="The slide shows curves of unnamed methods, data, participation. FedPD is defined for full participation; "

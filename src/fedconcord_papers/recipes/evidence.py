@@ -56,6 +56,17 @@ def differences(recipe: Recipe, size: SizeName, cell: str) -> list[Difference]:
     return differing + [Difference(key, has, _show(ours.get(key))) for key, has in recipe.paper_has.items()]
 
 
+def in_short(recipe: Recipe, size: SizeName) -> str:
+    """What differs from the paper at a size, in a line."""
+    experiment, some = recipe.experiment, recipe.sizes[size].cells
+    cells = [cell.name for cell in experiment.cells] if isinstance(experiment, Comparison) else [""]
+    by_what: dict[str, dict[str, None]] = {}
+    for cell in cells if some is None else some:
+        for each in differences(recipe, size, cell):
+            by_what.setdefault(each.what, {})[f"{each.here} for {each.paper}"] = None
+    return "; ".join(f"{what} {' or '.join(pairs)}" for what, pairs in by_what.items())
+
+
 def _entries(experiment: Comparison, cell: Cell) -> Sequence[Any]:
     return experiment.entries if cell.entries is None else cell.entries
 
@@ -68,7 +79,7 @@ def _search(settings: Mapping[str, Any] | None) -> str:
 
 
 def _show(value: object) -> str:
-    return "not stated" if value is None else text(value)
+    return "the default" if value is None else text(value)
 
 
 class Judged(NamedTuple):

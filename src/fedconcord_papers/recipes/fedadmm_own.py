@@ -36,9 +36,7 @@ CELLS_100 = tuple(
     for data in DATA
     for split in SPLITS
 )
-DESK_100 = Size(
-    settings={"model": "2nn"}, cells=("mnist_iid", "mnist_noniid"), note="MNIST alone, 2nn in place of cnn1, 3 seeds"
-)
+DESK_100 = Size(settings={"model": "2nn"}, cells=("mnist_iid", "mnist_noniid"))
 EARLY = measures.final(by=10, name="accuracy at round 10, %")
 
 
@@ -257,7 +255,6 @@ fig9 = Recipe(
         "quick": QUICK._replace(
             cells=("mnist_noniid",),
             settings={**DIGITS, "rounds": 64},
-            note="40 clients, 64 rounds, 2nn, no search, target 50 %",
         ),
         "desk": DESK_100,
         "paper": PAPER,

@@ -43,8 +43,6 @@ QUICK = Size(
     settings=DIGITS,
     seeds=(0,),
     search=None,
-    note="40 clients, 8 rounds, 2nn, no search, target 50 %",
-    stand_in="scikit-learn's digits for MNIST, FMNIST and CIFAR-10",
 )
 FORM = (
     "FedADMM is the released code's form: clients start from theta and send 2 (w_i - theta). Algorithm 1 with the "

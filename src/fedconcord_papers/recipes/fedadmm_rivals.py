@@ -145,8 +145,6 @@ table3 = Recipe(
                 *("mnist1000_iid", "mnist1000_noniid", "fmnist1000_iid"),
             ),
             entries=("FedADMM", *RIVALS, "Algorithm 1", "FedSGD"),
-            note="2nn in place of cnn1, 3 seeds, 60 rounds with 100 clients, 35 with 1,000, 20 on FMNIST, 100 of "
-            "FedSGD, and a search of as many rounds on one seed",
         ),
         "paper": PAPER,
     },
@@ -204,8 +202,6 @@ fig3 = Recipe(
                 **{f"cifar10_iid_n{clients}": {"rounds": 40} for clients in GROWING},
                 **{f"fmnist_noniid_n{clients}": {"rounds": 60, **SEVENTY} for clients in GROWING},
             },
-            note="2nn in place of the CNNs; CIFAR-10 IID with 40 rounds, FMNIST non-IID with 60, to 70 %; 3 seeds, a "
-            "search of as many rounds on one seed",
         ),
         "paper": PAPER,
     },
@@ -236,8 +232,6 @@ fig5 = Recipe(
             settings={"model": "2nn", "rounds": 20},
             by_cell={"fmnist_noniid": SEVENTY},
             search={"rounds": 10},
-            note="2nn in place of the CNNs, 20 rounds, FMNIST non-IID to 70 %, 3 seeds, a search of 10 rounds on one "
-            "seed",
         ),
         "paper": PAPER,
     },
@@ -304,8 +298,6 @@ table5 = Recipe(
             settings={"model": "2nn", "rounds": 40},
             by_cell={"fmnist200_iid": {"rounds": 25}, "fmnist200_noniid": {"rounds": 25, **SEVENTY}},
             cells=tuple(cell.name for cell in CELLS_5 if not cell.name.startswith("fmnist500")),
-            note="2nn in place of cnn1, MNIST with 40 rounds and FMNIST, with 200 clients, with 25, non-IID to 70 %, 3 "
-            "seeds, a search of as many rounds on one seed",
         ),
         "paper": PAPER,
     },
@@ -344,7 +336,6 @@ table6 = Recipe(
         "desk": Size(
             settings={"model": "2nn", "rounds": 30},
             search={"rounds": 10},
-            note="2nn in place of the CNNs, 30 rounds, 3 seeds, a search of 10 rounds on one seed",
         ),
         "paper": PAPER,
     },

@@ -86,9 +86,8 @@ FIG2 = Recipe(
             {"rounds": 160, "local.lr_drops": [[80, 0.2], [120, 0.2]]},
             seeds=(0,),
             search=None,
-            note="160 rounds of 1,200",
         ),
-        "desk": Size(search=None, seeds=range(5), note="the paper's size"),
+        "desk": Size(search=None, seeds=range(5)),
         "paper": Size(search=None, seeds=range(5)),
     },
     silent="The dimension (10), the start (every coordinate 1) and the deviation of the Gaussian (22, so that 96 is "
@@ -107,8 +106,8 @@ LEMMA1 = Recipe(
     experiment=Study(fednova_lemma1.run, fednova_lemma1.resolve),
     claims=fednova_lemma1.CLAIMS,
     sizes={
-        "quick": Size(seeds=(0,), options={"rates": (0.05, 0.01)}, note="two step sizes"),
-        "desk": Size(seeds=(0,), options={"rates": (0.05, 0.01, 0.002, 0.0004)}, note="checked in full"),
+        "quick": Size(seeds=(0,), options={"rates": (0.05, 0.01)}),
+        "desk": Size(seeds=(0,), options={"rates": (0.05, 0.01, 0.002, 0.0004)}),
         "paper": Size(seeds=(0,), options={"rates": (0.05, 0.01, 0.002, 0.0004)}),
     },
     silent="tau_i uniform on 1 to 96, kept for all rounds; the quadratics of unequal curvature are drawn here.",
@@ -123,8 +122,8 @@ FIG4 = Recipe(
     experiment=Study(fednova_fig4.run, fednova_fig4.resolve),
     claims=fednova_fig4.CLAIMS,
     sizes={
-        "quick": Size(seeds=(0,), options={"points": 21, "tried": 5}, note="fewer values of alpha"),
-        "desk": Size(seeds=(0,), options={"points": 101, "tried": 21}, note="the paper's size"),
+        "quick": Size(seeds=(0,), options={"points": 21, "tried": 5}),
+        "desk": Size(seeds=(0,), options={"points": 101, "tried": 21}),
         "paper": Size(seeds=(0,), options={"points": 101, "tried": 21}),
     },
     silent="N(20, 20) has 20 as its deviation or as its variance: both are drawn, rounded and at least 1.",
@@ -173,10 +172,8 @@ FIG5 = Recipe(
         ),
     ),
     sizes={
-        "quick": Size(
-            {"rounds": 10}, cells=("random",), entries=tuple(CONVEX), seeds=(0,), search=None, note="10 rounds of 200"
-        ),
-        "desk": Size(search={"rounds": 50}, note="the paper's size, a search of 50 rounds on one seed, three seeds"),
+        "quick": Size({"rounds": 10}, cells=("random",), entries=tuple(CONVEX), seeds=(0,), search=None),
+        "desk": Size(search={"rounds": 50}),
         "paper": Size(seeds=range(5)),
     },
     silent="The number of rounds (200), and how the 9 are drawn (uniformly without replacement, weighed by size among "
@@ -334,7 +331,6 @@ TABLE1 = Recipe(
             entries=("FedAvg, vanilla", "FedNova, vanilla", "FedNova, momentum + VR", "FedNova, hybrid momentum"),
             seeds=(0,),
             search=None,
-            stand_in="digits for CIFAR-10",
         ),
         "desk": Size(
             {"model": "2nn", "rounds": 10, "local.lr_drops": [[5, 0.1], [8, 0.1]], "eval.every": 1},
@@ -345,8 +341,6 @@ TABLE1 = Recipe(
                 "FedNova, hybrid momentum",
             ),
             search={"rounds": 5, "local.lr_drops": [[3, 0.1], [4, 0.1]]},
-            note="2nn in place of VGG-11 and 10 rounds in place of 100, a search of 5, 2 to 5 epochs alone, no "
-            "variance reduction; mu taken from the paper",
         ),
         "paper": Size({"engine.device": "auto"}, search=None, seeds=range(5)),
     },

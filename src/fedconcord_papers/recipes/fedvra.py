@@ -40,7 +40,6 @@ DIGITS: Settings = {
     "local.batch_size": 10,
     "eval.every": 2,
 }
-IS_DIGITS = "scikit-learn's digits, 20 clients, 12 rounds"
 BASELINES = (
     Entry("FedAvg", "fedavg()"),
     Entry("FedProx", "fedprox(mu=0.1)"),
@@ -164,12 +163,11 @@ TABLE3 = Recipe(
         ),
     ),
     {
-        "quick": Size(DIGITS, cells=("noniid", "noniid_hlu"), seeds=(0, 1), search=None, stand_in=IS_DIGITS),
+        "quick": Size(DIGITS, cells=("noniid", "noniid_hlu"), seeds=(0, 1), search=None),
         "desk": Size(
             {"model": "2nn", "rounds": 75, "eval.every": 2},
             cells=("noniid", "noniid_hlu"),
             search=None,
-            note="2nn in place of the CNN, non-IID alone, 75 rounds of 500, rounds counted in twos, three seeds",
         ),
         "paper": Size(seeds=range(5), search=None),
     },
@@ -219,9 +217,8 @@ TABLE4 = Recipe(
         ),
     ),
     {
-        "quick": Size(DIGITS, seeds=(0, 1), search=None, stand_in=IS_DIGITS),
-        "desk": Size({**PERCEPTRON, "eval.every": 2}, search=None, note="2nn in place of a CNN, three seeds of five, "
-                     "rounds counted in twos"),
+        "quick": Size(DIGITS, seeds=(0, 1), search=None),
+        "desk": Size({**PERCEPTRON, "eval.every": 2}, search=None),
         "paper": Size(seeds=range(5), search=None),
     },
     _published(TABLE_4, TARGETS_4),
@@ -287,13 +284,11 @@ FIG2 = Recipe(
             entries=("a 1, d 1", "a 1, d 10", "a 10, d 10"),
             seeds=(0, 1),
             search=None,
-            stand_in=IS_DIGITS,
         ),
         "desk": Size(
             {**PERCEPTRON, "rounds": 200, "eval.every": 2},
             cells=SWEEP_CELLS[:2],
             search=None,
-            note="MNIST alone, 2nn in place of a CNN, 200 rounds of 500, three seeds, rounds counted in twos",
         ),
         "paper": Size(seeds=range(5), search=None),
     },
@@ -314,11 +309,9 @@ FIG1 = Recipe(
     Study(fedvra_fig1.run, fedvra_fig1.resolve),
     fedvra_fig1.CLAIMS,
     {
-        "quick": Size(search=None, seeds=(0,), options={"rounds": 15}, note="15 rounds"),
-        "desk": Size(search=None, seeds=(0,), options={"rounds": 60}, note="60 rounds"),
-        "paper": Size(
-            search=None, seeds=(0,), options={"rounds": 200}, note="200 rounds; the paper shows formulas and no run"
-        ),
+        "quick": Size(search=None, seeds=(0,), options={"rounds": 15}),
+        "desk": Size(search=None, seeds=(0,), options={"rounds": 60}),
+        "paper": Size(search=None, seeds=(0,), options={"rounds": 200}),
     },
     silent="Fig. 1 draws formulas. Here: quadratics of unequal curvature and weight, 20 clients, 5 a round "
     "(VRL-SGD: all), 2 to 8 steps of one sample, float64. FedAvg and FedProx are the unbiased forms of eq. (21). "
@@ -366,14 +359,12 @@ FIG4 = Recipe(
             entries=(ON_MNIST, "FedAvg", "SCAFFOLD"),
             search=None,
             seeds=(0, 1),
-            stand_in=IS_DIGITS,
         ),
         "desk": Size(
             {"rounds": 100},
             cells=SEMI_CELLS[:3],
             entries=(ON_MNIST, *OTHERS),
             search=None,
-            note="MNIST alone, 2nn, 100 rounds of 500, three seeds",
         ),
         "paper": Size(seeds=range(5), search=None),
     },

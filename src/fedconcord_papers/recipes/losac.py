@@ -24,18 +24,14 @@ FIG6 = Recipe(
     experiment=Study(losac_fig6.run, losac_fig6.resolve),
     claims=losac_fig6.CLAIMS,
     sizes={
-        "quick": Size(
-            seeds=(0,), options={"data": "digits", "clients": 20, "seeds": (0,)}, stand_in="digits for MNIST"
-        ),
+        "quick": Size(seeds=(0,), options={"data": "digits", "clients": 20, "seeds": (0,)}),
         "desk": Size(
             seeds=range(5),
             options={"data": "mnist", "clients": 100, "seeds": range(5)},
-            note="MNIST alone of three data sets",
         ),
         "paper": Size(
             seeds=range(5),
             options={"data": "mnist", "clients": 100, "seeds": range(5)},
-            note="MNIST alone of three data sets",
         ),
     },
     silent="Local steps T (5, the default of its section 5.1), the partition (even, at random), pixels in [0, 1], "
@@ -172,12 +168,10 @@ FIG7 = Recipe(
             entries=("LoSAC-Prox", "LoSAC-Prox, tables / M", "SCAFFOLD-Prox", "FedADMM"),
             seeds=(0,),
             search=None,
-            note="d = 16, 40 clients and 60 rounds, in which few methods have arrived",
         ),
         "desk": Size(
             cells=("rank8", "rank2", "rank8_lambda_M"),
             search={"rounds": 200},
-            note="the paper's size for two of its five ranks",
         ),
         "paper": Size(seeds=range(5)),
     },

@@ -99,11 +99,10 @@ FIG2 = Recipe(
     ),
     claims=(*same_claims("", ""), *same_claims(", each at its best step size", ", tuned")),
     sizes={
-        "quick": Size(DIGITS, cells=("c0", "c100"), entries=SIX, seeds=(0,), search=None, stand_in="digits for MNIST"),
+        "quick": Size(DIGITS, cells=("c0", "c100"), entries=SIX, seeds=(0,), search=None),
         "desk": Size(
             cells=("c0", "c50", "c100"),
             entries=(*SIX, "FedAvg, tuned", "SCAFFOLD, tuned", "LoSAC, tuned"),
-            note="the paper's size, three of its values of c, and three of the methods tuned",
         ),
         "paper": Size(seeds=range(5)),
     },
@@ -280,15 +279,11 @@ FIG3 = Recipe(
             entries=("FedAvg", "SCAFFOLD", "LoSAC"),
             seeds=(0,),
             search=None,
-            stand_in="digits for MNIST and HAR",
         ),
         "desk": Size(
             by_cell={cell: {"rounds": 200} for cell in ("digits_noniid_S10_T5", "synthetic_noniid_S10_T5")},
             cells=(*NON_IID, "mnist_iid_S50_T5", "digits_noniid_S10_T5", "synthetic_noniid_S10_T5"),
             entries=(*SIX, "FedAvg, tuned", "SCAFFOLD, tuned", "LoSAC, tuned"),
-            note="MNIST at the paper's size, IID at the middle S and T alone, three of the methods tuned; HAR and ESR "
-            "are not at hand: digits and Synthetic(1, 1) stand for them, 200 rounds, in cells that no claim is "
-            "judged on",
         ),
         "paper": Size(
             seeds=range(5),

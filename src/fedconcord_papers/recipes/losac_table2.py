@@ -184,13 +184,10 @@ TABLE2 = Recipe(
             entries=("SCAFFOLD (M = 5)", "LoSAC (M = 5)", "LoSAC (M = 5), tables / M"),
             seeds=(0,),
             search=None,
-            stand_in="digits for MNIST",
         ),
         "desk": Size(
             cells=("mnist_T2", "mnist_T4", "mnist_normal_T2", "digits_T4", "synthetic_T4"),
             search={"rounds": 100},
-            note="MNIST with T of 2 and 4; HAR and ESR are not at hand: digits and Synthetic(1, 1) stand for them "
-            "in cells that no claim is judged on",
         ),
         "paper": Size(
             cells=[f"{data}_T{t}" for data in PUBLISHED for t in STEPS], seeds=range(5), search={"rounds": 200}

@@ -93,12 +93,9 @@ LOCAL_TOLERANCE = Recipe(
             entries=("FedADMM, GD, 10 steps", "FedADMM, GD, 100 steps", "FedADMM, L-BFGS to eps"),
             seeds=(0,),
             search=None,
-            note="6 rounds of 60, one method",
         ),
-        "desk": Size(search=None, seeds=range(5), note="in full"),
-        "paper": Size(
-            search=None, seeds=range(5), note="in full: the paper states the rule and prints no such experiment"
-        ),
+        "desk": Size(search=None, seeds=range(5)),
+        "paper": Size(search=None, seeds=range(5)),
     },
     ours=True,
     silent="All of it: the paper states the rule. Logistic regression on scikit-learn's breast cancer data, 10 clients "
@@ -172,13 +169,9 @@ CLUSTERING = Recipe(
         ahead("and the purest clusters", *(PURITY.name, "FedVRA-U", OTHERS, ["digits"]), higher=True),
     ),
     sizes={
-        "quick": Size(
-            {"rounds": 10, "eval.every": 2, "clients": 20, "cohort": 5}, seeds=(0,), search=None, note="10 rounds"
-        ),
-        "desk": Size(seeds=range(5), note="as large as it is stated here"),
-        "paper": Size(
-            seeds=range(5), note="as large as it is stated here: the paper names the task and prints no experiment"
-        ),
+        "quick": Size({"rounds": 10, "eval.every": 2, "clients": 20, "cohort": 5}, seeds=(0,), search=None),
+        "desk": Size(seeds=range(5)),
+        "paper": Size(seeds=range(5)),
     },
     ours=True,
     silent="All of it: the paper names the task without an objective or an experiment. The objective is Wang, Chang, "

@@ -276,6 +276,19 @@ def chosen(recipe: Recipe, results: Done) -> str:
     return markdown(("", *sought), [row for row in rows if any(row[1:])])
 
 
+def grids(result: Done) -> str:
+    """How many points were tried of each method; methods that have no grid are named by the page's tables alone."""
+    points: dict[int, dict[str, None]] = {}
+    for entries in result.tried.values():
+        for entry, parameters in entries.items():
+            if (number := math.prod(map(len, parameters.values()))) > 1:
+                points.setdefault(number, {})[entry] = None
+    if len(points) < 2:
+        return f"Of each {next(iter(points), 1)} points were tried."
+    each = "; ".join(f"{number} of {', '.join(names)}" for number, names in points.items())
+    return f"The grids are not equally long: {each}."
+
+
 def _end(grid: Sequence[float], best: float) -> str:
     """Where the best is an end of what was tried, so that a longer grid might have a better one."""
     if len(grid) < 2 or best not in (min(grid), max(grid)):

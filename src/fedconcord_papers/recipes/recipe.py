@@ -51,8 +51,6 @@ class Size(NamedTuple):
     seeds: Sequence[int] = (0, 1, 2)
     search: Settings | None = NOTHING  # over the cell's when the grid is tried, as fewer rounds; None: no search
     minutes: float | None = None  # measured on two cores; None: not measured
-    note: str = ""  # what differs from the paper's
-    stand_in: str = ""  # what stands for data that are not at hand: the code is tested by it, the claim is not
     options: Mapping[str, Any] = NOTHING  # arguments of a study
 
 
