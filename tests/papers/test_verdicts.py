@@ -14,7 +14,7 @@ from fedconcord_papers.recipes import RECIPES, claims, pages
 from fedconcord_papers.recipes.evidence import Judged, differences, gather, in_short, judge, published
 from fedconcord_papers.recipes.found import FOUND, PAPERS, Sentence
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Recipe, Size
-from fedconcord_papers.recipes.values import Done, Values, values
+from fedconcord_papers.recipes.values import Done, Values, read, values
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "papers"
 
@@ -200,6 +200,15 @@ def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:
     assert not (to / "small-desk-2.png").exists()
     with pytest.raises(UserError, match="neither"):
         pages.write_pages(tmp_path / "empty", recipes, tmp_path / "nowhere")
+
+
+def test_values_of_some_cells_do_not_replace_those_of_others(tmp_path: Path) -> None:
+    to, recipes = tmp_path / "pages", {"small": SMALL}
+    done(tmp_path / "first" / "small" / "desk", "desk", cells=["iid"])
+    pages.write_pages(tmp_path / "first", recipes, to)
+    done(tmp_path / "second" / "small" / "desk", "desk", cells=["skewed"])
+    pages.write_pages(tmp_path / "second", recipes, to)
+    assert read(published(to, "small", "desk")).values.cells() == ["iid", "skewed"]
 
 
 def test_a_best_value_at_an_end_of_what_was_tried_is_marked() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedconcord.support.grammar import text
 from fedconcord_papers.recipes.ledger import UNSEEN
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import DONE, settings_of
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, ledger_of, settings_of
 from fedconcord_papers.recipes.values import Done, Finding, Value, Values, read
 
 VALUES = "values"  # the folder of published values, NAME-SIZE.json
@@ -132,12 +132,17 @@ def published(folder: Path, name: str, size: str) -> Path:
 
 def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None) -> dict[str, Judged]:
     """Every recipe with all that was done of it below `out`, OUT/NAME/SIZE/done.json or OUT/done.json, and what a
-    folder of pages has besides; of one size of one recipe the last counts, and `out` before `folder`."""
+    folder of pages has besides; of values that are in both those below `out` count."""
     by_name: dict[str, dict[SizeName, Done]] = {name: {} for name in recipes}
     for path in (*_standing(folder, recipes), *sorted(out.rglob(DONE))):
         result = read(path)
-        if result.recipe in by_name:
-            by_name[result.recipe][result.size] = result  # type: ignore[index]
+        if result.recipe not in by_name:
+            continue
+        size: SizeName = result.size  # type: ignore[assignment]
+        if folder is not None and size in by_name[result.recipe]:
+            spec = RecipeSpec(recipes[result.recipe], size, path.parent, values=folder / VALUES)
+            result = ledger_of(spec, lambda line: None).done()
+        by_name[result.recipe][size] = result
     return {name: judge(recipe, by_name[name]) for name, recipe in recipes.items()}
 
 
