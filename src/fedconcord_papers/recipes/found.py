@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ class Sentence(NamedTuple):
     @property
     def carriers(self) -> list[tuple[str, str]]:
         """(number of the claim, its verdict) of each."""
-        return [(number, verdict) for number, _, verdict in (one.partition(" ") for one in self.by)]
+        parts = [re.fullmatch(r"(.*\.\d+) (.+)", one) for one in self.by]
+        return [(part[1], part[2]) for part in parts if part is not None]
 
 
 class Found(NamedTuple):

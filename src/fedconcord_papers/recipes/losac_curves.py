@@ -82,7 +82,9 @@ def same_claims(says: str, suffix: str) -> tuple[Claim, ...]:
             *("c0", "c100"),
             higher=True,
         ),
-        holds_where(f"c has little impact on SCAFFOLD, MimeSVRG and LoSAC: less than 3 points{says}", little),
+        holds_where(
+            f"c has little impact on SCAFFOLD, MimeSVRG and LoSAC: less than 3 points, a bound of ours{says}", little
+        ),
     )
 
 
