@@ -167,9 +167,12 @@ def test_the_index_counts_predicates() -> None:
     text = pages.index(rows)
     assert "Of 3 predicates: held 1, in part 0, failed 0, undecided 0, stand-in 1, untested 1." in text
     parts = text.split("\n## ")
-    assert [part.splitlines()[0] for part in parts[1:]] == [*PAPERS, "Experiments of our own", "How"]
+    heads = [*PAPERS, "Experiments of our own", "Threats to validity", "How"]
+    assert [part.splitlines()[0] for part in parts[1:]] == heads
     assert "| A is ahead of B | 1 | 0 | 0 | 0 | 1 | 1 |" in parts[1]
-    assert "| [eq. (6)](two.md) |" in parts[-2]
+    assert "| [eq. (6)](two.md) |" in parts[-3]
+    assert "Of 3 predicates 1 were not tested, and 1 on stand-ins alone" in parts[-2]
+    assert "2 of the 2 recipes that were run have fewer than 5 seeds" in parts[-2]
 
 
 def test_published_pages_outlive_the_runs(tmp_path: Path) -> None:

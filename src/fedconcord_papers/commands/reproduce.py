@@ -58,16 +58,26 @@ def reproduce(
     ] = None,
     verdicts: Annotated[bool, typer.Option("--verdicts", help="Show the verdicts so far.")] = False,
     pages: Annotated[str | None, option("Folder for a page about each recipe, and their index.", "DIR")] = None,
+    report: Annotated[
+        str | None,
+        option("The pages, of --pages too, in one file: a PDF, or an archive with all values.", "FILE.pdf|zip"),
+    ] = None,
 ) -> None:
     """Run the experiment of a paper. Its claim and numbers stand beside ours. When it is run again, it goes on where
     it was."""
     folder = Path(out or OUT)
     with importing():
         from fedconcord_papers.recipes import RECIPES
-    if verdicts or pages is not None:
+    if verdicts or pages is not None or report is not None:
         if recipe is not None:
-            raise UserError(f"--verdicts and --pages are of all recipes, given {recipe!r}; leave it out")
-        _show_found(folder, RECIPES, pages)
+            raise UserError(f"--verdicts, --pages and --report are of all recipes, given {recipe!r}; leave it out")
+        if report is None:
+            _show_found(folder, RECIPES, pages)
+            return
+        from fedconcord_papers.recipes.publication import write_publication
+
+        write_publication(Path(report), folder, RECIPES, None if pages is None else Path(pages))
+        say(f"report: {report}")
         return
     if recipe is None:
         raise UserError("reproduce needs the name of a recipe, or all; fedconcord list recipes shows them")

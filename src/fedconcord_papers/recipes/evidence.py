@@ -100,6 +100,14 @@ class Judged(NamedTuple):
         return Counter("stand-in" if one.stand_in else one.outcome for one in counted)
 
     @property
+    def seed_counts(self) -> set[int]:
+        """Numbers of seeds with which entries of cells were run; some may have more than others."""
+        seeds: dict[tuple[str, str], set[int]] = {}
+        for row in (*self.at_paper.rows, *self.on_stand_ins.rows):
+            seeds.setdefault((row.cell, row.entry), set()).add(row.seed)
+        return {len(each) for each in seeds.values()}
+
+    @property
     def seconds(self) -> float:
         return sum(result.seconds for result in self.sizes.values())
 
@@ -134,7 +142,7 @@ def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None)
     """Every recipe with all that was done of it below `out`, OUT/NAME/SIZE/done.json or OUT/done.json, and what a
     folder of pages has besides; of values that are in both those below `out` count."""
     by_name: dict[str, dict[SizeName, Done]] = {name: {} for name in recipes}
-    for path in (*_standing(folder, recipes), *sorted(out.rglob(DONE))):
+    for path in (*standing(folder, recipes), *sorted(out.rglob(DONE))):
         result = read(path)
         if result.recipe not in by_name:
             continue
@@ -146,7 +154,8 @@ def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None)
     return {name: judge(recipe, by_name[name]) for name, recipe in recipes.items()}
 
 
-def _standing(folder: Path | None, recipes: Iterable[str]) -> list[Path]:
+def standing(folder: Path | None, recipes: Iterable[str]) -> list[Path]:
+    """The files of values that a folder of pages has."""
     if folder is None:
         return []
     return [path for name in recipes for size in JUDGED if (path := published(folder, name, size)).exists()]

@@ -24,6 +24,7 @@ from fedconcord_papers.recipes.evidence import (
 )
 from fedconcord_papers.recipes.found import PAPERS, Sentence
 from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, SizeName, names_of
+from fedconcord_papers.recipes.threats import threats
 from fedconcord_papers.recipes.values import Done, Values
 
 INDEX = "README.md"
@@ -54,7 +55,8 @@ COMMANDS = """\
     fedconcord reproduce all --paper --queue --jobs 1 --out OUT   # most valuable first; goes on where it was
     fedconcord reproduce all --desk --jobs 2 --out OUT            # a size that two cores manage
     fedconcord reproduce --verdicts --out OUT
-    fedconcord reproduce --pages docs/papers --out OUT"""
+    fedconcord reproduce --pages docs/papers --out OUT
+    fedconcord reproduce --pages docs/papers --out OUT --report papers.pdf   # or papers.zip, with all values"""
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -141,14 +143,11 @@ def counted(one: Judged) -> str:
 
 def _chance(one: Judged) -> str:
     """What chance does where seeds are few."""
-    seeds: dict[tuple[str, str], set[int]] = {}
-    for row in (*one.at_paper.rows, *one.on_stand_ins.rows):
-        seeds.setdefault((row.cell, row.entry), set()).add(row.seed)
     words = [
         f"{n} seeds put methods that are alike in one order by chance in one of {1 / chance(n):.0f} comparisons"
         if n > 1
         else "one seed decides no comparison"
-        for n in sorted({len(each) for each in seeds.values()})
+        for n in sorted(one.seed_counts)
         if n < FEW
     ]
     return f"Seeds are few: {'; '.join(words)}." if words else ""
@@ -331,7 +330,8 @@ def index(judged: Mapping[str, Judged]) -> str:
         parts += [f"## {name}", paper.cited, *filter(None, [text]), markdown(COLUMNS, map(_row, own))]
     ours = [one for one in judged.values() if one.recipe.ours]
     parts += ["## Experiments of our own", "Of papers' methods, not of their experiments; not counted above."]
-    return "\n\n".join([*parts, markdown(COLUMNS, map(_row, ours)), "## How", COMMANDS]) + "\n"
+    parts += [markdown(COLUMNS, map(_row, ours)), "## Threats to validity", *threats(judged.values())]
+    return "\n\n".join([*parts, "## How", COMMANDS]) + "\n"
 
 
 def paper_of(recipe: Recipe) -> str:
