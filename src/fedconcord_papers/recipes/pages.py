@@ -23,6 +23,7 @@ from fedconcord_papers.recipes.evidence import (
     published,
 )
 from fedconcord_papers.recipes.found import PAPERS, Sentence
+from fedconcord_papers.recipes.items import estimate
 from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, SizeName, names_of
 from fedconcord_papers.recipes.threats import threats
 from fedconcord_papers.recipes.values import Done, Values
@@ -49,11 +50,12 @@ another network.
 
 What was measured before values by seed were kept stands on a page of [earlier measurements](earlier.md), and does not
 count."""
-COLUMNS = ("", "table or figure", "the paper says", *COUNTED, "measured (printed)", "time")
+COLUMNS = ("", "table or figure", "the paper says", *COUNTED, "measured (printed)", "took", "would take")
 Printed = Mapping[str, Mapping[tuple[str, str], float | str]]  # measure -> (cell, entry) -> value
 COMMANDS = """\
-    fedconcord reproduce all --paper --queue --jobs 1 --out OUT   # most valuable first; goes on where it was
-    fedconcord reproduce all --desk --jobs 2 --out OUT            # a size that two cores manage
+    fedconcord reproduce all --paper --queue --jobs 1 --until 23:00 --values docs/papers/values --out OUT
+                                                          # most valuable first; goes on from the values alone
+    fedconcord reproduce all --desk --jobs 2 --out OUT    # a size that two cores manage
     fedconcord reproduce --verdicts --out OUT
     fedconcord reproduce --pages docs/papers --out OUT
     fedconcord reproduce --pages docs/papers --out OUT --report papers.pdf   # or papers.zip, with all values"""
@@ -129,7 +131,9 @@ def page(one: Judged, figures: Sequence[str], values: str) -> str:
     parts += ["## What the paper does not say", recipe.silent] if recipe.silent else []
     parts += ["## How", *(_how(result, values) for result in one.sizes.values())]
     if "paper" not in one.sizes:
-        parts += [f"Not run at the paper's size:\n\n    fedconcord reproduce {recipe.name} --paper"]
+        takes = estimate(recipe.name)
+        untested = f"Not run at the paper's size{f', which takes {takes}' if takes else ''}"
+        parts += [f"{untested}:\n\n    fedconcord reproduce {recipe.name} --paper"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -155,7 +159,7 @@ def _chance(one: Judged) -> str:
 
 def told(sentence: Sentence) -> str:
     """A sentence with the predicates that carry it."""
-    return f"{sentence.text} ({', '.join(number for number, _ in sentence.carriers)})"
+    return f"{sentence.text.rstrip('.')} ({', '.join(number for number, _ in sentence.carriers)})."
 
 
 def verdicts(one: Judged) -> str:
@@ -344,7 +348,14 @@ def _row(one: Judged) -> tuple[str, ...]:
     recipe = one.recipe
     link = f"[{recipe.source.partition(', ')[2]}]({recipe.name}.md)"
     numbers = [str(one.counts[name]) if not recipe.ours else "" for name in COUNTED]
-    return (recipe.id, link, recipe.claim, *numbers, headline(one), span(one.seconds) if one.sizes else "")
+    return (
+        recipe.id,
+        link,
+        recipe.claim,
+        *numbers,
+        headline(one),
+        span(one.seconds) if one.sizes else estimate(recipe.name),
+    )
 
 
 def headline(one: Judged) -> str:

@@ -1,6 +1,6 @@
 """The papers' experiments at their own size one after another, the most valuable first: what is left, and until when.
 
-The order is data, queue.toml. What is left of an item follows from the values that are known, so the queue has no state
+The order is data, items.toml. What is left of an item follows from the values that are known, so the queue has no state
 of its own, and goes on wherever those are.
 """
 
@@ -10,7 +10,6 @@ import _thread
 import re
 import signal
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -21,6 +20,7 @@ import torch
 
 from fedconcord.execution.run import interrupts
 from fedconcord.support.errors import UserError
+from fedconcord_papers.recipes.items import ITEMS, Item
 from fedconcord_papers.recipes.recipe import Comparison
 from fedconcord_papers.recipes.run import (
     RecipeSpec,
@@ -35,16 +35,6 @@ from fedconcord_papers.recipes.run import (
 from fedconcord_papers.recipes.whole import request
 
 HOUR = 3600.0
-
-
-class Item(NamedTuple):
-    """A recipe at the paper's size, or some of its cells."""
-
-    recipe: str
-    why: str
-    hours: float | None = None  # of two cores with one seed, estimated; None: not counted
-    cells: tuple[str, ...] | None = None  # all if none
-    needs_gpu: bool = False
 
 
 class Left(NamedTuple):
@@ -68,12 +58,6 @@ class Left(NamedTuple):
             "hours so far": f"{self.spent:.1f}",
             "why": self.item.why + (" (needs a GPU)" if self.item.needs_gpu else ""),
         }
-
-
-ITEMS = tuple(
-    Item(**{**item, "cells": None if "cells" not in item else tuple(item["cells"])})
-    for item in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["item"]
-)
 
 
 def line(folder: Path, jobs: int = 1, device: str | None = None, values: Path | None = None) -> Iterator[Left]:
