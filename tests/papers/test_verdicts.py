@@ -145,6 +145,12 @@ def test_printed_numbers_stand_beside_the_papers_size_alone() -> None:
     assert "1.25" not in text
     assert rest
     assert "**Of 3 predicates: held 1, stand-in 1, untested 1.**" in text
+    searched = made("desk", BOTH)._replace(
+        searched=4, chosen={"c": {"A": {"local.lr": 0.1}}}, tried={"c": {"A": {"local.lr": [0.1, 0.3]}}}
+    )
+    assert "Taken of the grid at size desk. Of each 2 points" in pages.page(
+        judge(TWO, {"desk": searched}), [], "values"
+    )
     assert "3 seeds put methods that are alike in one order by chance in one of 4 comparisons" in text
     assert "| desk | D | rounds | 40 | 4 |" in text
     assert "| desk | all | eval.every |" in text
@@ -170,6 +176,8 @@ def test_the_index_counts_predicates() -> None:
     heads = [*PAPERS, "Experiments of our own", "Threats to validity", "How"]
     assert [part.splitlines()[0] for part in parts[1:]] == heads
     assert "| A is ahead of B | 1 | 0 | 0 | 0 | 1 | 1 |" in parts[1]
+    tables = [part for part in text.split("\n\n") if part.startswith("|")]
+    assert {line.count(" | ") for table in tables for line in table.splitlines()} == {11}
     assert "| [eq. (6)](two.md) |" in parts[-3]
     assert "Of 3 predicates 1 were not tested, and 1 on stand-ins alone" in parts[-2]
     assert "2 of the 2 recipes that were run have fewer than 5 seeds" in parts[-2]

@@ -124,9 +124,8 @@ def page(one: Judged, figures: Sequence[str], values: str) -> str:
     if one.on_stand_ins.rows:
         parts += ["## Numbers on stand-ins", *tables(recipe, one.on_stand_ins, NOTHING)]
     for size, result in one.sizes.items():
-        parts += (
-            [f"Taken of the grid at size {size}:", chosen(recipe, result)] if result.chosen and result.searched else []
-        )
+        if result.chosen and result.searched:
+            parts += [f"Taken of the grid at size {size}. {grids(result)}", chosen(recipe, result)]
     parts += [f"![{recipe.source}]({name})" for name in figures]
     parts += ["## What the paper does not say", recipe.silent] if recipe.silent else []
     parts += ["## How", *(_how(result, values) for result in one.sizes.values())]
@@ -348,14 +347,9 @@ def _row(one: Judged) -> tuple[str, ...]:
     recipe = one.recipe
     link = f"[{recipe.source.partition(', ')[2]}]({recipe.name}.md)"
     numbers = [str(one.counts[name]) if not recipe.ours else "" for name in COUNTED]
-    return (
-        recipe.id,
-        link,
-        recipe.claim,
-        *numbers,
-        headline(one),
-        span(one.seconds) if one.sizes else estimate(recipe.name),
-    )
+    took = span(one.seconds) if one.sizes else ""
+    takes = "" if "paper" in one.sizes else estimate(recipe.name)
+    return (recipe.id, link, recipe.claim, *numbers, headline(one), took, takes)
 
 
 def headline(one: Judged) -> str:
