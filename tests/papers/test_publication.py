@@ -1,7 +1,6 @@
 """The pages about the papers as a PDF and as an archive with checksums: what they hold, equal bytes, refusals."""
 
 import hashlib
-import io
 import re
 import shutil
 import sys
@@ -25,7 +24,7 @@ NOWHERE = PAGES / "none"
 
 
 def words_of(content: bytes) -> str:
-    """The text of a PDF without spaces, as lines break anywhere."""
+    """The text of a PDF without spaces, as lines break anywhere, and without the numbers of its pages."""
     parts = []
     for stream in re.findall(rb"stream\n(.*?)\nendstream", content, re.DOTALL):
         try:
@@ -33,7 +32,8 @@ def words_of(content: bytes) -> str:
         except zlib.error:  # a figure's
             continue
         parts += re.findall(rb"\(((?:[^\\()]|\\.)*)\) Tj", drawn, re.DOTALL)
-    return close(re.sub(r"\\(.)", r"\1", b"".join(parts).decode("latin-1")))
+    text = re.sub(r"(?m)^\d+ of \s*\d+$", "", b"\n".join(parts).decode("latin-1"))
+    return close(re.sub(r"\\(.)", r"\1", text))
 
 
 def close(text: str) -> str:
@@ -87,7 +87,7 @@ def test_a_table_that_is_too_wide_is_continued_below() -> None:
     assert all(name in text for name in names)
     assert all(f"value-{k:02}" in text for k in range(20))
     assert text.count("cell") == text.count("a|b") > 1
-    assert text.endswith("often--jobs2--out1of1")
+    assert text.endswith("often--jobs2--out")
 
 
 def test_a_row_higher_than_a_page_goes_on() -> None:
@@ -138,13 +138,20 @@ def test_the_archive_has_all_values_with_their_checksums(
         match = re.search(line, own)
         assert match is not None
         assert match[0] in contents["CITATION.cff"].decode()
-    assert "date-released" not in contents["CITATION.cff"].decode()  # the day of these values is not known
 
     write_publication(tmp_path / "small.zip", tmp_path / "out", small)
-    with zipfile.ZipFile(io.BytesIO((tmp_path / "small.zip").read_bytes())) as archive:
+    with zipfile.ZipFile(tmp_path / "small.zip") as archive:
         assert "\ndate-released: 2026-01-31\nlicense" in archive.read("fedconcord-papers/CITATION.cff").decode()
         assert " (2026): *What of five papers" in archive.read("fedconcord-papers/README.md").decode()
         assert archive.infolist()[0].date_time == (2026, 1, 31, 13, 45, 0)
+
+    path = tmp_path / "out" / "small" / "desk" / "done.json"  # of earlier values the day is not known
+    one = read(path)
+    one._replace(log=[{**spell, "began": ""} for spell in one.log]).write(path)
+    write_publication(tmp_path / "small.zip", tmp_path / "out", small)
+    with zipfile.ZipFile(tmp_path / "small.zip") as archive:
+        assert "date-released" not in archive.read("fedconcord-papers/CITATION.cff").decode()
+        assert "from 1 files of values, by fedconcord" in archive.read("fedconcord-papers/README.md").decode()
 
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

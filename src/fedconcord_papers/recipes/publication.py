@@ -29,7 +29,7 @@ UNDATED = datetime(1980, 1, 1, tzinfo=UTC)  # the earliest that an archive can s
 README = """\
 # {title}
 
-Values, pages and figures of five papers' experiments, measured again with fedconcord {version}{dated}.
+Pages and figures of five papers' experiments from {number} files of values{dated}, by fedconcord {version}.
 
 * `papers/README.md`: what was run, how it is judged, what came of it, and the command of each recipe.
 * `papers/values/NAME-SIZE.json`: every value by cell, measure, method and seed; what was asked and searched; hours,
@@ -38,8 +38,10 @@ Values, pages and figures of five papers' experiments, measured again with fedco
 
 ## How to cite
 
-{authors}{year}: *{title}*. Version {version}. With the DOI of this archive, and the papers that `papers/README.md`
-names. `CITATION.cff` says the same to machines. Licence: {license}.
+{authors}{year}: *{title}*. Version {version}.
+
+Add the DOI of this archive, and cite the papers that `papers/README.md` names. `CITATION.cff` says the same to
+machines. Licence: {license}.
 """
 CITATION = """\
 cff-version: 1.2.0
@@ -94,6 +96,7 @@ def _archive(pages: Path, recipes: Mapping[str, Recipe], date: datetime | None) 
         "version": fedconcord.__version__,
         "authors": about["Author"],
         "license": about["License-Expression"],
+        "number": len(standing(pages, recipes)),
         "dated": _dated(date),
         "year": "" if date is None else f" ({date.year})",
         "released": "" if date is None else f"date-released: {date:%Y-%m-%d}\n",
