@@ -168,7 +168,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--report", "papers.docx"], "name it FILE.pdf or FILE.zip"),
         (["--report", "papers"], "name it FILE.pdf or FILE.zip"),
         (["--report", "papers.pdf"], "pip install 'fedconcord[pdf]'"),
-        (["--report", "papers.zip"], "holds a recipe that was done"),
+        (["--report", "papers.zip"], "no recipe was done below"),
         (["losac_fig2", "--report", "papers.zip"], "--report are of all recipes"),
     ],
 )

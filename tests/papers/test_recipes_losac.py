@@ -143,8 +143,8 @@ def test_fig_7_asks_for_error_and_rank() -> None:
     rows = [(*row[:4], 3.0 - row[4]) for row in rows]
     assert verdict(claims, "LoSAC-Prox has the exact rank", values(rows)) == "failed"
     assert verdict(claims, "SCAFFOLD-Prox and FedADMM have not", values(rows)) == "failed"
-    same = values([(losac.ERROR.name, "rank8", "LoSAC-Prox", 0, 0.0740),
-                   (losac.ERROR.name, "rank8_lambda_M", "LoSAC-Prox, tables / M", 0, 0.0742)])  # fmt: skip
+    ends = {("rank8", "LoSAC-Prox"): 0.0740, ("rank8_lambda_M", "LoSAC-Prox, tables / M"): 0.0742}
+    same = planted(losac.ERROR.name, ends)
     assert verdict(claims, "LoSAC-Prox as printed ends where", same) == "held"
 
 

@@ -71,6 +71,10 @@ def reproduce(
     if verdicts or pages is not None or report is not None:
         if recipe is not None:
             raise UserError(f"--verdicts, --pages and --report are of all recipes, given {recipe!r}; leave it out")
+        if queue or until is not None or values is not None or dry_run:
+            raise UserError(
+                "--verdicts, --pages and --report run nothing; leave --queue, --until, --values and --dry-run out"
+            )
         if report is None:
             _show_found(folder, RECIPES, pages)
             return

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from fedconcord.study.statistics.stats import FEW, interval
 from fedconcord_papers.recipes.recipe import Claim
 from fedconcord_papers.recipes.values import Finding, Value, Values, pairs
 
 Sign = Literal["ahead", "behind", "even"]
+So: TypeAlias = bool | Sign | None  # whether it is so, or how it came out; None: it was not run
 
 
 def compared(values: Values, measure: str, cell: str, a: str, b: str, higher: bool) -> Sign | None:
@@ -161,23 +162,31 @@ def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | s
     return Claim(says, judge, printed=True)
 
 
-def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, bool | None]]]) -> Claim:
+def holds_where(says: str, test: Callable[[Values], Sequence[tuple[str, So]]]) -> Claim:
     """Any other predicate: (what is said, whether it is so), None where it was not run."""
 
     def judge(values: Values) -> Finding:
-        sign: dict[bool | None, Sign | None] = {True: "ahead", False: "behind", None: None}
-        return judged([(what, sign[so]) for what, so in test(values)])
+        words: dict[bool, Sign] = {True: "ahead", False: "behind"}
+        return judged([(what, words[so] if isinstance(so, bool) else so) for what, so in test(values)])
 
     return Claim(says, judge)
 
 
 def told(
     values: Values, measure: str, runs: Sequence[tuple[str, str]], test: Callable[..., tuple[str, bool]]
-) -> tuple[str, bool | None]:
-    """What a test of the means of these runs, (cell, entry), says; None where one was not run. A mean with a seed that
-    diverged is NaN, with one that missed its target inf: nothing is true of them."""
+) -> tuple[str, So]:
+    """What a test of the means of these runs, (cell, entry), says; None where one was not run. One seed decides
+    nothing. A mean with a seed that diverged is NaN, with one that missed its target inf: nothing is true of them."""
     numbers = [list(values.seeds(measure, *run).values()) for run in runs]
-    return test(*(sum(each) / len(each) for each in numbers)) if all(numbers) else ("", None)
+    if not all(numbers):
+        return "", None
+    text, is_so = test(*(sum(each) / len(each) for each in numbers))
+    return text, is_so if min(map(len, numbers)) > 1 else "even"
+
+
+def as_ours(claim: Claim) -> Claim:
+    """A claim that the paper does not make."""
+    return claim._replace(ours=True)
 
 
 def number(mean: float, form: str = ".4g") -> str:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.support.grammar import text
-from fedconcord_papers.recipes.ledger import UNSEEN
-from fedconcord_papers.recipes.recipe import Cell, Comparison, Recipe, SizeName
-from fedconcord_papers.recipes.run import DONE, RecipeSpec, ledger_of, settings_of
-from fedconcord_papers.recipes.values import Done, Finding, Value, Values, read
+from fedconcord_papers.recipes.ledger import plain, relevant
+from fedconcord_papers.recipes.recipe import Comparison, Recipe, Size, SizeName
+from fedconcord_papers.recipes.run import DONE, RecipeSpec, entries_of, ledger_of, settings_of
+from fedconcord_papers.recipes.values import Done, Finding, Request, Value, Values, read
 
 VALUES = "values"  # the folder of published values, NAME-SIZE.json
 JUDGED: tuple[SizeName, ...] = ("paper", "desk")  # sizes that tell of a claim; `quick` tests the code alone
-HARMLESS = (*UNSEEN, "eval.every", "search")  # they make no stand-in, though a reader wants to know them
+HARMLESS = ("form", "grid")  # a reader wants to know of them, though they make no stand-in
+UNKNOWN = Request(settings={}, methods={})
+Place = tuple[str, str, str, int]  # measure, cell, entry and seed
 COUNTED = ("held", "in part", "failed", "undecided", "stand-in", "untested")
 
 
@@ -37,23 +39,52 @@ class Difference(NamedTuple):
         return not self.what.startswith(HARMLESS)
 
 
-def differences(recipe: Recipe, size: SizeName, cell: str) -> list[Difference]:
-    """What differs from the paper in a cell at a size, the settings first; of a study its cells are all alike."""
+def differences(recipe: Recipe, size: SizeName, cell: str, result: Done | None = None) -> list[Difference]:
+    """What differs from the paper in a cell, the settings first; of a study its cells are all alike.
+
+    Args:
+        size: as the recipe has it now, where there is no result.
+        result: values, and what was asked for them; its settings count, whatever the recipe has now.
+    """
     experiment, here, paper = recipe.experiment, recipe.sizes[size], recipe.sizes["paper"]
     ours, theirs = dict[str, Any](here.options), dict[str, Any](paper.options)
+    search, grids, home = (here.search, paper.search), list[Difference](), cell
     if isinstance(experiment, Comparison):
         stated = next((one for one in experiment.cells if one.name == cell), None)
         if stated is None or (paper.cells is not None and cell not in paper.cells):
-            return [Difference("cell", "no such one", cell if stated is None else stated.title)]
+            return [Difference("federation", "no such one", cell if stated is None else stated.title)]
         ours, theirs = settings_of(experiment, here, stated), settings_of(experiment, paper, stated)
-        if size != "paper" and paper.search is not None and any(entry.grid for entry in _entries(experiment, stated)):
-            ours["search"], theirs["search"] = _search(here.search), _search(paper.search)
+        home = stated.tuned_in or cell
+        has_grid = any(entry.grid for entry in entries_of(paper, experiment, stated))
+        search = search if has_grid else (None, None)
+    if result is not None:
+        request = result.asked.get(cell)
+        if request is None or (not request["settings"] and theirs):
+            return [Difference("settings", "known", "not known")]
+        ours, theirs = dict(request["settings"]), plain(theirs)
+        asked_search = result.asked.get(home, request).get("search")
+        search = (asked_search, None if search[1] is None else plain(search[1])) if result.searched else (None, None)
+        grids = _grids(experiment, paper, result, home) if isinstance(experiment, Comparison) else []
+    if search[0] != search[1]:
+        ours["search"], theirs["search"] = map(_search, search)
+    ours, theirs = relevant(ours), relevant(theirs)
     differing = [
         Difference(key, _show(theirs.get(key)), _show(ours.get(key)))
         for key in (*theirs, *(key for key in ours if key not in theirs))
-        if ours.get(key) != theirs.get(key) and not key.startswith(UNSEEN)
+        if ours.get(key) != theirs.get(key)
     ]
-    return differing + [Difference(key, has, _show(ours.get(key))) for key, has in recipe.paper_has.items()]
+    return differing + grids + [Difference(what, *pair) for what, pair in recipe.paper_has.items()]
+
+
+def _grids(experiment: Comparison, paper: Size, result: Done, cell: str) -> list[Difference]:
+    """Grids that the recipe has lengthened or changed since."""
+    stated = next(one for one in experiment.cells if one.name == cell)
+    now = {entry.name: plain(entry.grid) for entry in entries_of(paper, experiment, stated)}
+    return [
+        Difference(f"grid of {entry}", _search(now[entry]), _search(grid))
+        for entry, grid in result.tried.get(cell, {}).items()
+        if entry in now and grid != now[entry]
+    ]
 
 
 def in_short(recipe: Recipe, size: SizeName) -> str:
@@ -65,10 +96,6 @@ def in_short(recipe: Recipe, size: SizeName) -> str:
         for each in differences(recipe, size, cell):
             by_what.setdefault(each.what, {})[f"{each.here} for {each.paper}"] = None
     return "; ".join(f"{what} {' or '.join(pairs)}" for what, pairs in by_what.items())
-
-
-def _entries(experiment: Comparison, cell: Cell) -> Sequence[Any]:
-    return experiment.entries if cell.entries is None else cell.entries
 
 
 def _search(settings: Mapping[str, Any] | None) -> str:
@@ -100,6 +127,11 @@ class Judged(NamedTuple):
         return Counter("stand-in" if one.stand_in else one.outcome for one in counted)
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether a claim waits for runs at the paper's size."""
+        return any(finding.outcome == "untested" or finding.stand_in for finding in self.findings)
+
+    @property
     def seed_counts(self) -> set[int]:
         """Numbers of seeds with which entries of cells were run; some may have more than others."""
         seeds: dict[tuple[str, str], set[int]] = {}
@@ -114,15 +146,21 @@ class Judged(NamedTuple):
 
 def judge(recipe: Recipe, sizes: Mapping[SizeName, Done]) -> Judged:
     """Judge every claim of a recipe: on what was run at the paper's size, else on stand-ins, whatever the size is
-    called."""
-    at_paper, elsewhere = dict[str, tuple[Value, ...]](), dict[str, tuple[Value, ...]]()
+    called. A run that is at two sizes counts as that of the larger one."""
+    at_paper, elsewhere = dict[Place, Value](), dict[Place, Value]()
+    methods: dict[tuple[bool, str, str], str] = {}  # whose values of an entry count
     judging = [size for size in JUDGED if size in sizes]
     for size in judging or sizes:
-        for cell in sizes[size].values.cells():
-            is_stand_in = any(one.is_stand_in for one in differences(recipe, size, cell))
-            rows = tuple(row for row in sizes[size].values.rows if row.cell == cell)
-            (elsewhere if is_stand_in else at_paper).setdefault(cell, rows)
-    exact, others = (Values(tuple(row for rows in one.values() for row in rows)) for one in (at_paper, elsewhere))
+        result = sizes[size]
+        apart = {
+            cell: any(one.is_stand_in for one in differences(recipe, size, cell, result))
+            for cell in result.values.cells()
+        }
+        for row in result.values.rows:
+            text = result.asked.get(row.cell, UNKNOWN)["methods"].get(row.entry, "")
+            if methods.setdefault((apart[row.cell], row.cell, row.entry), text) == text:
+                (elsewhere if apart[row.cell] else at_paper).setdefault(row[:4], row)
+    exact, others = (Values(tuple(one.values())) for one in (at_paper, elsewhere))
     findings = []
     for claim in recipe.claims:
         finding = claim.judge(exact) if judging else Finding("untested")
@@ -147,6 +185,8 @@ def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None)
         if result.recipe not in by_name:
             continue
         size: SizeName = result.size  # type: ignore[assignment]
+        if folder is not None and size not in JUDGED:
+            continue
         if folder is not None and size in by_name[result.recipe]:
             spec = RecipeSpec(recipes[result.recipe], size, path.parent, values=folder / VALUES)
             result = ledger_of(spec, lambda line: None).done()

@@ -53,6 +53,7 @@ GRID = (
     "The learning rates that are tried are the paper's own four at every size, also where the best is the lowest or "
     "the highest of them: another grid would be another experiment."
 )
+PAPER_HAS = {"form of FedADMM": ("Algorithm 1, with a server step of 1", "that of the released code")}
 CODE = (
     "The code's momentum of 0.5 is left out, as the paper names none. Inputs have mean 0 and deviation 1, as in the "
     "code, CIFAR-10's by channel, where the code takes 0.5 and 0.5. Clients weigh the same."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedconcord_papers.recipes.claims import across, ahead, holds_where, number, order, told, within
+from fedconcord_papers.recipes.claims import So, across, ahead, holds_where, number, order, told, within
 from fedconcord_papers.recipes.measures import final, magnitude
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size, Study
 from fedconcord_papers.recipes.studies import fednova_fig4, fednova_lemma1
@@ -18,7 +18,7 @@ PLAIN: Mapping[str, Any] = {"validation": "none", "eval.clients": False}
 DISTANCE = magnitude("distance", 100, "log10 of the distance to the optimum")
 
 
-def arrived(table: Values) -> list[tuple[str, bool | None]]:
+def arrived(table: Values) -> list[tuple[str, So]]:
     """Whether each method reaches the optimum to rounding with equal steps."""
     return [
         (f"{entry}: 10^{max(distances):.1f}" if distances else entry, max(distances) < -12 if distances else None)
@@ -27,10 +27,10 @@ def arrived(table: Values) -> list[tuple[str, bool | None]]:
     ]
 
 
-def much_closer(table: Values) -> list[tuple[str, bool | None]]:
+def much_closer(table: Values) -> list[tuple[str, So]]:
     """Whether FedNova ends more than ten times closer with random steps, for every seed."""
     nova = table.seeds(DISTANCE.name, "random", "FedNova")
-    rows: list[tuple[str, bool | None]] = []
+    rows: list[tuple[str, So]] = []
     for entry in ("FedAvg", "FedProx"):
         distances = table.seeds(DISTANCE.name, "random", entry)
         gains = [distances[seed] - nova[seed] for seed in nova.keys() & distances.keys()]
@@ -169,7 +169,7 @@ FIG5 = Recipe(
         ahead(
             "so it is with each at its best step size",
             *(LOSS.name, "FedNova, tuned", ["FedAvg, tuned", "FedProx, tuned"], THREE),
-        ),
+        )._replace(ours=True),
     ),
     sizes={
         "quick": Size({"rounds": 10}, cells=("random",), entries=tuple(CONVEX), seeds=(0,), search=None),
@@ -240,7 +240,7 @@ TABLE = {
 }
 
 
-def same_vr(table: Values) -> list[tuple[str, bool | None]]:
+def same_vr(table: Values) -> list[tuple[str, So]]:
     """Whether VR ends within a point under both rules."""
     runs = [("E2to5", f"{rule}, VR") for rule in ("FedAvg", "FedNova")]
     return [

@@ -318,7 +318,7 @@ FIG1 = Recipe(
     "The paper calls FedDyn approximate since its authors solve the local problem exactly. Of SCAFFOLD and VRL-SGD "
     "it says that the local update is approximated, and not that whole runs are: eq. (23) is taken at one point, the "
     "average that Algorithm 1 re-centres; its clients start from the server's model, that average less lambda / gamma.",
-    headline=Headline(fedvra_fig1.APART, "quadratics", ("FedAvg", "FedNova", "FedDyn", "SCAFFOLD")),
+    headline=Headline(fedvra_fig1.APART, "quadratics", ("FedAvg", "FedNova", "FedDyn")),
 )
 
 # -- Fig. 4 ----------------------------------------------------------------------------------------------------------

@@ -12,14 +12,16 @@ from fedconcord.insight.report.figures.style import cut_below, look
 from fedconcord.study.statistics.load import Array, Run, load_runs
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, names_of
 from fedconcord_papers.recipes.tools import line, panels
+from fedconcord_papers.recipes.values import Values
 
 ROW = 3  # panels side by side
 
 
-def draw(recipe: Recipe, folder: Path) -> None:
-    """NAME.png and NAME.svg, more with -2, -3 for further panels, of every final comparison in the folder."""
+def draw(recipe: Recipe, folder: Path, table: Values) -> None:
+    """NAME.png and NAME.svg, more with -2, -3 for further panels, of every final comparison that the folder has whole:
+    curves of some of the runs that the values are of would be taken for those of all."""
     assert isinstance(recipe.experiment, Comparison)
-    cells = [cell for cell in recipe.experiment.cells if (folder / cell.name / "final").exists()]
+    cells = [cell for cell in recipe.experiment.cells if _is_whole(folder / cell.name / "final", cell.name, table)]
     for k in range(0, len(cells), ROW):
         some = cells[k : k + ROW]
         name = recipe.name if k == 0 else f"{recipe.name}-{k // ROW + 1}"
@@ -52,6 +54,12 @@ def draw(recipe: Recipe, folder: Path) -> None:
                 ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 ax.set_xlabel("round")
                 ax.set_ylabel(f"{column.replace('_', ' ')}{', %' if percent else ''}")
+
+
+def _is_whole(folder: Path, cell: str, values: Values) -> bool:
+    """Whether a folder has the runs of all values of a cell."""
+    there = {(run.head.label, run.head.seed) for run in load_runs([folder])} if folder.exists() else set()
+    return bool(there) and there >= {(row.entry, row.seed) for row in values.rows if row.cell == cell}
 
 
 def _column(run: Run) -> str:

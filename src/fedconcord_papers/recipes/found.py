@@ -13,12 +13,12 @@ class Sentence(NamedTuple):
     """A sentence, and what carries it."""
 
     text: str
-    by: tuple[str, ...]  # "F1.2 held": the second claim of experiment F1 has this verdict
+    by: tuple[str, ...]  # "F1.2 held": the second claim of experiment F1 has this verdict; "F1 untested": all have
 
     @property
     def carriers(self) -> list[tuple[str, str]]:
-        """(number of the claim, its verdict) of each."""
-        parts = [re.fullmatch(r"(.*\.\d+) (.+)", one) for one in self.by]
+        """(number of the claim or of an experiment, its verdict) of each."""
+        parts = [re.fullmatch(r"((?:eq\. )?[\w.]+) (.+)", one) for one in self.by]
         return [(part[1], part[2]) for part in parts if part is not None]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from fedconcord.study.statistics.load import NUMBERS, Run, load_runs
 from fedconcord.support import sums
 from fedconcord_papers.recipes.values import Done, Request, Spell, Value, Values, read
 
-UNSEEN = ("engine.", "checkpoint.", "eval.train_samples", "eval.clients")  # they change no number that a claim is about
+UNSEEN = ("engine.", "checkpoint.", "eval.clients")  # they change no number that a claim is about
 T = TypeVar("T")
 Command = Callable[[Sequence[str], Sequence[int]], str]
 
@@ -30,12 +30,14 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return as_read
 
 
+def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings on which values rest: all but where a run computes and what is kept of it."""
+    return {key: value for key, value in settings.items() if key in NUMBERS or not key.startswith(UNSEEN)}
+
+
 def alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether settings give the same values: all but where a run computes and what is kept of it."""
-    one, other = (
-        {key: value for key, value in each.items() if key in NUMBERS or not key.startswith(UNSEEN)} for each in (a, b)
-    )
-    return one == other
+    """Whether settings give the same values."""
+    return relevant(a) == relevant(b)
 
 
 class Ledger:
@@ -85,17 +87,23 @@ class Ledger:
         self.log.setdefault(self.spell, spell)
 
     def _take(self, other: Done) -> None:
-        """Take what another file has, but for the cells that this process works on."""
+        """Take what another file has, but for the cells that this process works on. Of a cell with two settings those
+        count of the file that was worked on last."""
+        is_older = _last(other.log) < _last(self.log.values())
         for spell in other.log:
             key = spell["began"], spell["machine"]
             if key not in self.log or self.log[key]["runs"] < spell["runs"]:
                 self.log[key] = spell
+        stale = set[str]()
         for cell in dict.fromkeys([*other.asked, *other.values.cells()]):
             if cell in self.mine or (self.order is not None and cell not in self.order[1]):
                 continue
             request = other.asked.get(cell, Request(settings={}, methods={}))
             before = self.requests.get(cell, request)
             if not alike(before["settings"], request["settings"]):
+                if is_older:
+                    stale.add(cell)
+                    continue
                 self._drop(cell)
                 before = request
             if before.get("search") != request.get("search"):
@@ -109,7 +117,7 @@ class Ledger:
             self.grids[cell] = {**self.grids.get(cell, {}), **other.tried.get(cell, {})}
         for row in other.values.rows:
             is_known = self.order is None or (row.measure in self.order[0] and row.cell in self.order[1])
-            if row.cell not in self.mine and is_known:
+            if row.cell not in self.mine | stale and is_known:
                 self.rows[row[:4]] = row.value
 
     def _drop(self, cell: str, entry: str | None = None) -> bool:
@@ -201,7 +209,7 @@ class Ledger:
         Raises:
             UserError: one of the files cannot be read any more, or another process keeps its folder.
         """
-        for path in self.paths:
+        for path in reversed(self.paths):  # the recipe's own folder first: a folder of values may be lost to us
             with lock.held(path.parent):
                 if path.exists():
                     self._take(read(path))
@@ -229,6 +237,11 @@ class Ledger:
             sorted((spell for spell in self.log.values() if spell["runs"]), key=lambda spell: spell["began"]),
             self.command(values.cells(), sorted({row.seed for row in rows})),
         )
+
+
+def _last(log: Iterable[Spell]) -> str:
+    """When the last stretch of work began."""
+    return max((spell["began"] for spell in log), default="")
 
 
 def _places(names: Sequence[str]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedconcord.study.statistics.load import Run
 from fedconcord.support import grammar
-from fedconcord_papers.recipes.claims import ahead, holds_where, number, told
+from fedconcord_papers.recipes.claims import So, ahead, holds_where, number, told
 from fedconcord_papers.recipes.losac_curves import FIG2, FIG3
 from fedconcord_papers.recipes.losac_table2 import TABLE2
 from fedconcord_papers.recipes.measures import final
@@ -63,8 +63,8 @@ def off(values: Values, cell: str, entry: str) -> list[float]:
 def exact(entries: Sequence[str], wanted: bool, cells: Sequence[str]) -> Any:
     """Whether these end with the exact rank for every seed."""
 
-    def test(values: Values) -> list[tuple[str, bool | None]]:
-        rows: list[tuple[str, bool | None]] = []
+    def test(values: Values) -> list[tuple[str, So]]:
+        rows: list[tuple[str, So]] = []
         for cell in cells:
             for entry in entries:
                 numbers = off(values, cell, entry)
@@ -75,7 +75,7 @@ def exact(entries: Sequence[str], wanted: bool, cells: Sequence[str]) -> Any:
     return test
 
 
-def same_point(values: Values) -> list[tuple[str, bool | None]]:
+def same_point(values: Values) -> list[tuple[str, So]]:
     """Errors of LoSAC-Prox as printed with lambda and of the form with tables that count once with lambda / M."""
     runs = [("rank8", "LoSAC-Prox"), ("rank8_lambda_M", "LoSAC-Prox, tables / M")]
     return [
@@ -150,7 +150,7 @@ FIG7 = Recipe(
             "LoSAC-Prox, tuned",
             ["SCAFFOLD-Prox, tuned", "FedADMM, tuned"],
             RANKS,
-        ),
+        )._replace(ours=True),
         holds_where(
             "LoSAC-Prox as printed ends where the form with tables that count once ends for lambda / M, so its error "
             "is that of another objective",

@@ -5,7 +5,7 @@ Step sizes are on mean losses, as in `losac_curves`.
 
 from __future__ import annotations
 
-from fedconcord_papers.recipes.claims import across, ahead, holds_where, number, told, within
+from fedconcord_papers.recipes.claims import So, across, ahead, as_ours, holds_where, number, told, within
 from fedconcord_papers.recipes.losac_curves import PLAIN, SILENT
 from fedconcord_papers.recipes.measures import final, rounds_to
 from fedconcord_papers.recipes.recipe import Cell, Claim, Comparison, Entry, Headline, Recipe, Size
@@ -78,20 +78,20 @@ def printed(place: int) -> dict[tuple[str, str], float | str]:
     }
 
 
-def comparable(values: Values) -> list[tuple[str, bool | None]]:
+def comparable(values: Values) -> list[tuple[str, So]]:
     """Rounds of LoSAC with M = 3 and T = 2 over those of SCAFFOLD with T = 6."""
     runs = [("mnist_T2", "LoSAC (M = 3)"), ("mnist_T6", "SCAFFOLD (M = 3)")]
     return [
         told(
             *(values, TO_85.name, runs),
-            lambda losac, scaffold: (f"{number(losac)} rounds against {number(scaffold)}", losac <= 1.35 * scaffold),
+            lambda losac, scaffold: (f"{number(losac)} rounds against {number(scaffold)}", losac <= 1.25 * scaffold),
         )
     ]
 
 
-def above_chance(values: Values) -> list[tuple[str, bool | None]]:
+def above_chance(values: Values) -> list[tuple[str, So]]:
     """Whether SCAFFOLD with M eta is above 20 % at round 500: else it diverged, or guesses one class."""
-    outcomes: list[tuple[str, bool | None]] = []
+    outcomes: list[tuple[str, So]] = []
     for cell in (f"mnist_T{t}" for t in STEPS):
         ends = values.seeds(AT_500.name, cell, "SCAFFOLD (M = 5), step M eta").values()
         each = ", ".join(number(end, ".1f") for end in ends)
@@ -152,11 +152,14 @@ TABLE2 = Recipe(
             ],
         ),
         holds_where(
-            "LoSAC with T = 2 and M = 3 needs about as many rounds as SCAFFOLD with T = 6: at most 35 % more, as "
-            "printed",
+            "LoSAC with T = 2 and M = 3 needs about as many rounds as SCAFFOLD with T = 6: at most a quarter printed",
             comparable,
         ),
-        of_five("LoSAC needs fewer at each method's best step size", "LoSAC (M = 5), tuned", "SCAFFOLD (M = 5), tuned"),
+        as_ours(
+            of_five(
+                "LoSAC needs fewer at each method's best step size", "LoSAC (M = 5), tuned", "SCAFFOLD (M = 5), tuned"
+            )
+        ),
         of_five(
             "LoSAC as printed, which counts its tables M times, needs fewer than SCAFFOLD with a step of M eta",
             *("LoSAC (M = 5)", "SCAFFOLD (M = 5), step M eta"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedconcord_papers.recipes.claims import across, ahead, holds_where, number, told
+from fedconcord_papers.recipes.claims import So, across, ahead, holds_where, number, told
 from fedconcord_papers.recipes.measures import final, gradients_to, rounds_to
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Headline, Recipe, Size
 from fedconcord_papers.recipes.values import Values
@@ -30,7 +30,7 @@ SOLVERS = {  # and the planned steps, which cap the tolerance's
 EXACT = ("FedADMM", "FedDyn", "FedVRA")  # have the right fixed point
 
 
-def any_solver(values: Values) -> list[tuple[str, bool | None]]:
+def any_solver(values: Values) -> list[tuple[str, So]]:
     """Whether rounds differ by at most a quarter between two solvers that go to eps."""
     return [
         told(
@@ -119,7 +119,7 @@ VRA = {  # those of the first task first
 }
 
 
-def near_the_best(values: Values) -> list[tuple[str, bool | None]]:
+def near_the_best(values: Values) -> list[tuple[str, So]]:
     """Whether FedVRA-U's mean cost is within 5 % of the lowest of all methods'."""
     entries = ("FedVRA-U", *OTHERS)
 

@@ -23,10 +23,10 @@ from fedconcord_papers.recipes.evidence import (
     published,
 )
 from fedconcord_papers.recipes.found import PAPERS, Sentence
-from fedconcord_papers.recipes.items import estimate
+from fedconcord_papers.recipes.items import commands, estimate
 from fedconcord_papers.recipes.recipe import NOTHING, Comparison, Measure, Recipe, SizeName, names_of
 from fedconcord_papers.recipes.threats import threats
-from fedconcord_papers.recipes.values import Done, Values
+from fedconcord_papers.recipes.values import Done, Values, read
 
 INDEX = "README.md"
 WIDEST = 8  # entries side by side; more stand below each other
@@ -46,10 +46,11 @@ Predicates of our own are judged on the pages and not counted.
 the 95 % t interval of the differences decides. With fewer, all must agree, which for methods that are alike happens
 by chance in one of four comparisons with three seeds, one of two with two; one seed decides nothing. Brackets hold
 the interval, or the range of fewer than five values. Numbers in parentheses are the paper's, and stand beside none of
-another network.
-
-What was measured before values by seed were kept stands on a page of [earlier measurements](earlier.md), and does not
-count."""
+another network. Closed forms, which are exact, need no seeds."""
+EARLIER = "earlier.md"
+BEFORE = (
+    f"What was measured before values by seed were kept is among [earlier measurements]({EARLIER}), and does not count."
+)
 COLUMNS = ("", "table or figure", "the paper says", *COUNTED, "measured (printed)", "took", "would take")
 Printed = Mapping[str, Mapping[tuple[str, str], float | str]]  # measure -> (cell, entry) -> value
 COMMANDS = """\
@@ -81,16 +82,17 @@ def write_pages(out: Path, recipes: Mapping[str, Recipe], folder: Path) -> Path:
     """
     judged = gather(out, recipes, folder)
     if not any(one.sizes for one in judged.values()):
-        raise UserError(f"neither {out} nor {folder} holds a recipe that was done; run one first, or give its --out")
+        raise UserError(f"no recipe was done below {out}, and {folder} has no values; run one first, or give its --out")
     (folder / VALUES).mkdir(parents=True, exist_ok=True)
     for name, one in judged.items():
         for size, result in one.sizes.items():
             if size in JUDGED:
-                result.write(published(folder, name, size))
+                if not (path := published(folder, name, size)).exists() or read(path) != result:
+                    result.write(path)
                 _copy_figures(out / name / size, folder, name, size)
         figures = [path.name for size in JUDGED for path in _figures(folder, f"{name}-{size}")]
         files.write_text(folder / f"{name}.md", page(one, figures, VALUES))
-    files.write_text(folder / INDEX, index(judged))
+    files.write_text(folder / INDEX, index(judged, (folder / EARLIER).exists()))
     return folder / INDEX
 
 
@@ -129,10 +131,9 @@ def page(one: Judged, figures: Sequence[str], values: str) -> str:
     parts += [f"![{recipe.source}]({name})" for name in figures]
     parts += ["## What the paper does not say", recipe.silent] if recipe.silent else []
     parts += ["## How", *(_how(result, values) for result in one.sizes.values())]
-    if "paper" not in one.sizes:
-        takes = estimate(recipe.name)
-        untested = f"Not run at the paper's size{f', which takes {takes}' if takes else ''}"
-        parts += [f"{untested}:\n\n    fedconcord reproduce {recipe.name} --paper"]
+    if one.is_unfinished:
+        head = "What is left at the paper's size" if one.at_paper.rows else "Not run at the paper's size"
+        parts += [f"{head}:\n\n" + "\n".join(f"    {line}" for line in commands(recipe.name))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -151,7 +152,7 @@ def _chance(one: Judged) -> str:
         if n > 1
         else "one seed decides no comparison"
         for n in sorted(one.seed_counts)
-        if n < FEW
+        if n < FEW and isinstance(one.recipe.experiment, Comparison)  # closed forms need no seeds
     ]
     return f"Seeds are few: {'; '.join(words)}." if words else ""
 
@@ -180,7 +181,7 @@ def difference_table(one: Judged) -> str:
     rows: list[tuple[str, ...]] = []
     titles = _titles(one.recipe)
     for size, result in one.sizes.items():
-        by_cell = {cell: differences(one.recipe, size, cell) for cell in result.values.cells()}
+        by_cell = {cell: differences(one.recipe, size, cell, result) for cell in result.values.cells()}
         first, *others = by_cell.values()
         shared = [each for each in first if all(each in other for other in others)]
         rows += [(size, "all" if others else "", each.what, each.paper, each.here) for each in shared]
@@ -189,7 +190,7 @@ def difference_table(one: Judged) -> str:
             rows += [(size, titles.get(cell, cell), each.what, each.paper, each.here) for each in own]
         for what, missing in _left_out(one.recipe, result.values):
             rows.append((size, "", what, missing, ""))
-    return markdown(("size", "federation", "", "paper", "here"), rows) if rows else "Nothing that the paper states."
+    return markdown(("size", "federation", "what", "paper", "here"), rows) if rows else "Nothing that the paper states."
 
 
 def _left_out(recipe: Recipe, values: Values) -> list[tuple[str, str]]:
@@ -201,7 +202,7 @@ def _left_out(recipe: Recipe, values: Values) -> list[tuple[str, str]]:
     entries = [name for name in names_of(recipe.experiment) if paper.entries is None or name in paper.entries]
     missing = [name for name in entries if name not in values.entries()]
     missing_names = {"federations not run": [titles[cell] for cell in cells], "methods not run": missing}
-    return [(what, ", ".join(names)) for what, names in missing_names.items() if names]
+    return [(what, "; ".join(names)) for what, names in missing_names.items() if names]
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -259,6 +260,8 @@ def _cell(
         low, high = over.ends
         mean += f" [{low:{form}}, {high:{form}}]"
     some = "" if len(finite) == len(seeds) else f", {len(finite)} of {len(seeds)} seeds"
+    most = len({row.seed for row in values.rows if row.measure == measure})
+    some = some or (f", {len(seeds)} of {most} seeds" if len(seeds) < most else "")
     return f"{mean}{some}{theirs}"
 
 
@@ -279,16 +282,17 @@ def chosen(recipe: Recipe, results: Done) -> str:
 
 
 def grids(result: Done) -> str:
-    """How many points were tried of each method; methods that have no grid are named by the page's tables alone."""
-    points: dict[int, dict[str, None]] = {}
+    """How many points were tried of each method, by federation where they are not equally many."""
+    unequal, numbers = list[str](), set[int]()
     for entries in result.tried.values():
-        for entry, parameters in entries.items():
-            if (number := math.prod(map(len, parameters.values()))) > 1:
-                points.setdefault(number, {})[entry] = None
-    if len(points) < 2:
-        return f"Of each {next(iter(points), 1)} points were tried."
-    each = "; ".join(f"{number} of {', '.join(names)}" for number, names in points.items())
-    return f"The grids are not equally long: {each}."
+        points = {entry: math.prod(map(len, grid.values())) for entry, grid in entries.items()}
+        sought = {entry: number for entry, number in points.items() if number > 1}
+        numbers |= {*sought.values()}
+        if len({*sought.values()}) > 1:
+            unequal += [f"{entry}: {number}" for entry, number in sought.items()]
+    if unequal:
+        return f"The grids are not equally long, in points: {'; '.join(dict.fromkeys(unequal))}."
+    return f"Points tried of each: {' or '.join(map(str, sorted(numbers)))}, as many of all in one federation."
 
 
 def _end(grid: Sequence[float], best: float) -> str:
@@ -321,12 +325,17 @@ def span(seconds: float) -> str:
 # -- the index -------------------------------------------------------------------------------------------------------
 
 
-def index(judged: Mapping[str, Judged]) -> str:
-    """What of the papers holds when measured again: a table a paper, a row a recipe."""
+def index(judged: Mapping[str, Judged], has_earlier: bool = False) -> str:
+    """What of the papers holds when measured again: a table a paper, a row a recipe; and a link to earlier
+    measurements, if there is such a page."""
     counts = sum((one.counts for one in judged.values()), Counter[str]())
     run = sum(bool(one.sizes) for one in judged.values())
     words = ", ".join(f"{name} {counts[name]}" for name in COUNTED)
-    parts = [INTRODUCTION, f"**{run} of {len(judged)} recipes were run. Of {counts.total()} predicates: {words}.**"]
+    parts = [
+        INTRODUCTION,
+        *([BEFORE] if has_earlier else []),
+        f"**{run} of {len(judged)} recipes were run. Of {counts.total()} predicates: {words}.**",
+    ]
     for name, paper in PAPERS.items():
         own = [one for one in judged.values() if paper_of(one.recipe) == name and not one.recipe.ours]
         text = " ".join(told(sentence) for sentence in paper.sentences)
@@ -348,7 +357,7 @@ def _row(one: Judged) -> tuple[str, ...]:
     link = f"[{recipe.source.partition(', ')[2]}]({recipe.name}.md)"
     numbers = [str(one.counts[name]) if not recipe.ours else "" for name in COUNTED]
     took = span(one.seconds) if one.sizes else ""
-    takes = "" if "paper" in one.sizes else estimate(recipe.name)
+    takes = estimate(recipe.name) if one.is_unfinished else ""
     return (recipe.id, link, recipe.claim, *numbers, headline(one), took, takes)
 
 

@@ -121,7 +121,7 @@ class Recipe(NamedTuple):
         NOTHING  # measure -> (cell, entry) -> printed value
     )
     silent: str = ""  # what the paper does not say, and what is done here; where from
-    paper_has: Mapping[str, str] = NOTHING  # setting -> what the paper has, where size `paper` has something else
+    paper_has: Mapping[str, tuple[str, str]] = NOTHING  # what -> (the paper's, ours), where size `paper` has another
     ours: bool = False  # the paper prints no such experiment: its claims are judged, and not counted
     headline: Headline | None = None  # the numbers that stand in the index
     findings: Sequence[Sentence] = ()  # what was seen in its values, by a person

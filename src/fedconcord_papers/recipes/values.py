@@ -126,6 +126,10 @@ def read(path: Path) -> Done:
         if raw.keys() != set(Done._fields):
             odd = ", ".join(sorted(raw.keys() ^ set(Done._fields)))
             raise ValueError(f"it is of another version of fedconcord, which differs in {odd}")
+        _check(raw["log"], {*Spell.__annotations__})
+        _check(raw["asked"].values(), {"settings", "methods"})
+        if raw["size"] not in ("quick", "desk", "paper"):
+            raise ValueError(f"there is no size {raw['size']!r}")
         rows = (
             (measure, cell, entry, int(seed), float(value))
             for cell, measures in raw.pop("values").items()
@@ -137,6 +141,13 @@ def read(path: Path) -> Done:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as broken:
         way = "remove it and run the recipe again: runs that its folder holds are not repeated"
         raise UserError(f"cannot read {path} ({broken}); {way}") from None
+
+
+def _check(parts: Iterable[Mapping[str, Any]], needed: set[str]) -> None:
+    """Raises ValueError where a part lacks a key."""
+    for part in parts:
+        if missing := needed - {*part}:
+            raise ValueError(f"{', '.join(sorted(missing))} is missing in a part of it")
 
 
 def _text(value: float) -> float | str:

@@ -53,6 +53,6 @@ def reproduced(recipe_request: RecipeSpec, watch: Watch) -> Judged:
     watch.begin(recipe_request.out)
     result = reproduce(recipe_request, watch)
     if isinstance(recipe_request.recipe.experiment, Comparison):
-        figures.draw(recipe_request.recipe, recipe_request.out)
+        figures.draw(recipe_request.recipe, recipe_request.out, result.values)
     judged = judge(recipe_request.recipe, {recipe_request.size_name: result})
     return judged._replace(page=pages.write_one(judged, recipe_request.out))

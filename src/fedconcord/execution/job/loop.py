@@ -119,10 +119,11 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
     """Metrics of every model the method offers; the first one's have no prefix, others are 'name:metric'. Then the
     numbers that it tells of its own state. Where the answer is a model a client, those of
     `objectives.judging.evaluate_own`."""
+    own_numbers = dict(job.algorithm.facts.numbers(state.server))
     if job.algorithm.client_model is not None and len(state.store):
         inner = supervised(job.problem)
         assert inner is not None
-        return evaluate_own(inner, own_models(job, state))
+        return evaluate_own(inner, own_models(job, state)) | own_numbers
     metrics: dict[str, float] = {}
     models: Mapping[str, torch.Tensor] = job.algorithm.models(state.server)
     for k, (name, x) in enumerate(models.items()):
@@ -130,7 +131,7 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
             metric if k == 0 else f"{name}:{metric}": value
             for metric, value in job.problem.evaluator.evaluate(x).items()
         }
-    return metrics | dict(job.algorithm.facts.numbers(state.server))
+    return metrics | own_numbers
 
 
 def train(job: Job, rounds: int, *, state: State | None = None, eval_every: int = 1) -> Iterator[Row]:

@@ -60,7 +60,7 @@ Schedule = Annotated[list[tuple[Annotated[int, Field(ge=0)], Positive]], Field(m
 RHO, SERVER_LR = 0.01, 1.0
 GROWS = (
     "with form paper_from_theta and {} of {} clients a round, theta's moves grow by the factor 1 + server_lr - |S|/N "
-    "where the objective is flat; set server_lr=participation or a smaller number, or write [[0,1]] for a step of 1"
+    "where the objective is flat; set server_lr=participation, or write [[0,1]] where a step of 1 is meant"
 )
 
 

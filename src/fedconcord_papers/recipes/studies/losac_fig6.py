@@ -193,6 +193,6 @@ def as_printed(says: str, reading: str, rising: bool) -> Claim:
 CLAIMS = (
     as_printed("the distance falls for DSGD and MimeSVRG", "mean", False),
     as_printed("it rises for FedAvg, SCAFFOLD and LoSAC, attacked by the averaged gradients", "mean", True),
-    as_printed("it rises for them, attacked by the estimate as its letters stand", "printed", True),
+    as_printed("it rises for them, attacked by the estimate as its letters stand", "printed", True)._replace(ours=True),
     as_printed("it rises for them if the server subtracts what it knows", "protocol", True)._replace(ours=True),
 )
