@@ -201,7 +201,7 @@ def test_algorithm_1_from_theta_grows_where_the_objective_is_flat(eta: float) ->
 def test_algorithm_1_from_theta_wants_its_server_step_stated() -> None:
     """Where clients are absent, and where nobody is it is Algorithm 1 with a step of 1, which is exact."""
     this = job(METHODS["fedadmm"](form="paper_from_theta"))
-    with pytest.raises(UserError, match=r"paper_from_theta and 3 of 8 clients.* write \[\[0,1\]\] for a step of 1"):
+    with pytest.raises(UserError, match=r"paper_from_theta and 3 of 8 clients.* write \[\[0,1\]\] where a step of 1"):
         start(this)
     start(job(METHODS["fedadmm"](form="paper_from_theta", server_lr=[(0, 1.0)])))
     start(job(METHODS["fedadmm"](form="paper_from_theta"), everyone=True))
