@@ -116,23 +116,6 @@ def test_nonsense_is_no_time(text: str) -> None:
         queue.next_time(text, datetime(2026, 5, 31))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["all", "--queue"], "write reproduce all --paper --queue"),
-        (["fednova_fig2", "--paper", "--queue"], "write reproduce all --paper --queue"),
-        (["all", "--paper", "--until", "12:00"], "give --queue too"),
-        (["all", "--paper", "--queue", "--until", "noon"], "given 'noon'"),
-    ],
-)
-def test_mistakes_get_a_sentence(
-    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_work_is_ended_as_by_ctrl_c_where_that_is_ignored_too() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

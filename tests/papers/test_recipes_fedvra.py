@@ -83,7 +83,7 @@ def test_claims_on_planted_results() -> None:
     assert claim.judge(planted(measure, cells, good | {"FedDyn": 99.0})).verdict == "in part"
     assert claim.judge(Values(())).verdict == "untested"
     near, printed = fedvra.TABLE4.claims[6], fedvra.TABLE4.published[measure]
-    rows = [(measure, cell, entry, 0, float(value)) for (cell, entry), value in printed.items()]
+    rows = [(measure, *place, seed, float(value)) for place, value in printed.items() for seed in range(2)]
     assert near.judge(values(rows)).verdict == "held"
     assert near.judge(values((*row[:4], row[4] - 2.0) for row in rows)).verdict == "failed"
 

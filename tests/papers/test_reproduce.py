@@ -338,6 +338,11 @@ def command(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["fedadmm_table3", "--quick", "--cells", "mnist100"], "unknown cell"),
         (["all", "--seeds", "0"], "name it"),
         (["--verdicts"], "holds no recipe that was done"),
+        (["--verdicts", "--until", "12:00"], "run nothing; leave --queue, --until, --values and --dry-run out"),
+        (["all", "--queue"], "write reproduce all --paper --queue"),
+        (["fednova_fig2", "--paper", "--queue"], "write reproduce all --paper --queue"),
+        (["all", "--paper", "--until", "12:00"], "give --queue too"),
+        (["all", "--paper", "--queue", "--until", "noon"], "given 'noon'"),
     ],
 )
 def test_mistakes_get_a_sentence(

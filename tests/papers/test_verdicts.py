@@ -61,6 +61,7 @@ def test_claims_about_several_differences() -> None:
     assert claims.within("", "m", [("c", "A", 1.2)], 0.1).judge(both).outcome == "failed"
     assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(both).outcome == "failed"
     assert claims.within("", "m", [("c", "A", "100+")], 0.1).judge(planted([math.inf] * 2, [])).outcome == "held"
+    assert claims.within("", "m", [("c", "A", 1.1)], 0.1).judge(planted([1], [])).outcome == "undecided"  # one seed
     assert claims.holds_where("", lambda v: [("x", True), ("y", None)]).judge(both).outcome == "in part"
 
 
@@ -81,7 +82,7 @@ TWO = Recipe(
         claims.ahead("A is ahead in c", "m", "A", ["B"], ["c"]),
         claims.ahead("A is ahead in d", "m", "A", ["B"], ["d"]),
         claims.within("printed", "m", [("d", "A", 1.0)], 0.1),
-        claims.ahead("A is ahead (ours)", "m", "A", ["B"], ["c"])._replace(ours=True),
+        claims.ahead("A is ahead", "m", "A", ["B"], ["c"])._replace(ours=True),
     ],
     {
         "quick": Size({"rounds": 1}),

@@ -140,7 +140,7 @@ def faster(says: str, measure: str, winner: str, losers: Sequence[str], cells: S
 
 def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | str]], tolerance: float) -> Claim:
     """Means lie within this relative tolerance of (cell, entry, printed value); a printed text, as "100+", is a target
-    that no seed reached."""
+    that no seed reached. One seed decides nothing."""
 
     def judge(values: Values) -> Finding:
         signs: list[tuple[str, Sign | None]] = []
@@ -156,7 +156,7 @@ def within(says: str, measure: str, expected: Sequence[tuple[str, str, float | s
             else:
                 near = abs(mean - printed) <= tolerance * abs(printed)
             what = f"{entry} ({cell}) {_mean(values, measure, cell, entry)} for {target}"
-            signs.append((what, "ahead" if near else "behind"))
+            signs.append((what, "even" if len(seeds) == 1 else "ahead" if near else "behind"))
         return judged(signs)
 
     return Claim(says, judge, printed=True)

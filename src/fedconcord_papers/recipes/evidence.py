@@ -16,7 +16,7 @@ from fedconcord.support.grammar import text
 from fedconcord_papers.recipes.ledger import plain, relevant
 from fedconcord_papers.recipes.recipe import Comparison, Recipe, Size, SizeName
 from fedconcord_papers.recipes.run import DONE, RecipeSpec, entries_of, ledger_of, settings_of
-from fedconcord_papers.recipes.values import Done, Finding, Request, Value, Values, read
+from fedconcord_papers.recipes.values import Done, Finding, Request, Value, Values, file_of, read
 
 VALUES = "values"  # the folder of published values, NAME-SIZE.json
 JUDGED: tuple[SizeName, ...] = ("paper", "desk")  # sizes that tell of a claim; `quick` tests the code alone
@@ -173,7 +173,7 @@ def judge(recipe: Recipe, sizes: Mapping[SizeName, Done]) -> Judged:
 
 def published(folder: Path, name: str, size: str) -> Path:
     """The file of a recipe's values below a folder of pages."""
-    return folder / VALUES / f"{name}-{size}.json"
+    return file_of(folder / VALUES, name, size)
 
 
 def gather(out: Path, recipes: Mapping[str, Recipe], folder: Path | None = None) -> dict[str, Judged]:

@@ -167,7 +167,7 @@ def verdicts(one: Judged) -> str:
     rows = [
         (
             f"{one.recipe.id}.{k}",
-            f"{claim.says}{' (ours)' if claim.ours and '(ours)' not in claim.says else ''}",
+            f"{claim.says}{' (ours)' * claim.ours}",
             f"**{finding.verdict}**",
             _titled(one.recipe, finding.why),
         )

@@ -35,7 +35,7 @@ from fedconcord.support.grammar import Spec
 from fedconcord_papers.recipes.ledger import Keeper, Ledger, alike, plain
 from fedconcord_papers.recipes.recipe import Cell, Comparison, Entry, Measure, Recipe, Settings, Size, SizeName, Study
 from fedconcord_papers.recipes.recipe import names_of as entry_names
-from fedconcord_papers.recipes.values import Done, Spell, Value
+from fedconcord_papers.recipes.values import Done, Spell, Value, file_of
 
 DONE = "done.json"
 SEARCH_SEED = 1000  # which no final run has
@@ -103,7 +103,7 @@ def ledger_of(request: RecipeSpec, say: Callable[[str], None]) -> Ledger:
     recipe, size, experiment = request.recipe, request.size, request.recipe.experiment
     paths = [request.out / DONE]
     if request.values is not None:
-        paths.insert(0, request.values / f"{recipe.name}-{request.size_name}.json")
+        paths.insert(0, file_of(request.values, recipe.name, request.size_name))
 
     def command(cells: Sequence[str], seeds: Sequence[int]) -> str:
         if not isinstance(experiment, Comparison):

@@ -143,6 +143,11 @@ def read(path: Path) -> Done:
         raise UserError(f"cannot read {path} ({broken}); {way}") from None
 
 
+def file_of(folder: Path, recipe: str, size: str) -> Path:
+    """Where a folder of values has those of a recipe at a size."""
+    return folder / f"{recipe}-{size}.json"
+
+
 def _check(parts: Iterable[Mapping[str, Any]], needed: set[str]) -> None:
     """Raises ValueError where a part lacks a key."""
     for part in parts:
