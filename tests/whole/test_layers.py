@@ -33,13 +33,13 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 }
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
-    "method": Wing(8700, 7000, ("contract", "step", "wrappers", "algorithms")),
-    "federation": Wing(9210, 8700, ("data", "models", "objectives", "partitions", "participation")),
-    "execution": Wing(5950, 4900, ("rows", "messages", "engines", "job", "run")),
-    "study": Wing(6450, 5300, ("options", "settings", "statistics", "runs", "search")),
+    "method": Wing(9900, 7000, ("contract", "step", "wrappers", "algorithms")),
+    "federation": Wing(10100, 8700, ("data", "models", "objectives", "partitions", "participation")),
+    "execution": Wing(6150, 4900, ("rows", "messages", "engines", "job", "run")),
+    "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4150, 3900, ("report", "methods", "advice")),
     "interface": Wing(2400, 2200, ("trained", "tracking", "api", "cli")),
-    "testing": Wing(1400, 1300),
+    "testing": Wing(1600, 1300),
     "root": Wing(310, 220),
 }
 
@@ -170,7 +170,7 @@ def test_no_wing_is_larger_than_its_budget() -> None:
 
 def test_the_library_is_held_by_one_head() -> None:
     """What a person can know; what grows beyond it is a package beside the library, or goes."""
-    assert sum(sizes().values()) <= 40_000
+    assert sum(sizes().values()) <= 43_500
 
 
 def test_no_sibling_is_larger_than_its_budget() -> None:

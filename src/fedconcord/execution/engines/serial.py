@@ -86,7 +86,7 @@ class SerialCohort:
     def _gradients(self, down: Tree, plan: Plan) -> Mapping[int, Tensor]:
         """Every client's full gradient."""
         for k, i in enumerate(plan.ids.tolist()):
-            self.gradients[i] = ask(self.objective, i, down, self.rows[i])
+            self.gradients[i] = ask(self.assignment.algorithm, self.objective, i, down, self.rows[i])
             self.costs = self.costs.plus(0, 0, 0 if plan.answers[k] else passes(self.assignment, self.objective, i))
         return self.gradients
 

@@ -37,7 +37,15 @@ from fedconcord.method.contract import (
     workers,
 )
 from fedconcord.method.step import compiled
-from fedconcord.method.step.assignment import Assignment, clients_of, close_rows, curvature, open_rows, with_oracle
+from fedconcord.method.step.assignment import (
+    Assignment,
+    clients_of,
+    close_rows,
+    curvature,
+    open_rows,
+    with_conditions,
+    with_oracle,
+)
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.samples import full_gradient
 from fedconcord.method.step.step import solve_together
@@ -233,7 +241,8 @@ class StackedCohort:
         """The full gradients of some clients, before the local steps."""
         plan, x = share.plan, self.server.x
         ids = plan.ids[select]
-        objective, _, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
+        objective, rows, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
+        objective = with_conditions(objective, self.algorithm, phase.down, rows)
         gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
         total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
         passes = passes_of(objective, self.assignment, plan, select)
@@ -253,6 +262,7 @@ class StackedCohort:
             stored = share.store.gather(ids)
         objective, rows, private = open_rows(self.objective, x, stored, ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
+        objective = with_conditions(objective, algorithm, down, rows, orders)
         client = clients_of(objective, orders, algorithm.phases.late)
         evaluations = 0
         if assignment.uses_full_gradient:

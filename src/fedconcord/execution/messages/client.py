@@ -160,7 +160,7 @@ class RemoteClient:
         state = self._resolved(frame, down)
         if state is None:
             return None
-        gradient = ask(self.objective, 0, down, state.row)
+        gradient = ask(self.assignment.algorithm, self.objective, 0, down, state.row)
         self._asked = (frame.round, down, gradient)
         return gradient
 

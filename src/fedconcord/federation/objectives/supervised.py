@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -31,6 +31,7 @@ from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, 
 from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
 from fedconcord.method.contract import (
     Accumulate,
+    Conditions,
     Evaluator,
     Network,
     Objective,
@@ -119,6 +120,7 @@ class Supervised:
         shorter = torch.bfloat16 if numbers == "bf16" else None
         self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
         self._reader: Reader | None = None  # of training samples, in place of x and y
+        self.conditions: Conditions | None = None  # of the round
 
     def _check(self, classes: int, of: Samples) -> None:
         """Refuse data that training would only answer with NaN or a traceback."""
@@ -167,11 +169,22 @@ class Supervised:
             sample_size=math.prod(self.x.shape[1:]),
             precision=self.numbers,
             frozen=self.layout.digest,
+            conditions=self.conditions,
+            under=self.under,
         )
+
+    def under(self, conditions: Conditions) -> Objective:
+        """The objective whose gradients and losses are taken under these conditions."""
+        other = copy.copy(self)
+        vars(other).pop("objective", None)
+        other.conditions = conditions
+        return other.objective
 
     def _network(self) -> Network | None:
         widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
+            return None
+        if self.conditions is not None:
             return None
         if self.layout.constants or (x.table is None and x.raw.dtype not in (torch.float32, x.dtype)):
             return None
@@ -227,8 +240,13 @@ class Supervised:
         out: Tensor = functional_call(self.model, self.layout.values(x), (inputs,))
         return out
 
-    def _training_loss(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own."""
+    def _training_loss(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None, mine: Mapping[str, Tensor]
+    ) -> Tensor:
+        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own.
+
+        `mine` are the client's own tensors of the conditions, by field.
+        """
         with precision.forward(self.numbers, self.device):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
@@ -245,14 +263,17 @@ class Supervised:
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self._gradient(x, *self.samples(samples))
 
-    def _gradient(self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Each sample weighs weight [B], or 1/B."""
+    def _gradient(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None, row: int = 0
+    ) -> Tensor:
+        """Each sample weighs weight [B], or 1/B; `row` is the client's in the conditions."""
+        mine = {name: value[row] for name, value in self._mapped.items()}
         if self.last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = x.detach().requires_grad_()
         with precision.products(self.numbers, self.device):
             with torch.enable_grad():
-                loss = self._training_loss(x, inputs, targets, weight)
+                loss = self._training_loss(x, inputs, targets, weight, mine)
             return torch.autograd.grad(loss, x)[0]
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
@@ -266,19 +287,25 @@ class Supervised:
         inputs, targets = self.samples(samples)
         if self.in_turn or len(x) == 1:
             weights = [None] * len(x) if weight is None else [*weight]
-            return torch.stack([self._gradient(*one) for one in zip(x, inputs, targets, weights, strict=True)])
-        arguments = (x, inputs, targets) if weight is None else (x, inputs, targets, weight)
+            each = zip(x, inputs, targets, weights, range(len(x)), strict=True)
+            return torch.stack([self._gradient(*one) for one in each])
         with (
             vectorised(f"model {type(self.model).__name__} or its loss"),
             precision.products(self.numbers, self.device),
         ):
-            out: Tensor = vmap(grad(self._training_loss))(*arguments)
+            every = vmap(grad(self._training_loss), in_dims=(0, 0, 0, None if weight is None else 0, 0))
+            out: Tensor = every(x, inputs, targets, weight, self._mapped)
         return out
+
+    @property
+    def _mapped(self) -> dict[str, Tensor]:
+        """The tensors of clients in the conditions, by field, [S, ...]."""
+        return {} if self.conditions is None else self.conditions.mapped()
 
     @property
     def accumulate(self) -> Accumulate | None:
         """into <- beta into + alpha gradients, where the model and the loss have a kernel for it."""
-        return None if self._kernel is None else self._accumulate
+        return None if self._kernel is None or self.conditions is not None else self._accumulate
 
     def _accumulate(
         self, into: Tensor, beta: float, alpha: float, x: Tensor, samples: Tensor, weight: Tensor | None

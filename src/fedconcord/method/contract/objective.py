@@ -48,6 +48,28 @@ class Network(NamedTuple):
     targets: Tensor  # [n] int64 for cross_entropy, else [n, outputs]
 
 
+Rows = slice | Tensor
+"""Which clients of a cohort: a slice where they are the first ones, else their indices."""
+
+
+class Conditions(NamedTuple):
+    """What the gradients of a round's clients are taken under, beside the model and the samples.
+
+    A field is None where a job has nothing of its kind. Tensors of clients are [S, ...] with at least two axes, numbers
+    [S, 1], and follow the rows of x; what all clients share has one axis at most.
+    """
+
+    step: int = 0  # the number of the local step in its round, from 0
+
+    def of(self, rows: Rows, step: int) -> Conditions:
+        """Those of some of the clients in a step."""
+        return self._replace(**{name: value[rows] for name, value in self.mapped().items()}, step=step)
+
+    def mapped(self) -> dict[str, Tensor]:
+        """The tensors of clients, by the names of their fields."""
+        return {k: v for k, v in self._asdict().items() if isinstance(v, Tensor) and v.ndim > 1}
+
+
 class Private(NamedTuple):
     """The private block of a two-block objective f_i(x, y_i) (FedVRA, section 4).
 
@@ -88,10 +110,19 @@ class Objective:
     regulariser: Regulariser | None = None  # psi
     precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
+    conditions: Conditions | None = None  # what gradients and losses are taken under
+    under: Callable[[Conditions], Objective] | None = None  # the same objective under others
 
     def samples(self, place: int) -> Tensor:
         """All samples [n] of a client."""
         return torch.arange(self.offsets[place], self.offsets[place + 1], device=self.device)
+
+    def taking(self, rows: Rows, step: int) -> Objective:
+        """The objective of some clients in a local step."""
+        if self.conditions is None:
+            return self
+        assert self.under is not None
+        return self.under(self.conditions.of(rows, step))
 
     @cached_property
     def largest(self) -> int:

@@ -256,6 +256,19 @@ def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -
     return objective.private.objective(private, places), held.row, private
 
 
+def with_conditions(
+    objective: Objective, algorithm: Algorithm, down: Tree, rows: Tree, orders: Sequence[Orders] = ()
+) -> Objective:
+    """The objective under what the round of these clients has beside the model and the samples, if anything.
+
+    Args:
+        down: what the server broadcast.
+        rows: the method's, [S, ...].
+        orders: of each client, in the order of the rows; none for gradients at the server's model.
+    """
+    return objective
+
+
 def close_rows(rows: Tree, private: Tensor | None) -> Tree:
     """The inverse: what is stored."""
     return rows if private is None else TwoBlockRow(rows, private)

@@ -46,11 +46,13 @@ class Batches(NamedTuple):
         if self.samples is None:
             return lambda point: self.full(point, active), block
         samples, weight = self.samples.step(here, k)
-        return lambda point: self.objective.gradients(point, samples, weight), block
+        objective = self.objective.taking(here, k)
+        return lambda point: objective.gradients(point, samples, weight), block
 
     def full(self, x: Tensor, active: np.ndarray) -> Tensor:
         """`walk.Source.full`."""
-        return full_gradient(self.objective, x, self.places[active])
+        objective = self.objective.taking(torch.as_tensor(active, device=x.device), 0)
+        return full_gradient(objective, x, self.places[active])
 
 
 class Alone(NamedTuple):
@@ -64,14 +66,16 @@ class Alone(NamedTuple):
     def step(self, k: int, active: np.ndarray, here: Here) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """`walk.Source.step`."""
         block = None if self.blocks is None else torch.as_tensor(self.blocks[k : k + 1], device=self.whole.device)
-        return lambda point: self._gradient(point, self.samples[k]), block
+        objective = self.objective.taking(slice(None), k)
+        return lambda point: _gradient(objective, point, self.samples[k]), block
 
     def full(self, x: Tensor, active: np.ndarray) -> Tensor:
         """`walk.Source.full`."""
-        return self._gradient(x, self.whole)
+        return _gradient(self.objective, x, self.whole)
 
-    def _gradient(self, point: Tensor, samples: Tensor) -> Tensor:
-        return self.objective.gradient(point[0], samples)[None].clone()  # a problem may keep what it returns
+
+def _gradient(objective: Objective, point: Tensor, samples: Tensor) -> Tensor:
+    return objective.gradient(point[0], samples)[None].clone()  # a problem may keep what it returns
 
 
 def batches(objective: Objective, places: np.ndarray, mine: Sequence[Drawn]) -> Samples:

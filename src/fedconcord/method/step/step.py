@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Done, Local, Objective, Orders, Tree, model_of, tree_map
+from fedconcord.method.contract import Algorithm, Done, Local, Objective, Orders, Tree, model_of, tree_map
 from fedconcord.method.contract.pieces import HasPotential
 from fedconcord.method.step.assignment import (
     Assignment,
@@ -24,6 +24,7 @@ from fedconcord.method.step.assignment import (
     curvature,
     local_regulariser,
     open_rows,
+    with_conditions,
     with_oracle,
 )
 from fedconcord.method.step.compiled import in_one_call
@@ -41,10 +42,11 @@ class Step(NamedTuple):
     gradient_steps: int  # mini-batch gradients; a full gradient counts its mini-batches
 
 
-def ask(objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
+def ask(algorithm: Algorithm, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
-    in_x, _, _ = open_rows(objective, x, _stack(row), np.array([place]))
+    in_x, rows, _ = open_rows(objective, x, _stack(row), np.array([place]))
+    in_x = with_conditions(in_x, algorithm, down, rows)
     return in_x.gradient(x, objective.samples(place))
 
 
@@ -76,6 +78,7 @@ def client_step(
     full_cost = passes(assignment, objective, place)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
+    in_x = with_conditions(in_x, algorithm, down, rows, [orders])
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
     if assignment.uses_full_gradient:
@@ -188,7 +191,10 @@ def solve_together(
                 return walked
         return walk(chain, source, steps)
 
-    walked = take(chain, source) if graphs is None else replay_or_take(graphs, take, chain, source, steps)
+    if graphs is None or objective.conditions is not None:  # which a recorded step would repeat
+        walked = take(chain, source)
+    else:
+        walked = replay_or_take(graphs, take, chain, source, steps)
     return assignment.done(local, chain, walked), int(assignment.costs(chain, full, walked).sum())
 
 
@@ -207,7 +213,8 @@ def minimisers(
     results = []
     for k, (start, all_of_it, most) in enumerate(zip(chain.x.expand(len(steps), -1), samples, steps, strict=True)):
         pieces = tuple(rows_of(piece, torch.tensor(k)) for piece in chain.pieces)  # vectors [d]
-        results.append(minimise(objective, chain._replace(x=start, pieces=pieces), all_of_it, int(most)))
+        mine = objective.taking(torch.tensor([k]), 0)
+        results.append(minimise(mine, chain._replace(x=start, pieces=pieces), all_of_it, int(most)))
     x, taken, passes = zip(*results, strict=True)
     return Walked(torch.stack(x), (), chain.size, np.array(taken)), np.array(passes)
 

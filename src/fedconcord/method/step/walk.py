@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.method.contract.objective import Rows
 from fedconcord.method.contract.pieces import At, HasAfter, HasPotential, HasUnit, Piece, Scale
 from fedconcord.method.step.sizes import Fixed, Recorded, Ruled, StepSize
 
-Here = slice | Tensor
-"""Which clients take a step: a slice where they are the first ones, else their indices."""
+Here = Rows
 
 
 class Chain(NamedTuple):
