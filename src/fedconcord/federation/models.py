@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedconcord.federation.transformers import hf
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.imports import open_factories
@@ -255,7 +256,7 @@ def vgg11(
 MODELS: dict[str, Callable[..., nn.Module]] = {
     **by_name(logreg),
     "2nn": two_nn,
-    **by_name(cnn1, cnn2, lenet, resnet18, vgg11, charlm),
+    **by_name(cnn1, cnn2, lenet, resnet18, vgg11, charlm, hf),
 }
 """Models by name; a factory takes the shape of a sample, the number of outputs, then its parameters."""
 

@@ -23,12 +23,13 @@ from fedconcord.federation.objectives.evaluation import (
     Samples,
     Scores,
     by_client,
-    check_outputs,
     resident,
     validation,
 )
+from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
 from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
+from fedconcord.federation.transformers import shortened
 from fedconcord.method.contract import (
     Accumulate,
     Conditions,
@@ -94,6 +95,7 @@ class Supervised:
         self.metrics = tuple(metrics) or metrics_of((), data.target)
         self.model = self._built(0).to(dtype=dtype, device=self.device)  # whose constants no run's seed changes
         self.layout = Layout(self.model)
+        self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
         self.dim = self.layout.dim
         self.sizes = np.array([len(part) for part in parts], np.float64)
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
@@ -102,17 +104,17 @@ class Supervised:
         self.x, self.y = self.tensors(data.train_x, data.train_y, scale, order)
         self.test_x, self.test_y = self.tensors(data.test_x, data.test_y, scale)
         self.judged = Samples("train", self.x, self.y, self.offsets)  # what `client_scores` are of
-        self._check(data.classes, self.judged)
+        check_samples(self.judged, self.target, data.classes)
         if held is not None:
             apart = np.concatenate(held)
             ends = np.cumsum([0, *map(len, held)]).astype(np.int64)
             self.judged = Samples("validation", *self.tensors(data.train_x, data.train_y, scale, apart), ends)
-            self._check(data.classes, self.judged)
+            check_samples(self.judged, self.target, data.classes)
         none = np.empty((0, *data.shape), np.float32)
         self.data = data._replace(train_x=none, train_y=none, test_x=none, test_y=none)  # all but the samples
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
-        self._check_outputs()
+        check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.classes, self.pad)
         check_metrics(self.others, self.in_units(self.test_y), self.classes)
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
@@ -121,36 +123,6 @@ class Supervised:
         self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
         self._reader: Reader | None = None  # of training samples, in place of x and y
         self.conditions: Conditions | None = None  # of the round
-
-    def _check(self, classes: int, of: Samples) -> None:
-        """Refuse data that training would only answer with NaN or a traceback."""
-        owner = np.repeat(np.arange(len(self.sizes)), np.diff(of.offsets))
-        broken = ~of.x.finite()
-        if broken.any():
-            raise UserError(
-                f"client {owner[broken][0]} has {int(broken[owner == owner[broken][0]].sum())} samples with NaN or "
-                "infinite features; drop or fill them before the run"
-            )
-        outside, rule = ~torch.isfinite(of.y), "which is not finite; drop or fill such samples"
-        if self.target == "class":
-            outside, rule = (of.y < 0) | (of.y >= classes), f"outside 0 to {classes - 1}; map labels to 0, 1, ..."
-        elif self.target == "labels":
-            outside, rule = ~((of.y >= 0) & (of.y <= 1)), "not between 0 and 1; map labels to 0 and 1"
-        wrong = outside.reshape(len(outside), -1).any(1).cpu().numpy()
-        if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
-            label = of.y[first][outside[first]].flatten()[0].item()
-            raise UserError(f"client {owner[first]} has the label {label:g}, {rule}")
-
-    def _check_outputs(self) -> None:
-        """Refuse a model or a loss that does not fit the samples and their targets."""
-        few = self.x[:2]
-        each = self.loss_of.per_sample(check_outputs(self.model, few, self.classes), self.y[:2])
-        if each.shape != (len(few),):
-            raise UserError(
-                f"loss {self.loss_of.name} gives shape {tuple(each.shape)} for {len(few)} samples, and one number a "
-                f"sample is needed, {(len(few),)}; take the mean over a sample's outputs only"
-            )
 
     def tensors(
         self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
@@ -254,7 +226,8 @@ class Supervised:
 
     def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
-        return (self.x[samples], self.y[samples]) if self._reader is None else self._reader(samples)
+        inputs, targets = (self.x[samples], self.y[samples]) if self._reader is None else self._reader(samples)
+        return (inputs if self.pad is None else shortened(inputs, self.pad)), targets
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
         inputs, targets = self.samples(samples)
