@@ -18,6 +18,7 @@ from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import At, Local, Oracle, Place, Traits
+from fedconcord.method.contract.optimisers import Lion, MeanGradient
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -41,6 +42,7 @@ from fedconcord.method.step.samples import Alone, Batches, Samples
 from fedconcord.method.step.sizes import Fixed, StepSize, delta, dog, normed
 from fedconcord.method.step.solver import Solver, refuse
 from fedconcord.method.step.walk import Chain, Walked, response, rows_of, walk
+from fedconcord.method.wrappers.optimisers import adamw, muon, sign
 from fedconcord.support.errors import UserError
 from table import TABLE, make
 from tiers import tiers
@@ -116,6 +118,11 @@ ROWS = {
     "a regulariser": Row((Constant(vectors(D)),), "FR", prox=l1(0.1).prox),
     "a tolerance": Row((Decay(0.1), PULL), "", tolerance=1e-3),
     "ascent": Row((Ascent(0.1),), "FCR"),
+    "adamw": Row((*adamw().pieces(vectors(D), ()), PULL), ""),
+    "signs": Row((*sign().pieces(ZEROS, ()), PULL), ""),
+    "lion": Row((Lion(vectors(D), 0.9, 0.99, 0.1), PULL), ""),
+    "muon": Row(muon().pieces(vectors(D), ((0, 8, 36),)), ""),
+    "a mean of gradients": Row((MeanGradient(ZEROS), Scale(0.5)), ""),
     "ascent with a dual": Row((Ascent(0.1, vectors(5, D), vectors(D)),), "CR"),
     "snapshot": Row((Snapshot(vectors(D)),), "FCR"),
     "snapshot, scaled": Row((Snapshot(vectors(D)), Scale(0.7), Constant(vectors(5, D))), "FCR"),
@@ -258,9 +265,10 @@ def test_what_is_known_of_unit_gradients_is_the_walk(name: str) -> None:
 
 def test_every_piece_has_a_row() -> None:
     """A piece without one would be judged by nothing."""
-    from fedconcord.method.contract import pieces
+    from fedconcord.method.contract import optimisers, pieces
 
-    known = {value for value in vars(pieces).values() if isinstance(value, type) and hasattr(value, "apply")}
+    everything = [*vars(pieces).values(), *vars(optimisers).values()]
+    known = {value for value in everything if isinstance(value, type) and hasattr(value, "apply")}
     known -= {pieces.Piece}
     assert known == {type(piece) for row in ROWS.values() for piece in row.pieces}
 

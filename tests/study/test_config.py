@@ -426,7 +426,7 @@ KEYS = "; `fedconcord list settings` shows all keys"
         (
             {"server": "momentm(0.9)"},
             "unknown server optimiser 'momentm' (did you mean 'momentum'?); known: adagrad, adam, extrapolation, "
-            "momentum, sgd, yogi",
+            "momentum, nesterov, sgd, yogi",
         ),
         ({"server": "adam(beta1=1)"}, "server optimiser adam: beta1 must be a number >= 0 and < 1, given 1"),
         ({"server": 3}, "server must be a server optimiser such as momentum(0.9), given 3 (--server)"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +94,7 @@ def hf(
 def _library() -> Iterator[Any]:
     """HuggingFace's library, silent about layers that start anew, and what it raises in one sentence."""
     try:
-        import transformers  # type: ignore[import-not-found,unused-ignore]
+        transformers: Any = import_module("transformers")
     except ImportError as error:
         raise UserError(
             "model 'hf' needs HuggingFace's transformers: pip install 'fedconcord[hf]', or give a model of your own"

@@ -141,6 +141,7 @@ class Supervised:
             sample_size=math.prod(self.x.shape[1:]),
             precision=self.numbers,
             frozen=self.layout.digest,
+            matrices=self.layout.matrices(self.model),
             conditions=self.conditions,
             under=self.under,
         )

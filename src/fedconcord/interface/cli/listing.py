@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
 TOPICS = (
     *("methods", "data", "models", "partitions", "skew", "sampling", "work"),
-    *("availability", "dropout", "devices", "oracles", "lr", "lr_schedule", "server", "upload", "clipping"),
+    *(
+        "availability",
+        "dropout",
+        "devices",
+        "oracles",
+        "optimisers",
+        "lr",
+        "lr_schedule",
+        "server",
+        "upload",
+        "clipping",
+    ),
     *("aggregate", "hostile"),
     *("tasks", "labels", "regularisers", "personalise", "losses", "metrics"),
     *("baselines", "trackers", "recipes", "settings"),

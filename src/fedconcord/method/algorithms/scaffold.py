@@ -4,8 +4,9 @@ Karimireddy et al., ICML 2020, Algorithm 1, options I and II:
     y_i <- y_i - eta (g(y_i) + c - c_i),   x <- x + eta_g sum_A w_i (y_i - x),   c <- c + sum_A p_i (c_i+ - c_i),
     c_i+ = grad f_i(x) (option I),   c_i+ = c_i - c + (x - y_i) / (K_i eta) (option II).
 c = sum_i p_i c_i holds at all times: the server adds p_i times the *change* of c_i (1/N for uniform weights). Option II
-divides by the solver's own ||a_i||_1 = K_i for plain SGD, which is the right constant under local momentum too;
-deviation: none for the paper's setting.
+divides by the solver's own ||a_i||_1 = K_i for plain SGD, which is the right constant under local momentum too; under a
+local optimiser, whose moves are no gradients, c_i+ is the mean of the round's gradients, as it is for plain SGD.
+Deviation: none for the paper's setting.
 
 FedGamma: Dai et al., IEEE TNNLS 2023; as in A-FedPD's simulator: option II, every gradient at the ascent point,
     y_i <- y_i - eta (g(y_i + e) + c - c_i),   e = radius g(y_i) / (||g(y_i)|| + 1e-7).
@@ -63,6 +64,8 @@ def scaffold(
         if option == 1:
             assert client.gradient is not None
             c = client.gradient
+        elif done.gradient is not None:
+            c = done.gradient
         else:
             c = row.c - down.c + (down.x - done.x) / (done.normaliser * client.lr)
         return Message(done.x - down.x, c - row.c), Row(c)
@@ -79,7 +82,7 @@ def scaffold(
         contribute=lambda up, sender, cohort: Message(sender.w * up.x, sender.p * up.c),
         update=update,
         weights=weights,
-        needs=Needs(full_gradient=option == 1, normaliser=option == 2),
+        needs=Needs(full_gradient=option == 1, normaliser=option == 2, mean_gradient=option == 2),
         facts=CONTROL._replace(
             remedies=("drift", "dissimilar gradients"),
             cautions=(

@@ -139,6 +139,7 @@ class Done(NamedTuple):
     step_size: Tensor | None = None  # [] the last step size under a rule; None where steps have the round's
     power: Tensor | None = None  # [] mean of ||D_k||^2 over the steps, where the rule has it
     curvature: Tensor | None = None  # [] the largest ||D_k - D_{k-1}|| / ||x_k - x_{k-1}|| that delta saw; 0: none
+    gradient: Tensor | None = None  # [d] mean of the gradients that the steps took, where `MeanGradient` is in them
 
     def piece(self, kind: type[P]) -> P:
         """The method's piece of this kind.
@@ -213,6 +214,7 @@ class Needs(NamedTuple):
     x0: bool = False
     full_gradient: bool = False
     normaliser: bool = False
+    mean_gradient: bool = False
     lr: bool = False
 
 
@@ -226,6 +228,7 @@ class Step(NamedTuple):
     hessian_at: Callable[[Tree, Tree], Tensor] | None = None
     regularise: Literal["local", "server"] = "local"
     fixed: bool = False
+    optimiser: str | None = None
 
 
 @accepts_former_fields
@@ -263,6 +266,7 @@ class Algorithm:
             x0: `init_client` uses the values of x^0, which a client that joins late is sent.
             full_gradient: start and finish get grad f_i(x^t) in client.gradient.
             normaliser: it reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
+            mean_gradient: it reads done.gradient in place of done.normaliser where there is one, as under optimisers.
             lr: it uses lr beside done.normaliser, so steps must have its size and not a rule's.
         step: what the method prescribes of the local steps.
             oracle: which gradient a local step uses, in place of the local solver's.
@@ -272,6 +276,7 @@ class Algorithm:
             hessian_at: (down, row) -> [d]: client.hessian is taken there.
             regularise: who takes proximal steps; the server's are in `update`.
             fixed: the local step is the method's own: momentum and L-BFGS would change the method.
+            optimiser: the name of the local optimiser that the method was given (`wrappers.optimisers`).
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.

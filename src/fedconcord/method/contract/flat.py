@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -57,6 +58,16 @@ class Layout:
             digest.update(repr((name, str(leaf.dtype), tuple(leaf.shape))).encode())
             digest.update(raw(leaf).numpy().data)
         return f"{sum(leaf.numel() for leaf in self.constants.values())} numbers, sha256 {digest.hexdigest()}"
+
+    def matrices(self, module: nn.Module) -> tuple[tuple[int, int, int], ...]:
+        """(begin, rows, columns) in x of the hidden weight matrices that are trained: those of linear layers and
+        convolutions ([out, the rest]) but for the last of these layers."""
+        layers = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+        hidden = {f"{name}.weight" if name else "weight" for name, _ in layers[:-1]}
+        ends = itertools.accumulate(self.sizes.values())
+        begins = dict(zip(self.shapes, ends, strict=True))
+        rows = {name: self.shapes[name][0] for name in self.shapes if name in hidden}
+        return tuple((begins[k] - self.sizes[k], n, self.sizes[k] // n) for k, n in rows.items())
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The trainable parameters as one new vector [d]."""

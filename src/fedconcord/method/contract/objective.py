@@ -110,6 +110,7 @@ class Objective:
     regulariser: Regulariser | None = None  # psi
     precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
+    matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others
 

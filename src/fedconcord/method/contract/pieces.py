@@ -34,13 +34,16 @@ class Place(IntEnum):
     REFERENCE = 1  # what is subtracted of it, on the same samples
     CLIP = 2
     TABLE = 3
-    SCALE = 4
-    DECAY = 5
-    CONSTANT = 6
-    OPTIMISER = 7
-    PULL = 8
-    LIMIT = 9  # of the whole direction
-    METRIC = 10
+    MEASURE = 4  # the gradient as the oracle gave it
+    SCALE = 5
+    DECAY = 6
+    CONSTANT = 7
+    OPTIMISER = 8
+    PULL = 9
+    LIMIT = 10  # of the whole direction
+    DIRECTION = 11  # measured
+    METRIC = 12
+    TRANSFORM = 13  # from the direction to the move
 
 
 class Traits(NamedTuple):
@@ -58,6 +61,7 @@ class At(NamedTuple):
     gradient: Callable[[Tensor], Tensor]  # point [S, d] -> gradient [S, d] on the step's own samples
     block: Tensor | None  # [S] each client's block of samples, for tables
     k: int  # the step's number in the round, from 0
+    pieces: tuple[Piece, ...] = ()  # all of the step, in its order
 
 
 class Piece(Protocol):

@@ -30,6 +30,7 @@ from fedconcord.method.contract import (
     TwoBlockRow,
     rng,
 )
+from fedconcord.method.contract.optimisers import MeanGradient
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -128,7 +129,9 @@ class Assignment(NamedTuple):
         normaliser = response(chain, walked) if self.uses_normaliser else count * torch.nan
         ended = {type(piece): piece for piece in walked.pieces}
         pieces = tuple(ended.get(type(piece), piece) for piece in local.pieces)
-        return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count))
+        mean = ended.get(MeanGradient)
+        gradient = mean.total / count.clamp(min=1) if isinstance(mean, MeanGradient) else None
+        return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count), gradient=gradient)
 
 
 def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:

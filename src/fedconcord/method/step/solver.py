@@ -90,6 +90,26 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
     return next(_reasons(solver, algorithm, regularised), None)
 
 
+def _optimiser_reasons(solver: Solver, algorithm: Algorithm, is_proximal: bool) -> Iterator[str]:
+    """What does not go with a local optimiser."""
+    name, step = algorithm.step.optimiser, algorithm.step
+    if solver.kind == "lbfgs" or step.hessian_at is not None or step.fixed:
+        yield f"the method or local.solver prescribes the local steps, and so does {name}; leave local.optimiser out"
+    if solver.momentum:
+        yield f"{name} has moments of its own; set local.momentum 0, or leave local.optimiser out"
+    if step.size is not None or solver.pace is not None:
+        yield f"a rule of step sizes looks at directions, which {name} replaces; give local.lr a number"
+    if is_proximal:
+        yield (
+            f"the regulariser's proximal step has no meaning after {name}'s scaling; leave local.optimiser out, or use "
+            "a method whose server takes the proximal steps"
+        )
+    if solver.clip_direction is not None and solver.clip_form == "released":
+        yield f"local.clip_form released is of plain steps; use whole with {name}"
+    if algorithm.needs.mean_gradient and (step.oracle or solver.oracle).kind in ("svrg", "saga"):
+        yield f"the method takes the mean of mini-batch gradients under {name}; set local.oracle minibatch"
+
+
 def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterator[str]:
     step, needs, is_lbfgs = algorithm.step, algorithm.needs, solver.kind == "lbfgs"
     oracle, is_newton = (step.oracle or solver.oracle).kind, step.hessian_at is not None
@@ -129,6 +149,8 @@ def _reasons(solver: Solver, algorithm: Algorithm, regularised: bool) -> Iterato
         yield "a tolerance on ||grad L_i|| has no meaning under a non-smooth regulariser; leave it out"
     if is_lbfgs and oracle not in ("minibatch", "full"):
         yield f"L-BFGS minimises the full local objective, so local.oracle cannot be {oracle}"
+    if step.optimiser is not None:
+        yield from _optimiser_reasons(solver, algorithm, is_proximal)
     if step.size is None and solver.pace is None:
         return
     if step.size is not None and solver.pace is not None:  # why step sizes cannot come from a rule

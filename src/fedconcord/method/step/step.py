@@ -138,8 +138,10 @@ def _without_axis(done: Done) -> Done:
     pieces = (
         tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and leaf.ndim else leaf, p) for p in done.pieces
     )
-    numbers = (None if number is None else number[0, 0] for number in done[4:])
-    return Done(done.x[0], done.steps[0, 0], done.normaliser[0, 0], tuple(pieces), *numbers)
+    numbers = [None if number is None else number[0, 0] for number in (done.step_size, done.power, done.curvature)]
+    gradient = None if done.gradient is None else done.gradient[0]
+    single = Done(done.x[0], done.steps[0, 0], done.normaliser[0, 0], tuple(pieces), *numbers)
+    return single._replace(gradient=gradient)
 
 
 def _stack(row: Tree) -> Tree:

@@ -77,7 +77,7 @@ def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
             now, sized = tuple(rows_of(piece, here) for piece in pieces), rows_of(size, here)
         at_x = x[here]
         gradient, block = source.step(k, active, here)
-        at = At(at_x, gradient, block, k)
+        at = At(at_x, gradient, block, k, now)
         v = gradient(at_x)
         for piece in now:
             v = piece.apply(v, at)

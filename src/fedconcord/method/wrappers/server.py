@@ -89,6 +89,23 @@ def momentum(
     return Optimizer(torch.zeros_like, step, units)
 
 
+@definition()
+def nesterov(
+    beta: Annotated[BelowOne, about("momentum"), Search(0.0, 0.95, "linear")] = 0.9, lr: LR = 0.7
+) -> Optimizer:
+    """Nesterov's momentum on the method's steps: b <- beta b + Delta, x <- x + lr (Delta + beta b).
+
+    torch.optim.SGD's form; DiLoCo's outer optimiser (Douillard et al. 2023), with its step size 0.7. One above 1 is
+    allowed; a step is lr / (1 - beta) times Delta in the long run.
+    """
+
+    def step(buffer: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        buffer = beta * buffer + delta
+        return lr * (delta + beta * buffer), buffer
+
+    return Optimizer(torch.zeros_like, step)
+
+
 def _adaptive(
     second: Callable[[Tensor, Tensor], Tensor],
     *,
@@ -282,5 +299,5 @@ def _measured(algorithm: Algorithm) -> Algorithm:
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = by_name(sgd, momentum, adam, yogi, adagrad, extrapolation)
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = by_name(sgd, momentum, nesterov, adam, yogi, adagrad, extrapolation)
 """Server optimisers by name."""

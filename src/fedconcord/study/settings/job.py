@@ -20,6 +20,7 @@ from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.hostile import chosen, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
+from fedconcord.method.wrappers.optimisers import with_optimiser
 from fedconcord.method.wrappers.robust import with_aggregate
 from fedconcord.method.wrappers.server import with_server
 from fedconcord.method.wrappers.tables import with_table
@@ -50,6 +51,9 @@ def build(config: Config) -> Job:
             f"{config.label}: the method finds its own step sizes, given local.lr {grammar.text(local.lr)}; leave it "
             "out, or write it behind the methods that take one, as in fedavg(local.lr=0.3)"
         )
+    problem: Problem = problem_of(config)
+    if local.optimiser is not None:
+        algorithm = with_optimiser(algorithm, part("local.optimiser", local.optimiser), problem.objective.matrices)
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     if config.aggregate is not None:
         algorithm = with_aggregate(algorithm, part("aggregate", config.aggregate))
@@ -64,7 +68,6 @@ def build(config: Config) -> Job:
         algorithm = with_server(algorithm, part("server", config.server))
     if config.late == "keep":
         algorithm = with_late_replies(algorithm)
-    problem: Problem = problem_of(config)
     attackers: tuple[int, ...] = ()
     if config.hostile is not None:
         attack, seed, n = part("hostile", config.hostile), config.seed or 0, problem.roster.n

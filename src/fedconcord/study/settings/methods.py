@@ -103,7 +103,8 @@ def check_local(local: LocalSettings) -> LocalSettings:
         if work is not None:
             work_of(work)
     lr = canonical("local.lr", local.lr) if isinstance(local.lr, str) else local.lr
-    return local.model_copy(update={"lr": lr, "oracle": canonical("local.oracle", local.oracle)})
+    texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser")}
+    return local.model_copy(update={"lr": lr, **texts})
 
 
 def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
@@ -112,7 +113,8 @@ def with_lr(local: LocalSettings, call: factories.Call) -> LocalSettings:
         return local
     method = factories.build(registry_of(call.name), "method", grammar.Spec(call.name, (), call.given))
     has_rule = isinstance(method, Algorithm) and method.step.size is not None  # what is no method is refused later
-    return local if has_rule else local.model_copy(update={"lr": LR})
+    usual = LR if local.optimiser is None else part("local.optimiser", local.optimiser).lr
+    return local if has_rule else local.model_copy(update={"lr": usual})
 
 
 def labelled(config: Config, call: factories.Call, overrides: Mapping[str, Value]) -> dict[str, Value]:

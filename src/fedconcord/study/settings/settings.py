@@ -67,6 +67,10 @@ class LocalSettings(BaseModel):
     """heavy-ball momentum of the local steps, which starts anew in every round"""
     nesterov: bool = False
     """whether the momentum has Nesterov's form"""
+    optimiser: str | None = key(
+        None, "a local optimiser such as adamw or muon(state=kept)", stage="job", name="local_optimiser"
+    )
+    """what turns the direction of a local step into a move; if none, the move is the direction times the step size"""
     weight_decay: NotNegative = 0.0
     """factor of the weight decay (l2 penalty) in every gradient"""
     clip: Positive | None = None

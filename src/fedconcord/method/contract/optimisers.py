@@ -1,0 +1,171 @@
+"""Local optimisers: pieces that turn the whole direction of a step, corrections and pulls in it, into a move.
+
+D = kappa g + linear + rho (x - anchor);   x <- x - eta (T(D) + decay x).
+
+Where corrections make D = 0 at the optimum, it stays a fixed point, as T(0) = 0: control variates that are means of
+gradients and dual variables do that under any T, and a correction behind T does not. T is no linear function of
+gradients, so no piece here has a `unit`. Vectors are [S, d], of one client [d].
+
+AdamW: Loshchilov and Hutter, ICLR 2019, as torch.optim.AdamW: m and v with bias correction, decay beside it. v is of
+the raw gradient by default, before corrections: then T is smooth at the optimum, and a corrected method converges at
+a constant step size; with v of D both moments vanish there together.
+Lion: Chen et al., NeurIPS 2023, Algorithm 2. Sign: signSGD, Bernstein et al., ICML 2018.
+Muon: Jordan et al. 2024 (github.com/KellerJordan/Muon): Nesterov momentum, its matrices made nearly orthogonal by
+five Newton-Schulz steps, times sqrt(max(1, rows / columns)); convolutions are matrices [out, the rest]. All other
+parameters take AdamW's step with betas 0.9 and 0.95 and eps 1e-10, `rest` times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract.pieces import At, Place, Traits
+
+Matrix = tuple[int, int, int]
+"""(begin, rows, columns) of a weight matrix in x [d]."""
+
+Second = Literal["oracle", "direction"]
+COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of Newton-Schulz
+
+
+class MeanGradient(NamedTuple):
+    """The sum of the gradients that a round's steps took, as they came; it changes none."""
+
+    total: Tensor  # [S, d]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.MEASURE, ("total",))
+
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        self.total.add_(g)
+        return g
+
+
+class SecondMoment(NamedTuple):
+    """v <- beta v + (1 - beta) q^2 of the raw gradient, or of the direction; it changes neither."""
+
+    v: Tensor  # [S, d]
+    beta: float
+    of: Second = "oracle"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.MEASURE if self.of == "oracle" else Place.DIRECTION, ("v",))
+
+    def apply(self, q: Tensor, at: At) -> Tensor:
+        self.v.mul_(self.beta).addcmul_(q, q, value=1 - self.beta)
+        return q
+
+
+class AdamW(NamedTuple):
+    """m^ / (sqrt(v^) + eps) + decay x, with v of the `SecondMoment` in the same step."""
+
+    m: Tensor  # [S, d]
+    t: Tensor  # [S, 1] steps so far
+    beta: float
+    beta2: float
+    eps: float
+    decay: float
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.TRANSFORM, ("m", "t"))
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        self.t.add_(1)
+        self.m.lerp_(v, 1 - self.beta)
+        step = corrected(self.m, _second(at), self.t, (self.beta, self.beta2), self.eps)
+        return v.copy_(step).add_(at.x, alpha=self.decay)
+
+
+class Lion(NamedTuple):
+    """sign(b1 m + (1 - b1) D) + decay x, and then m <- b2 m + (1 - b2) D."""
+
+    m: Tensor  # [S, d]
+    beta1: float
+    beta2: float
+    decay: float
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.TRANSFORM, ("m",))
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        direction = torch.lerp(self.m, v, 1 - self.beta1).sign_()
+        self.m.lerp_(v, 1 - self.beta2)
+        return v.copy_(direction).add_(at.x, alpha=self.decay)
+
+
+class Sign(NamedTuple):
+    """sign(D)."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.TRANSFORM)
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        return v.sign_()
+
+
+class Muon(NamedTuple):
+    """Orthogonal steps of matrices, and AdamW's of the rest, with v of the `SecondMoment` in the same step."""
+
+    m: Tensor  # [S, d]
+    t: Tensor  # [S, 1] steps so far
+    betas: Tensor  # [d] of m: `beta` for matrices, 0.9 for the rest
+    beta: float
+    decay: float
+    rest: float  # step size of the rest over eta
+    orthogonal: Literal["newton_schulz", "svd"]
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.TRANSFORM, ("m", "t"))
+
+    def apply(self, v: Tensor, at: At) -> Tensor:
+        self.t.add_(1)
+        self.m.mul_(self.betas).addcmul_(1 - self.betas, v)
+        step = corrected(self.m, _second(at), self.t, (0.9, 0.95), 1e-10).mul_(self.rest)
+        ahead = torch.lerp(v, self.m, self.beta)
+        for begin, rows, columns in self.matrices:
+            places = slice(begin, begin + rows * columns)
+            matrix = ahead[..., places].view(*v.shape[:-1], rows, columns)
+            way = nearest_orthogonal(matrix) if self.orthogonal == "svd" else newton_schulz(matrix)
+            step[..., places] = way.flatten(-2).mul_(math.sqrt(max(1.0, rows / columns)))
+        return v.copy_(step).add_(at.x, alpha=self.decay)
+
+
+def corrected(m: Tensor, v: Tensor, t: Tensor, betas: tuple[float, float], eps: float) -> Tensor:
+    """m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), a new tensor."""
+    root = v.div(1 - betas[1] ** t).sqrt_().add_(eps)
+    return m.div(1 - betas[0] ** t).div_(root)
+
+
+def _second(at: At) -> Tensor:
+    return next(piece.v for piece in at.pieces if isinstance(piece, SecondMoment))
+
+
+def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
+    """Matrices [..., rows, columns] with singular values drawn near 1, by a quintic iteration on X / ||X||_F."""
+    a, b, c = COEFFICIENTS
+    wide = x.shape[-2] > x.shape[-1]
+    x = x.mT if wide else x
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if wide else x
+
+
+def nearest_orthogonal(x: Tensor) -> Tensor:
+    """U V^T of matrices X = U S V^T; 0 for what is 0 in all directions."""
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    whole = (s > 1e-12 * s.amax(-1, keepdim=True).clamp(min=1e-300)).to(x.dtype)
+    near: Tensor = (u * whole[..., None, :]) @ vh
+    return near

@@ -1,0 +1,295 @@
+"""Local optimisers: torch's step for step, and what stays exact inside methods (heterogeneous quadratics, float64)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_engines import SCHEDULE, assert_same, assert_same_server, run, small
+from torch import Tensor, nn
+
+from fedconcord.execution.engines import Serial, Stacked, Wire
+from fedconcord.execution.job import Job, advance
+from fedconcord.execution.job.checkpoint import load, save
+from fedconcord.federation.objectives import Quadratic, quadratics
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import fixed
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, Local
+from fedconcord.method.contract.flat import Layout
+from fedconcord.method.contract.optimisers import nearest_orthogonal, newton_schulz
+from fedconcord.method.contract.pieces import Piece, Pull
+from fedconcord.method.step.sizes import Fixed, delta
+from fedconcord.method.step.solver import Solver, refuse
+from fedconcord.method.step.walk import Chain, walk
+from fedconcord.method.wrappers.optimisers import LocalOptimiser, adamw, lion, muon, sign, with_optimiser
+from fedconcord.method.wrappers.server import nesterov, sgd, with_server
+from fedconcord.support.errors import UserError
+from table import TABLE, make
+
+ROWS, COLUMNS, N = 4, 3, 5
+D = ROWS * COLUMNS
+MATRICES = ((0, ROWS, COLUMNS),)
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    return torch.as_tensor(np.random.default_rng(seed).standard_normal(shape))
+
+
+# -- the steps -----------------------------------------------------------------------------------------------------
+
+
+class Bowl:
+    """Gradients H (x - b) of clients side by side, whose curvatures are far apart."""
+
+    def __init__(self, clients: int) -> None:
+        self.curvature, self.centre = 10 ** vectors(clients, D), vectors(clients, D, seed=1)
+
+    def step(self, k: int, active: np.ndarray, here: slice) -> tuple[object, None]:
+        return lambda x: self.curvature[here] * (x - self.centre[here]), None
+
+    def full(self, x: Tensor, active: np.ndarray) -> Tensor:
+        raise NotImplementedError
+
+
+def steps(pieces: tuple[Piece, ...], count: int, lr: float, clients: int = 1) -> tuple[Tensor, Bowl]:
+    bowl = Bowl(clients)
+    return walk(Chain(vectors(D, seed=2), pieces, Fixed(lr)), bowl, np.full(clients, count)).x, bowl  # type: ignore[arg-type]
+
+
+def by_torch(optimiser: type, count: int, shape: tuple[int, ...] = (D,), **options: object) -> Tensor:
+    bowl, x = Bowl(1), nn.Parameter(vectors(D, seed=2).view(shape))
+    takes = optimiser([x], **options)
+    for _ in range(count):
+        x.grad = (bowl.curvature[0] * (x.detach().flatten() - bowl.centre[0])).view(shape)
+        takes.step()
+    return x.detach().flatten()
+
+
+def test_adamw_is_torchs() -> None:
+    for decay in (0.0, 0.3):
+        x, _ = steps(adamw(0.8, 0.95, 1e-6, decay).pieces(vectors(D), ()), 25, 0.03)
+        expected = by_torch(torch.optim.AdamW, 25, lr=0.03, betas=(0.8, 0.95), eps=1e-6, weight_decay=decay)
+        torch.testing.assert_close(x[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_lion_is_its_three_lines() -> None:
+    x, bowl = steps(lion(0.9, 0.99, 0.1).pieces(vectors(D), ()), 20, 0.02)
+    at, m = vectors(D, seed=2), torch.zeros(D, dtype=torch.float64)
+    for _ in range(20):
+        g = bowl.curvature[0] * (at - bowl.centre[0])
+        at = at - 0.02 * (torch.sign(0.9 * m + 0.1 * g) + 0.1 * at)
+        m = 0.99 * m + 0.01 * g
+    torch.testing.assert_close(x[0], at, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
+def test_muon_is_torchs(shape: tuple[int, int]) -> None:
+    """torch computes the five steps in bfloat16, which limits the agreement."""
+    x, _ = steps(muon(0.9, 0.1).pieces(vectors(D), ((0, *shape),)), 10, 0.02)
+    expected = by_torch(torch.optim.Muon, 10, shape, lr=0.02, momentum=0.9, weight_decay=0.1)
+    assert float((x[0] - expected).norm() / (expected - vectors(D, seed=2)).norm()) < 0.02
+
+
+def test_muons_steps_are_orthogonal_and_the_rest_is_adamws() -> None:
+    x, bowl = steps(muon(0.95, 0.0, 0.5, "svd").pieces(vectors(D), ((0, 4, 2),)), 1, 0.1, clients=2)
+    move = (vectors(D, seed=2) - x) / 0.1
+    square = move[:, :8].view(2, 4, 2) / 2**0.5
+    torch.testing.assert_close(square.mT @ square, torch.eye(2).double().expand(2, 2, 2), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(move[:, 8:].abs(), torch.full((2, 4), 0.5).double(), rtol=1e-6, atol=1e-6)
+    rough = newton_schulz(bowl.centre.view(2, 4, 3))
+    values = torch.linalg.svdvals(rough)
+    assert 0.6 < float(values.min()) < float(values.max()) < 1.3
+    assert float(nearest_orthogonal(torch.zeros(2, 4, 3).double()).abs().max()) == 0
+
+
+def test_a_pull_is_scaled_with_the_gradient() -> None:
+    """D goes in whole: a client whose gradient is 0 goes to the anchor by sign's steps, not by the pull's."""
+    bowl = Bowl(1)
+    bowl.curvature = torch.zeros_like(bowl.curvature)
+    anchor = vectors(D, seed=2) + 1.0
+    chain = Chain(vectors(D, seed=2), (Pull(0.01, anchor), *sign().pieces(anchor, ())), Fixed(0.1))
+    x = walk(chain, bowl, np.array([1])).x  # type: ignore[arg-type]
+    torch.testing.assert_close(x[0], vectors(D, seed=2) + 0.1, rtol=1e-12, atol=1e-12)
+
+
+# -- inside methods: where they stop --------------------------------------------------------------------------------
+
+
+def curved(identity: bool = False) -> Quadratic:
+    H = np.stack([np.eye(D)] * N)
+    if not identity:
+        for i in range(N):
+            basis, _ = np.linalg.qr(vectors(D, D, seed=i + 10).numpy())
+            H[i] = (basis * 10.0 ** -np.random.default_rng(i).random(D)) @ basis.T
+    centres = 2 * vectors(N, D, seed=5).numpy()
+    b = np.einsum("nij,nj->ni", H, centres)
+    return Quadratic(torch.as_tensor(H)[:, None], torch.as_tensor(b)[:, None])
+
+
+def gap(
+    method: Algorithm, optimiser: LocalOptimiser | None, rounds: int = 700, *, shrink: float = 0.98, lr: float = 0.1
+) -> float:
+    """Relative distance to the optimum, with full gradients, 5 local steps and step sizes that shrink."""
+    algorithm = method if optimiser is None else with_optimiser(method, optimiser, MATRICES)
+    schedule = Schedule(seed=0, cohort=N, lr=lr, work=fixed(5), unit="steps", batch_size=None, lr_decay=shrink)
+    state = run(Job(problem := curved(), algorithm, schedule, engine=Stacked(None)), rounds)
+    x = next(iter(algorithm.models(state.server).values()))
+    return float((x - problem._optimum).norm() / problem._optimum.norm())
+
+
+OPTIMISERS = {"adamw": adamw(), "muon": muon(orthogonal="svd"), "sign": sign(), "lion": lion()}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_corrections_before_the_optimiser_stay_exact(method: str, name: str) -> None:
+    if name == "adamw":
+        assert gap(make(method), OPTIMISERS[name], 1500, shrink=1.0, lr=0.02) < 1e-6
+    else:
+        assert gap(make(method), OPTIMISERS[name], lr=0.05) < 1e-6
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_without_corrections_every_optimiser_is_biased(name: str) -> None:
+    assert gap(METHODS["fedavg"](), OPTIMISERS[name], lr=0.05) > 0.05
+
+
+def test_a_control_variate_of_moves_is_not_exact_under_an_optimiser() -> None:
+    """The planted error: option II as it is for plain steps, (x - y_i) / (K eta) for a gradient."""
+    right = with_optimiser(METHODS["scaffold"](), adamw(), MATRICES)
+
+    def finish(down, row, done, client):
+        moved = row.c - down.c + (down.x - done.x) / (done.steps * client.lr)
+        return right.finish(down, row, done._replace(gradient=moved), client)
+
+    assert gap(replace(right, finish=finish), None) > 50 * gap(right, None)
+
+
+def test_adamw_of_raw_gradients_is_exact_at_a_constant_step_size() -> None:
+    scaffold = METHODS["scaffold"]()
+    assert gap(scaffold, adamw(), 1500, shrink=1.0, lr=0.02) < 1e-12
+    assert gap(scaffold, adamw(second="direction"), 1500, shrink=1.0, lr=0.02) > 1e-3
+
+
+def ends(optimiser: LocalOptimiser) -> tuple[Tensor, Tensor]:
+    """Where FedAvg ends with one step a round and steps to 0, and clients' own optima [N, d]; all Hessians are 1."""
+    problem = curved(identity=True)
+    schedule = Schedule(seed=0, cohort=N, lr=0.3, work=fixed(1), unit="steps", batch_size=None, lr_decay=0.995)
+    job = Job(problem, with_optimiser(METHODS["fedavg"](), optimiser, MATRICES), schedule, engine=Stacked(None))
+    return run(job, 2000).server.x, problem.b_mean
+
+
+def test_local_sign_steps_end_in_the_coordinatewise_median() -> None:
+    x, centres = ends(sign())
+    torch.testing.assert_close(x, centres.median(0).values, rtol=0, atol=1e-3)
+    assert float((x - centres.mean(0)).norm()) > 0.3
+
+
+def test_local_muon_ends_in_the_minimiser_of_the_sum_of_nuclear_norms() -> None:
+    x, centres = ends(muon(beta=0.0, orthogonal="svd"))
+
+    def total(at: Tensor) -> float:
+        return float(torch.linalg.svdvals((at - centres).view(N, ROWS, COLUMNS)).sum())
+
+    least = total(x)
+    assert all(least < total(x + 0.05 * vectors(D, seed=k) / vectors(D, seed=k).norm()) for k in range(40))
+    assert total(centres.mean(0)) > least + 0.01
+
+
+# -- the same on every engine, and after a resume -------------------------------------------------------------------
+
+EVERYWHERE = {"adamw": adamw(state="kept"), "muon": muon(state="kept"), "lion": lion(state="kept"), "sign": sign()}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "afedpd", "losac"])
+def test_engines_agree(method: str, name: str) -> None:
+    """Signs on quadratics: where a gradient is nearly 0, as behind a ReLU, rounding decides its sign."""
+    problem = quadratics(3, 8, torch.float64, torch.device("cpu")) if name in ("lion", "sign") else small()
+    algorithm = with_optimiser(make(method), EVERYWHERE[name], problem.objective.matrices)
+    job = Job(problem, algorithm, replace(SCHEDULE, lr=0.01), engine=Serial())
+    expected = run(job, 3)
+    assert_same(run(replace(job, engine=Stacked(3, 2)), 3), expected)
+    assert_same_server(run(replace(job, engine=Wire()), 3), expected)
+
+
+def test_kept_moments_survive_a_resume(tmp_path) -> None:
+    problem = small()
+    algorithm = with_optimiser(METHODS["scaffold"](), adamw(state="kept"), problem.objective.matrices)
+    job = Job(problem, algorithm, replace(SCHEDULE, lr=0.01))
+    whole, half = run(job, 4), run(job, 2)
+    save(job, half, tmp_path / "state")
+    state = load(job, tmp_path / "state")
+    for _ in range(2):
+        state = advance(job, state)
+    assert_same(state, whole, 0.0)
+    fresh = replace(job, algorithm=with_optimiser(METHODS["scaffold"](), adamw(), problem.objective.matrices))
+    assert not torch.equal(run(fresh, 4).server.x, whole.server.x)
+
+
+def test_nesterov_at_the_server_is_torchs() -> None:
+    """On the moves of one client; without momentum it is a step size."""
+    problem = quadratics(3, 1, torch.float64, torch.device("cpu"))
+    job = Job(problem, METHODS["fedavg"](), Schedule(seed=0, cohort=1, lr=0.1, work=fixed(3), unit="steps"))
+    x, state = nn.Parameter(problem.init(0)), run(job, 0)
+    takes = torch.optim.SGD([x], lr=1.3, momentum=0.8, nesterov=True)
+    for _ in range(6):
+        state = advance(job, state._replace(server=state.server._replace(x=x.detach().clone())))
+        x.grad = x.detach() - state.server.x
+        takes.step()
+    mine = run(replace(job, algorithm=with_server(job.algorithm, nesterov(0.8, 1.3))), 6).server.x
+    torch.testing.assert_close(mine, x.detach(), rtol=1e-12, atol=1e-12)
+    plain, scaled = (replace(job, algorithm=with_server(job.algorithm, o)) for o in (nesterov(0.0, 0.5), sgd(0.5)))
+    assert torch.equal(run(plain, 3).server.x, run(scaled, 3).server.x)
+
+
+# -- shapes, and what is refused ------------------------------------------------------------------------------------
+
+
+def test_hidden_matrices_are_those_of_linear_layers_and_convolutions_but_the_last() -> None:
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.Conv2d(2, 3, 5), nn.GroupNorm(1, 3), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 2)
+    )
+    layout = Layout(model)
+    x = layout.flatten(model)
+    first, second = layout.matrices(model)
+    assert (first[1:], second[1:]) == ((3, 50), (7, 6))
+    for (begin, rows, columns), weight in ((first, model[1].weight), (second, model[3].weight)):
+        assert torch.equal(x[begin : begin + rows * columns].view(rows, columns), weight.flatten(1))
+    assert Layout(nn.Linear(3, 2)).matrices(nn.Linear(3, 2)) == ()
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if make(name).needs.normaliser])
+def test_what_divides_by_the_response_of_linear_steps_is_refused(name: str) -> None:
+    algorithm = with_optimiser(make(name), adamw())
+    reason = algorithm.refuse(None, 5)  # type: ignore[arg-type]
+    if make(name).needs.mean_gradient:
+        assert reason is None or "||a_i||_1" not in reason
+    else:
+        assert reason is not None
+        assert "which steps of adamw do not have" in reason
+
+
+@pytest.mark.parametrize(
+    ("solver", "words"),
+    [
+        (Solver(momentum=0.5), "adamw has moments of its own; set local.momentum 0"),
+        (Solver(kind="lbfgs"), "prescribes the local steps, and so does adamw"),
+        (Solver(pace=delta()), "a rule of step sizes looks at directions, which adamw replaces"),
+        (Solver(clip_direction=1.0, clip_form="released"), "is of plain steps; use whole with adamw"),
+    ],
+)
+def test_settings_that_do_not_go_with_an_optimiser(solver: Solver, words: str) -> None:
+    assert words in str(refuse(solver, with_optimiser(METHODS["fedavg"](), adamw())))
+
+
+def test_muon_without_a_hidden_matrix_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="muon is for hidden weight matrices, and this model has none"):
+        with_optimiser(METHODS["fedavg"](), muon()).start(vectors(D), (), None)  # type: ignore[arg-type]
+
+
+def test_a_methods_local_problem_keeps_its_pieces() -> None:
+    local: Local = with_optimiser(METHODS["fedprox"](0.5), lion()).start(vectors(D), (), None)  # type: ignore[arg-type]
+    assert [type(piece).__name__ for piece in local.pieces] == ["Pull", "Lion"]
