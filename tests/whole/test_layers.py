@@ -34,7 +34,9 @@ SIBLINGS = {  # they import the library, and never the reverse; of each other, o
 WINGS = {  # folders from the ground up: a wing imports from those before it, a room from those before it in its wing
     "support": Wing(1350, 1000),
     "method": Wing(9900, 7000, ("contract", "step", "wrappers", "algorithms")),
-    "federation": Wing(10100, 8700, ("data", "transformers", "models", "objectives", "partitions", "participation")),
+    "federation": Wing(
+        10100, 8700, ("data", "transformers", "adapters", "models", "objectives", "partitions", "participation")
+    ),
     "execution": Wing(6150, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),
     "insight": Wing(4150, 3900, ("report", "methods", "advice")),

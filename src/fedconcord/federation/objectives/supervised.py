@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedconcord.federation.adapters import merged
 from fedconcord.federation.data.dataset import Dataset, Scale
 from fedconcord.federation.objectives import kernels, precision
 from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
@@ -289,7 +290,7 @@ class Supervised:
             self._kernel(into, beta, alpha, x, *self.samples(samples), weight)
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
-        return self.layout.state(x)
+        return merged(self.model, self.layout.state(x))
 
     def label_counts(self) -> np.ndarray | None:
         if self.target != "class":

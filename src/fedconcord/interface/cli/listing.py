@@ -40,7 +40,7 @@ TOPICS = (
         "clipping",
     ),
     *("aggregate", "hostile"),
-    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics"),
+    *("tasks", "labels", "regularisers", "personalise", "losses", "metrics", "adapters"),
     *("baselines", "trackers", "recipes", "settings"),
 )
 PLUGINS = "fedconcord.methods"  # as in method.algorithms.plugins, which imports torch

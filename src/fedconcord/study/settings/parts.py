@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedconcord.execution.job.personalisation import PERSONALISE
+from fedconcord.federation.adapters import ADAPTERS
 from fedconcord.federation.data import DATASETS
 from fedconcord.federation.models import models
 from fedconcord.federation.objectives import PROBLEMS
@@ -67,6 +68,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "skew": Registry("feature skew", FEATURES, "skew"),
     "labels": Registry("removal of labels", LABELS, "labels"),
     "task": Registry("task", TASKS, "tasks"),
+    "adapters": Registry("adapters", ADAPTERS, "adapters"),
     "loss": Registry("loss", losses(), "losses"),
     "local.lr": Registry("rule of step sizes", RULES, "lr"),
     "local.optimiser": Registry("local optimiser", OPTIMISERS, "optimisers"),

@@ -193,7 +193,7 @@ def device_of(config: Config) -> torch.device:
 
 def problem_of(config: Config) -> Problem:
     """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
-    keys = (*OF_SAMPLES, "model", "labels", "task", "validation", "loss", "metrics")
+    keys = (*OF_SAMPLES, "model", "adapters", "labels", "task", "validation", "loss", "metrics")
     numbers = {key: getattr(config.engine, key) for key in ("name", "device", "dtype", "precision")}
     problem = _problem(_choice(config, keys, {"engine": EngineSettings(**numbers)}, device_of(config)))
     if not isinstance(problem, Supervised | SemiSupervised | Streamed):
@@ -291,7 +291,8 @@ def _problem(choice: Choice) -> Problem:
     call = call_of("model", config.model or DEFAULT_MODEL)
 
     def network() -> nn.Module:
-        return _network(call, dataset)
+        model = _network(call, dataset)
+        return model if config.adapters is None else part("adapters", config.adapters).attach(model)
 
     if task is not None:
         masks = part("labels", config.labels or "", parts, seed)

@@ -206,7 +206,7 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
 
 
 def _check_own_clients(config: Config, name: str) -> Config:
-    for key in ("partition", "skew", "model", "labels", "task", "validation", "loss", "metrics"):
+    for key in ("partition", "skew", "model", "adapters", "labels", "task", "validation", "loss", "metrics"):
         value = getattr(config, key)
         if value not in (None, [], "auto"):
             raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
@@ -238,7 +238,12 @@ def _check_task(config: Config, update: dict[str, Any], target: Target) -> Confi
             "know; leave it out"
         )
     if task == "clustering":
-        for key, value in (("model", config.model), ("labels", config.labels), ("eval.target", config.eval.target)):
+        for key, value in (
+            ("model", config.model),
+            ("adapters", config.adapters),
+            ("labels", config.labels),
+            ("eval.target", config.eval.target),
+        ):
             if value is not None:
                 raise UserError(f"task clustering has no {key}, given {value}; leave it out")
         return config.model_copy(update=update | {"model": None})

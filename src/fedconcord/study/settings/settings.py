@@ -302,6 +302,9 @@ class Config(BaseModel):
     """how the features of training samples differ from client to client; if none, they do not"""
     model: str | None = key(None, usual=DEFAULT_MODEL, stage="job")
     """the model to train, or package.module:factory for a model of your own"""
+    adapters: str | None = key(None, "adapters such as lora(where='query|value')", stage="job")
+    """low-rank adapters that are trained in place of the model's own weights, which are frozen; if none, the model is
+    trained as it says"""
     loss: str | None = key(None, "a loss such as huber(1.0)", stage="job")
     """the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the kind
     of target"""

@@ -1,0 +1,161 @@
+"""LoRA on any model: what is trained, one base for all clients, exact means, and the plain model that comes of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_engines import SCHEDULE, assert_same, assert_same_server, run
+from torch import Tensor, nn
+
+from fedconcord.execution.engines import Serial, Stacked, Wire
+from fedconcord.execution.job import Job
+from fedconcord.federation.adapters import Adapted, lora, merged
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.objectives import Supervised
+from fedconcord.method.algorithms import METHODS
+from fedconcord.support.errors import UserError
+from table import make
+
+IN, HIDDEN, CLASSES = 12, 8, 3
+
+
+class Net(nn.Module):
+    """Two layers by name and one that adapters leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value, self.head = nn.Linear(IN, HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.value(torch.tanh(self.query(x)))))
+        return out
+
+
+def problem(**options: object) -> Supervised:
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((100, IN)).astype(np.float32), draw.integers(0, CLASSES, 100)
+    data = Dataset("noise", x[:80], y[:80], x[80:], y[80:], CLASSES)
+    parts = np.split(np.arange(80), np.cumsum([3, 4, 7, 12, 20, 9]))
+    adapters = lora(**{"where": "query|value", "rank": 2, **options})  # type: ignore[arg-type]
+    return Supervised(lambda: adapters.attach(Net()), data, parts, dtype=torch.float64)
+
+
+def test_a_model_with_fresh_adapters_is_the_model() -> None:
+    of = problem()
+    torch.manual_seed(3)
+    plain = Net()
+    torch.manual_seed(3)
+    adapted = lora("query|value", 2).attach(Net())
+    x = torch.randn(5, IN)
+    assert torch.equal(adapted(x), plain(x))
+    assert of.dim == 2 * (IN + HIDDEN) + 2 * (HIDDEN + HIDDEN)
+    assert [name for name, layer in adapted.named_modules() if isinstance(layer, Adapted)] == ["query", "value"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "afedpd", "fedvra"])
+def test_engines_agree_and_the_base_never_moves(method: str) -> None:
+    of = problem(also="head")
+    before = {name: leaf.clone() for name, leaf in of.layout.constants.items()}
+    job = Job(of, make(method), SCHEDULE, engine=Serial())
+    expected = run(job, 3)
+    assert_same(run(Job(of, make(method), SCHEDULE, engine=Stacked(3)), 3), expected)
+    assert_same_server(run(Job(of, make(method), SCHEDULE, engine=Wire()), 3), expected)
+    assert all(torch.equal(leaf, before[name]) for name, leaf in of.layout.constants.items())
+    assert float((expected.server.x - of.init(SCHEDULE.seed)).norm()) > 1e-3
+
+
+def factors(of: Supervised, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    values = of.layout.values(x)
+    return values[f"{layer}.lora_A"], values[f"{layer}.lora_B"]
+
+
+def test_the_mean_of_products_is_exact_where_b_alone_is_trained_and_else_is_not() -> None:
+    """Over four clients with unequal weights, from far-apart factors."""
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    off = {}
+    for train in ("both", "B"):
+        of = problem(train=train)
+        generator = torch.Generator().manual_seed(0)
+        clients = torch.randn(4, of.dim, dtype=torch.float64, generator=generator)
+        pairs = [factors(of, x, "query") for x in clients]
+        products = sum(w * (b @ a) for w, (a, b) in zip(weights, pairs, strict=True))
+        a, b = factors(of, weights @ clients, "query")
+        off[train] = float((b @ a - products).norm() / products.norm())
+    assert off["B"] < 1e-12
+    assert off["both"] > 0.1
+
+
+def test_the_final_model_is_the_plain_one_with_the_products_in_its_weights() -> None:
+    of = problem(also="head", alpha=6.0)
+    x = run(Job(of, METHODS["fedavg"](), SCHEDULE, engine=Stacked()), 5).server.x
+    plain = Net().double()
+    plain.load_state_dict(of.export(x))
+    inputs = torch.randn(7, IN, dtype=torch.float64)
+    torch.testing.assert_close(plain(inputs), of.logits(x, inputs), rtol=1e-12, atol=1e-12)
+    (a, b), layer = factors(of, x, "value"), of.model.get_submodule("value")
+    turned = merged(of.model, of.layout.state(x) | {"value.lora_A": b.mT, "value.lora_B": a.mT})  # the planted error
+    assert float((turned["value.weight"] - plain.value.weight).detach().norm()) > 1e-3
+    assert isinstance(layer, Adapted)
+    assert layer.scale == 3.0
+
+
+def test_stacked_clients_share_one_base() -> None:
+    """Nothing of size clients x weights is made."""
+    big = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, CLASSES))
+    model = lora("0", 1).attach(big)
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((40, 1000)).astype(np.float32), draw.integers(0, CLASSES, 40)
+    of = Supervised(lambda: model, Dataset("noise", x, y, x[:5], y[:5], CLASSES), list(np.arange(40)[:, None]))
+    assert of.dim == 2000
+    objective = of.objective
+    with Sizes() as sizes:
+        objective.gradients(of.init(0).expand(40, -1), torch.arange(40)[:, None], None)
+    assert 0 < sizes.largest < 2 * 1000 * 1000
+
+
+class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+    """The largest tensor that is made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(one, Tensor):
+                self.largest = max(self.largest, one.numel())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"where": "key"},
+            "no linear layer of the model matches where 'key'; its linear layers are query, value, head",
+        ),
+        ({"where": "("}, "'\\(' is no regular expression"),
+        ({"rank": 9}, "rank 9 is above the 8 that layer 'query' can have"),
+        ({"also": "tail"}, "no parameter of the model matches also 'tail'"),
+    ],
+)
+def test_what_adapters_cannot_be_is_one_sentence(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        problem(**options)
+
+
+def test_the_command_trains_adapters_and_predicts_with_the_plain_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedconcord"]
+    options = ["--data", "digits", "--model", "2nn", "--adapters", "lora(where='1|3',rank=4,also='5')", "--rounds", "3"]
+    for line in (
+        ["run", *options, "--out", str(tmp_path / "run")],
+        ["export", str(tmp_path / "run"), "--out", "m.pt2"],
+    ):
+        done = subprocess.run([*command, *line], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+    from safetensors.torch import load_file
+
+    names = set(load_file(tmp_path / "run" / "model.safetensors"))
+    assert names == {f"{k}.{part}" for k in (1, 3, 5) for part in ("weight", "bias")}
