@@ -66,8 +66,8 @@ def lora(
     def attach(model: nn.Module) -> nn.Module:
         linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name]
         whole = [name for name, _ in model.named_parameters() if also and _matches(also, name)]
-        chosen = [name for name in linear if _matches(where, name) and not (also and _matches(also, name))]
-        if not chosen:
+        layers = [name for name in linear if _matches(where, name) and not (also and _matches(also, name))]
+        if not layers:
             raise UserError(
                 f"adapters lora: no linear layer of the model matches where {where!r}; its linear layers are "
                 f"{', '.join(linear) or 'none'}"
@@ -76,7 +76,7 @@ def lora(
             raise UserError(f"adapters lora: no parameter of the model matches also {also!r}")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in whole)
-        for name in chosen:
+        for name in layers:
             layer = model.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             most = min(layer.in_features, layer.out_features)
