@@ -173,6 +173,20 @@ def test_adamw_of_raw_gradients_is_exact_at_a_constant_step_size() -> None:
     assert gap(scaffold, adamw(second="direction"), 1500, shrink=1.0, lr=0.02) > 1e-3
 
 
+def test_a_pull_on_an_entry_with_hardly_a_gradient_stays_bounded() -> None:
+    """With v of the gradient alone the first step would overshoot the anchor a thousand times."""
+    ends = {}
+    for second in ("larger", "oracle"):
+        bowl = Bowl(1)
+        bowl.curvature = torch.full_like(bowl.curvature, 1e-7)
+        anchor = vectors(D, seed=2) + 1.0
+        pieces = (Pull(0.1, anchor), *adamw(second=second).pieces(anchor, ()))
+        x = walk(Chain(vectors(D, seed=2), pieces, Fixed(0.01)), bowl, np.array([1])).x  # type: ignore[arg-type]
+        ends[second] = float((x - anchor).abs().max())
+    assert ends["larger"] < 1.1
+    assert ends["oracle"] > 100
+
+
 def ends(optimiser: LocalOptimiser) -> tuple[Tensor, Tensor]:
     """Where FedAvg ends with one step a round and steps to 0, and clients' own optima [N, d]; all Hessians are 1."""
     problem = curved(identity=True)

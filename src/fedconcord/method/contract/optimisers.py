@@ -6,9 +6,10 @@ Where corrections make D = 0 at the optimum, it stays a fixed point, as T(0) = 0
 gradients and dual variables do that under any T, and a correction behind T does not. T is no linear function of
 gradients, so no piece here has a `unit`. Vectors are [S, d], of one client [d].
 
-AdamW: Loshchilov and Hutter, ICLR 2019, as torch.optim.AdamW: m and v with bias correction, decay beside it. v is of
-the raw gradient by default, before corrections: then T is smooth at the optimum, and a corrected method converges at
-a constant step size; with v of D both moments vanish there together.
+AdamW: Loshchilov and Hutter, ICLR 2019, as torch.optim.AdamW: m and v with bias correction, decay beside it. v is the
+larger of two: of the raw gradient, which is not 0 at the optimum, so that T is smooth there and a corrected method
+converges at a constant step size; and of the direction, without which an entry whose gradient is far smaller than its
+correction or pull would step far too long. Without corrections both are AdamW's.
 Lion: Chen et al., NeurIPS 2023, Algorithm 2. Sign: signSGD, Bernstein et al., ICML 2018.
 Muon: Jordan et al. 2024 (github.com/KellerJordan/Muon): Nesterov momentum, its matrices made nearly orthogonal by
 five Newton-Schulz steps, times sqrt(max(1, rows / columns)); convolutions are matrices [out, the rest]. All other
@@ -28,7 +29,7 @@ from fedconcord.method.contract.pieces import At, Place, Traits
 Matrix = tuple[int, int, int]
 """(begin, rows, columns) of a weight matrix in x [d]."""
 
-Second = Literal["oracle", "direction"]
+Second = Literal["larger", "oracle", "direction"]
 COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of Newton-Schulz
 
 
@@ -47,23 +48,37 @@ class MeanGradient(NamedTuple):
 
 
 class SecondMoment(NamedTuple):
-    """v <- beta v + (1 - beta) q^2 of the raw gradient, or of the direction; it changes neither."""
+    """v <- beta v + (1 - beta) g^2 of the gradient as it came, which it does not change."""
 
     v: Tensor  # [S, d]
     beta: float
-    of: Second = "oracle"
 
     @property
     def traits(self) -> Traits:
-        return Traits(Place.MEASURE if self.of == "oracle" else Place.DIRECTION, ("v",))
+        return Traits(Place.MEASURE, ("v",))
 
-    def apply(self, q: Tensor, at: At) -> Tensor:
-        self.v.mul_(self.beta).addcmul_(q, q, value=1 - self.beta)
-        return q
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        self.v.mul_(self.beta).addcmul_(g, g, value=1 - self.beta)
+        return g
+
+
+class DirectionMoment(NamedTuple):
+    """v <- beta v + (1 - beta) D^2 of the direction, which it does not change."""
+
+    v: Tensor  # [S, d]
+    beta: float
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.DIRECTION, ("v",))
+
+    def apply(self, d: Tensor, at: At) -> Tensor:
+        self.v.mul_(self.beta).addcmul_(d, d, value=1 - self.beta)
+        return d
 
 
 class AdamW(NamedTuple):
-    """m^ / (sqrt(v^) + eps) + decay x, with v of the `SecondMoment` in the same step."""
+    """m^ / (sqrt(v^) + eps) + decay x, with v of the moments in the same step."""
 
     m: Tensor  # [S, d]
     t: Tensor  # [S, 1] steps so far
@@ -113,7 +128,7 @@ class Sign(NamedTuple):
 
 
 class Muon(NamedTuple):
-    """Orthogonal steps of matrices, and AdamW's of the rest, with v of the `SecondMoment` in the same step."""
+    """Orthogonal steps of matrices, and AdamW's of the rest, with v of the moments in the same step."""
 
     m: Tensor  # [S, d]
     t: Tensor  # [S, 1] steps so far
@@ -148,7 +163,8 @@ def corrected(m: Tensor, v: Tensor, t: Tensor, betas: tuple[float, float], eps: 
 
 
 def _second(at: At) -> Tensor:
-    return next(piece.v for piece in at.pieces if isinstance(piece, SecondMoment))
+    moments = [piece.v for piece in at.pieces if isinstance(piece, SecondMoment | DirectionMoment)]
+    return moments[0] if len(moments) == 1 else torch.maximum(*moments)
 
 
 def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:

@@ -21,6 +21,7 @@ from fedconcord.method.contract import Algorithm, Client, Done, Local, Piece, Po
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.contract.optimisers import (
     AdamW,
+    DirectionMoment,
     Lion,
     Matrix,
     MeanGradient,
@@ -49,6 +50,11 @@ class LocalOptimiser(NamedTuple):
     identity: Identity = UNNAMED
 
 
+def _moments_of(second: Second, zeros: Tensor, beta: float) -> tuple[Piece, ...]:
+    raw: tuple[Piece, ...] = () if second == "direction" else (SecondMoment(zeros, beta),)
+    return raw if second == "oracle" else (*raw, DirectionMoment(zeros, beta))
+
+
 @definition()
 def adamw(
     beta1: Annotated[BelowOne, about("decay of the first moment")] = 0.9,
@@ -56,15 +62,19 @@ def adamw(
     eps: Annotated[Positive, about("added to the root")] = 1e-8,
     decay: Decay = 0.0,
     second: Annotated[
-        Second, about("what the second moment is of: oracle, the raw gradient; direction, what corrections made of it")
-    ] = "oracle",
+        Second,
+        about(
+            "what the second moment is of: oracle, the raw gradient; direction, what corrections made of it; larger, "
+            "entry by entry the larger of the two"
+        ),
+    ] = "larger",
     state: State = "reset",
 ) -> LocalOptimiser:
     """AdamW. Loshchilov and Hutter, ICLR 2019; torch.optim.AdamW's step."""
 
     def pieces(x: Tensor, matrices: tuple[Matrix, ...]) -> tuple[Piece, ...]:
         zeros, count = x.new_zeros(x.shape[-1]), x.new_zeros(1)
-        return SecondMoment(zeros, beta2, second), AdamW(zeros, count, beta1, beta2, eps, decay)
+        return *_moments_of(second, zeros, beta2), AdamW(zeros, count, beta1, beta2, eps, decay)
 
     return LocalOptimiser(pieces, 0.001, state)
 
@@ -111,7 +121,7 @@ def muon(
         for begin, rows, columns in matrices:
             betas[begin : begin + rows * columns] = beta
         count = x.new_zeros(1)
-        return SecondMoment(zeros, 0.95), Muon(zeros, count, betas, beta, decay, rest, orthogonal, matrices)
+        return *_moments_of("larger", zeros, 0.95), Muon(zeros, count, betas, beta, decay, rest, orthogonal, matrices)
 
     return LocalOptimiser(pieces, 0.02, state)
 
