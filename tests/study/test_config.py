@@ -190,7 +190,7 @@ def test_options_are_described() -> None:
 @pytest.mark.parametrize(
     "registry",
     [METHODS, DATASETS, PROBLEMS, MODELS, PARTITIONS, WORK, *(registry.things for registry in parts.PARTS.values())],
-    ids=lambda r: next(iter(r)),
+    ids=lambda r: next(iter(r), "paths alone"),
 )
 def test_every_registered_thing_is_described_and_takes_its_own_defaults(registry: dict[str, Any]) -> None:
     for name, made in registry.items():

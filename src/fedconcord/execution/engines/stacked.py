@@ -318,6 +318,7 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
         chunk_rule.has_kernel(objective)
         and assignment.algorithm.step.hessian_at is None
         and assignment.solver.kind != "lbfgs"
+        and assignment.algorithm.step.code is None
     )
 
 

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedconcord.federation.adapters import merged
 from fedconcord.federation.data.dataset import Dataset, Scale
-from fedconcord.federation.objectives import kernels, precision
+from fedconcord.federation.objectives import kernels, own_code, precision
 from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
 from fedconcord.federation.objectives.evaluation import (
     Forward,
@@ -43,6 +43,7 @@ from fedconcord.method.contract import (
     rng,
     roster_of,
 )
+from fedconcord.method.contract.code import Code, Correct, Visit
 from fedconcord.method.contract.flat import Layout
 from fedconcord.support.errors import UserError
 
@@ -145,6 +146,7 @@ class Supervised:
             matrices=self.layout.matrices(self.model),
             conditions=self.conditions,
             under=self.under,
+            train=self.train,
         )
 
     def under(self, conditions: Conditions) -> Objective:
@@ -250,6 +252,11 @@ class Supervised:
             with torch.enable_grad():
                 loss = self._training_loss(x, inputs, targets, weight, mine)
             return torch.autograd.grad(loss, x)[0]
+
+    def train(self, code: Code, x: Tensor, samples: list[Tensor], visit: Visit, correct: Correct) -> Tensor:
+        """The model [d] that code of the user's makes of x [d] on the samples [B] of each of its steps."""
+        batches = [self.samples(step) for step in samples]
+        return own_code.train(self.model, self.layout, code, x, batches, visit, correct)
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
         return hessian_of(lambda at: self.loss(at, samples), x)

@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from fedconcord.method.contract.code import Code
 from fedconcord.method.contract.facts import Facts
 from fedconcord.method.contract.former import accepts_former_fields, former_pieces
 from fedconcord.method.contract.identity import UNNAMED, Identity
@@ -229,6 +230,7 @@ class Step(NamedTuple):
     regularise: Literal["local", "server"] = "local"
     fixed: bool = False
     optimiser: str | None = None
+    code: Code | None = None
 
 
 @accepts_former_fields
@@ -277,6 +279,7 @@ class Algorithm:
             regularise: who takes proximal steps; the server's are in `update`.
             fixed: the local step is the method's own: momentum and L-BFGS would change the method.
             optimiser: the name of the local optimiser that the method was given (`wrappers.optimisers`).
+            code: the user's local training in place of the steps (`wrappers.code`).
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedconcord.method.contract.code import Train
 from fedconcord.method.contract.trees import Tree
 
 
@@ -113,6 +114,7 @@ class Objective:
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others
+    train: Train | None = None  # a client's local training by code of the user's
 
     def samples(self, place: int) -> Tensor:
         """All samples [n] of a client."""

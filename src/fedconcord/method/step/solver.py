@@ -93,15 +93,21 @@ def refuse(solver: Solver, algorithm: Algorithm, regularised: bool = False) -> s
 def _optimiser_reasons(solver: Solver, algorithm: Algorithm, is_proximal: bool) -> Iterator[str]:
     """What does not go with a local optimiser."""
     name, step = algorithm.step.optimiser, algorithm.step
+    key = "local.optimiser" if step.code is None else "local.code"
+    if step.code is not None:
+        if (step.oracle or solver.oracle).kind != "minibatch" or step.blocks or algorithm.phases.prelude is not None:
+            yield f"the method or local.oracle takes gradients of its own, which {name} does not; leave local.code out"
+        if solver.tolerance is not None or solver.step_decay != 1.0:
+            yield f"{name} ends and sizes its steps itself; leave local.tolerance and local.step_decay out"
     if solver.kind == "lbfgs" or step.hessian_at is not None or step.fixed:
-        yield f"the method or local.solver prescribes the local steps, and so does {name}; leave local.optimiser out"
+        yield f"the method or local.solver prescribes the local steps, and so does {name}; leave {key} out"
     if solver.momentum:
-        yield f"{name} has moments of its own; set local.momentum 0, or leave local.optimiser out"
+        yield f"{name} has moments of its own; set local.momentum 0, or leave {key} out"
     if step.size is not None or solver.pace is not None:
         yield f"a rule of step sizes looks at directions, which {name} replaces; give local.lr a number"
     if is_proximal:
         yield (
-            f"the regulariser's proximal step has no meaning after {name}'s scaling; leave local.optimiser out, or use "
+            f"the regulariser's proximal step has no meaning after {name}'s scaling; leave {key} out, or use "
             "a method whose server takes the proximal steps"
         )
     if solver.clip_direction is not None and solver.clip_form == "released":

@@ -27,6 +27,7 @@ from fedconcord.method.step.assignment import (
     with_conditions,
     with_oracle,
 )
+from fedconcord.method.step.code import trained
 from fedconcord.method.step.compiled import in_one_call
 from fedconcord.method.step.fused import fused
 from fedconcord.method.step.graphs import Graphs, replay_or_take
@@ -93,9 +94,13 @@ def client_step(
     first = int(objective.offsets[place])
     steps = [whole] * orders.steps
     if draws.batches is not None and oracle.kind != "full":
-        drawn_batches = (batch[batch >= 0] for batch in draws.batches)
-        steps = [first + torch.as_tensor(batch, device=objective.device) for batch in drawn_batches]
-    done, cost = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
+        steps = _of_one(objective, first, draws.batches)
+    if algorithm.step.code is None:
+        end = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
+    else:
+        cohort, count = _by_code(in_x, assignment, local.map(_with_axis), [steps], [orders])
+        end = _without_axis(cohort), count
+    done, cost = end
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
 
@@ -127,6 +132,26 @@ def solve(
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
         evaluations = int(assignment.costs(chain, np.array([full_cost]), walked)[0])
     return _without_axis(assignment.done(local, chain, walked)), evaluations
+
+
+def _by_code(
+    objective: Objective,
+    assignment: Assignment,
+    local: Local,
+    samples: Sequence[list[Tensor]],
+    orders: Sequence[Orders],
+) -> tuple[Done, int]:
+    """What code of the user's makes of clients' problems, and its steps; `samples` of each client and step."""
+    code, counts = assignment.algorithm.step.code, np.array([len(steps) for steps in samples])
+    assert code is not None
+    chain = assignment.chain(local, orders[0].lr, counts, local_regulariser(objective, assignment.algorithm))
+    walked = trained(objective, chain, code, samples, orders)
+    return assignment.done(local, chain, walked), int(walked.taken.sum())
+
+
+def _of_one(objective: Objective, first: int, positions: np.ndarray) -> list[Tensor]:
+    """The samples of each step of a client whose own begin at `first`; positions [K, B], -1 pads."""
+    return [first + torch.as_tensor(batch[batch >= 0], device=objective.device) for batch in positions]
 
 
 def _with_axis(leaf: Any) -> Any:
@@ -181,6 +206,15 @@ def solve_together(
         assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
     ]
     is_full = draws[0].batches is None or assignment.oracle.kind == "full"
+    if assignment.algorithm.step.code is not None:
+        first = objective.offsets[places].tolist()
+        steps_of = [
+            [objective.samples(int(place))] * order.steps
+            if one.batches is None
+            else _of_one(objective, begin, one.batches)
+            for place, begin, one, order in zip(places, first, draws, orders, strict=True)
+        ]
+        return _by_code(objective, assignment, local, steps_of, orders)
     samples = everything(objective, places) if is_full else batches(objective, places, draws)
     blocks = None if draws[0].blocks is None else blocks_of(objective, draws)
     source = Batches(objective, places, samples, blocks)

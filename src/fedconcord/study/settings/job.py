@@ -18,6 +18,7 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm, Oracle, Problem
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.code import with_code
 from fedconcord.method.wrappers.hostile import chosen, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.optimisers import with_optimiser
@@ -54,6 +55,10 @@ def build(config: Config) -> Job:
     problem: Problem = problem_of(config)
     if local.optimiser is not None:
         algorithm = with_optimiser(algorithm, part("local.optimiser", local.optimiser), problem.objective.matrices)
+    if local.code is not None:
+        if local.optimiser is not None:
+            raise UserError(f"{local.code} moves the model itself; leave local.optimiser out, or local.code")
+        algorithm = with_code(algorithm, part("local.code", local.code))
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     if config.aggregate is not None:
         algorithm = with_aggregate(algorithm, part("aggregate", config.aggregate))

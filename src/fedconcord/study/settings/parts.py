@@ -34,6 +34,7 @@ from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.step.sizes import RULES
 from fedconcord.method.step.solver import ORACLES
+from fedconcord.method.wrappers.code import codes
 from fedconcord.method.wrappers.hostile import ATTACKS
 from fedconcord.method.wrappers.optimisers import OPTIMISERS
 from fedconcord.method.wrappers.privacy import CLIPS, Adaptive
@@ -72,6 +73,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "loss": Registry("loss", losses(), "losses"),
     "local.lr": Registry("rule of step sizes", RULES, "lr"),
     "local.optimiser": Registry("local optimiser", OPTIMISERS, "optimisers"),
+    "local.code": Registry("client code", codes(), "optimisers"),
     "local.oracle": Registry("gradient oracle", ORACLES, "oracles"),
     "eval.personalise": Registry("personalisation", PERSONALISE, "personalise"),
 }

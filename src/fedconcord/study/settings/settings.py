@@ -71,6 +71,8 @@ class LocalSettings(BaseModel):
         None, "a local optimiser such as adamw or muon(state=kept)", stage="job", name="local_optimiser"
     )
     """what turns the direction of a local step into a move; if none, the move is the direction times the step size"""
+    code: str | None = key(None, "a function package.module:name (model, batches, visit)", stage="job")
+    """your own local training in torch, in place of the local steps; if none, clients take local steps"""
     weight_decay: NotNegative = 0.0
     """factor of the weight decay (l2 penalty) in every gradient"""
     clip: Positive | None = None
