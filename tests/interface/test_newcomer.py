@@ -127,11 +127,14 @@ def test_every_block_of_settings_resolves(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     models = "".join(f"def {name}(*given):\n    ...\n" for name in ("Net", "simple_cnn", "cnn"))
-    data = "def emnist(*given):\n    return {'x': np.eye(30), 'y': np.arange(30) % 3, 'client': np.arange(30) % 10}\n"
+    data = "".join(
+        f"def {name}(*given):\n    return {{'x': np.eye(60), 'y': np.arange(60) % 3, 'client': np.arange(60) % 20}}\n"
+        for name in ("emnist", "reviews")
+    )
     (tmp_path / "package" / "module.py").write_text(f"import numpy as np\n{data}{models}")
     monkeypatch.syspath_prepend(str(tmp_path))
     blocks = re.findall(r"^```toml\n(.*?)^```$", COMING_FROM.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.toml"
         files.write_text(path, block)
