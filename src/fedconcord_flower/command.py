@@ -209,6 +209,31 @@ def site(
     _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell))
 
 
+@app.command()
+def ledger(
+    folder: Annotated[str, typer.Argument(help="Folder of what the site remembers, its --folder.", metavar="DIR")],
+    contains: Annotated[str, option("A last line's hash of before, which must still be there.", "HASH")] = "",
+) -> None:
+    """Print what a site was asked, what left it and what privacy that spent. Verify that no line was changed."""
+    from fedconcord_sites.ledger import NAME, Ledger, epsilon_of, shown
+
+    places = [Path(folder) / NAME, Path(folder) / "state" / NAME]
+    path = next((one for one in places if one.exists()), None)
+    if path is None:
+        raise UserError(f"{folder} has no {NAME}; name the folder of a site, as --folder of flower site")
+    book = Ledger(path)
+    lines = book.lines()
+    for line in lines:
+        typer.echo(shown(line))
+    if contains and not any(one.startswith(contains) for one in book.hashes):
+        raise UserError(f"{path} has no line of the hash {contains}: its end was cut off, or it is another ledger")
+    for file in {line["file"]: line["path"] for line in lines}:
+        mine = [line for line in lines if line["file"] == file]
+        if (epsilon := epsilon_of(mine)) > 0:
+            say(f"{mine[-1]['path']} (SHA-256 {file[:12]}): epsilon {epsilon:.4g} over all runs, site as unit")
+    say(f"{len(lines)} lines, none changed; the last has the hash {book.head}")
+
+
 def _until_stopped(go: Callable[[Callable[[Mapping[str, Any]], None]], None]) -> None:
     """Run what runs until Ctrl-C, and say what it tells."""
 

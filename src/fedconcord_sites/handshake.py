@@ -1,8 +1,9 @@
 """What server and sites agree on before round 0; a difference names the site.
 
 1. `hello`: versions, and what each site's file is: rows, columns, labels' values; or which part of named data it has.
-2. `sums` and `squares`, for files: sums over each site's training samples, of which means, scales, categories and
-   classes come (`data.preprocess`). Only sums over all sites and unions of texts are used.
+2. `sums` and `squares`, for files: sums over each site's training samples, and of squared deviations from the site's
+   own means, of which means, scales, categories and classes come (`data.preprocess`). Only sums over all sites and
+   unions of texts are used.
 3. `setup`: all of that to each site, which builds its job and says what it built.
 """
 
@@ -151,10 +152,11 @@ def _of_files(
         texts = [read_texts(site, one, words) for site, one in zip(sites, first, strict=True)]
         texts_of = {name: {text for one in texts for text in one[name]} for name in words}
         raise_any(without_value(digits, sums, texts_of) if kinds and not statistics else [])
-        means = {"columns": torch.from_numpy(mean_of(sums)), "target": torch.from_numpy(mean_of(y))}
-        tree = {f"means/{name}": leaf for name, leaf in means.items()}
-        second = _all(link, "squares", "summed", dict.fromkeys(there, fields), tree)
-        spread, y2 = (_sums(sites, second, part, count) for part, count in _counts(digits, target.names, target.kind))
+        second = _all(link, "squares", "summed", dict.fromkeys(there, fields))
+        spread, y2 = (
+            _about_common(one, _sums(sites, second, part, count))
+            for one, (part, count) in zip((sums, y), _counts(digits, target.names, target.kind), strict=True)
+        )
         rows = sum(
             one["rows"] - len(held_out(i, one["rows"], reading.test_share)) for i, one in zip(there, data, strict=True)
         )
@@ -195,13 +197,7 @@ def _of_files(
 # -- exchanges -------------------------------------------------------------------------------------------------------
 
 
-def _all(
-    link: SiteLink,
-    kind: str,
-    answer: str,
-    fields: Mapping[int, Mapping[str, Any]],
-    tensors: Mapping[str, Any] | None = None,
-) -> list[Frame]:
+def _all(link: SiteLink, kind: str, answer: str, fields: Mapping[int, Mapping[str, Any]]) -> list[Frame]:
     """Every site's answer, in order.
 
     Raises:
@@ -213,7 +209,7 @@ def _all(
         missing = {i: fields_of for i, fields_of in fields.items() if i not in answers and i not in why}
         if not missing:
             break
-        for i, frame in link.frames(kind, answer, missing, tensors or {}).items():
+        for i, frame in link.frames(kind, answer, missing, {}).items():
             link.accept(i, kind)
             answers[i] = frame
         why |= link.why
@@ -249,6 +245,14 @@ def _sums(sites: Sequence[str], messages: Sequence[Frame], part: str, count: int
                 raise DifferError([f"site {site}: its sums are of another form than {count} columns"])
             rows[name].append(leaf.numpy())
     return Sums(*(np.concatenate(rows[name]) for name in Sums._fields))
+
+
+def _about_common(first: Sums, second: Sums) -> Sums:
+    """Squared deviations [N, C] from the common means, of those from each site's own mean: n (mean_i - mean)^2 more
+    (Chan, Golub and LeVeque, 1979)."""
+    counts = np.maximum(first.known, 1)
+    shift = np.where(first.known > 0, first.total / counts - mean_of(first), 0.0)
+    return Sums(second.known, second.total + second.known * shift**2)
 
 
 # -- kept ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A site: its data, its client's rows, and answers to a server's messages.
 
 Nothing but bytes comes in and goes out; what a site holds between two messages lies in its folder, so that each may be
-answered by a new process. In the folder is sent.csv, a line an answer: what left the site; and a folder a run:
+answered by a new process. Every message passes the site's gate before anything is computed (`gate`). In the folder is
+ledger.txt, a line an answer: what was asked and what left the site; and a folder a run:
 
 setup.frame        what the server said before round 0: the site's number, columns, means, scales, classes
 ready.json         what the site made of it: the job in words, and how many samples it has
@@ -13,8 +14,6 @@ asked.frame        the first of two messages of a round, for methods with two (M
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
 import re
@@ -28,17 +27,18 @@ import torch
 from torch import Tensor
 
 import fedconcord
-from fedconcord.execution.job import Job
+from fedconcord.execution.job import Job, population_of
 from fedconcord.execution.job.job import template
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.client import RemoteClient
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.federation.data import federated
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.data.federated import Agreement, Means, Samples, SiteFile
-from fedconcord.federation.data.preprocess import read_columns
+from fedconcord.federation.data.federated import Agreement, Means, Samples, SiteFile, SiteSums
+from fedconcord.federation.data.preprocess import mean_of, read_columns
 from fedconcord.federation.objectives import Regularised
 from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Objective, space_of
 from fedconcord.method.contract.rng import SYSTEM, Chance
 from fedconcord.method.wrappers.forms import forms
@@ -47,16 +47,20 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.settings import Config
 from fedconcord.support import files
 from fedconcord.support.errors import UserError, sentence
-from fedconcord_sites import private
-from fedconcord_sites.form import Form, facts, input_settings, is_private, model_of, shell, source_of, terms_of
+from fedconcord_sites import bounds, private
+from fedconcord_sites.form import Form, facts, input_settings, model_of, shell, source_of, terms_of
+from fedconcord_sites.gate import Gate
 from fedconcord_sites.judging import figures
+from fedconcord_sites.ledger import NAME, Ledger
+from fedconcord_sites.policy import USUAL, Policy
 from fedconcord_sites.private import Once
 from fedconcord_sites.shelf import FileShelf
 
 if TYPE_CHECKING:
+    from fedconcord.execution.job.accountant import Budget
     from fedconcord.execution.messages.member import Member
 
-PROTOCOL = 1
+PROTOCOL = 2
 LIMIT = 2**31  # bytes of a message
 RUN = re.compile(r"[0-9a-f]{16}")
 NAMED = Path()  # in place of a file: the site's part of data that the job names
@@ -71,6 +75,8 @@ class _Opened(NamedTuple):
     test: tuple[Resident, Tensor]
     train: tuple[Resident, Tensor]
     said: Frame  # the answer to the setup
+    budget: Budget | None  # of its privacy
+    models: int  # that the method offers, each of which is judged
     once: Once | None  # of messages with noise of the site's own
 
 
@@ -83,17 +89,32 @@ class Site:
         folder: where its state is kept; made if it is not there.
         name: what server and reports call it.
         chance: of local noise.
+        policy: what the site answers.
+        server: its address, for the ledger.
+        tell: is told of every refusal, in a sentence.
 
     Raises:
         UserError: the settings are wrong, or the file is not there.
     """
 
-    def __init__(self, settings: str, data: Path, folder: Path, name: str, chance: Chance = SYSTEM) -> None:
+    def __init__(
+        self,
+        settings: str,
+        data: Path,
+        folder: Path,
+        name: str,
+        chance: Chance = SYSTEM,
+        policy: Policy = USUAL,
+        server: str = "",
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self.chance = chance
         self.source, self.data, self.folder, self.name = source_of(settings), data, folder, name
         self.given = input_settings(self.source)
         if data != NAMED and not data.exists():
             raise UserError(f"site {name}: there is no file {data}; give the path of the site's table or .npz")
+        self.tell, self.ledger = tell, Ledger(folder / NAME)
+        self.gate = Gate(self.source, None if data == NAMED else data.resolve(), self.ledger, policy, server)
         self._opened: _Opened | None = None
         self._held: SiteFile | None = None
 
@@ -103,15 +124,17 @@ class Site:
         Raises:
             UserError: what is wrong is the site's own: its file, its folder.
         """
-        run, number = "", 0
+        frame = Frame("unreadable", "", 0, 0)
         try:
-            try:
-                frame = codec.read(data, LIMIT)
-                run, number = frame.method, frame.round
-                answer = self._answer(frame, data)
-            except FrameError as wrong:
-                answer = codec.write(Frame("refused", run, number, 0, {"why": str(wrong)}))
-            self._record(answer)
+            with self.ledger.alone():
+                try:
+                    frame = codec.read(data, LIMIT)
+                    answer = self._answer(frame, data)
+                except FrameError as wrong:
+                    self.tell(f"refused ({frame.kind}): {wrong}")
+                    answer = codec.write(Frame("refused", frame.method, frame.round, 0, {"why": str(wrong)}))
+                budget = self._opened.budget if self._opened is not None and self._opened.run == frame.method else None
+                self.gate.record(frame, data, answer, budget)
         except OSError as wrong:
             raise UserError(f"site {self.name}: {sentence(wrong)}") from wrong
         return answer
@@ -125,6 +148,7 @@ class Site:
             "squares": self._squares,
         }
         try:
+            self.gate.admit(frame, data, self.given)
             if frame.kind in before:
                 return codec.write(before[frame.kind](frame))
             if frame.kind == "setup":
@@ -154,22 +178,24 @@ class Site:
 
     def _sums(self, frame: Frame) -> Frame:
         """Sums over the site's training samples."""
-        return self._message(frame, None)
+        return self._message(frame, squares=False)
 
     def _squares(self, frame: Frame) -> Frame:
-        """Squared deviations from the means that came."""
-        columns, target = (frame.tensors[f"means/{part}"].double().numpy() for part in ("columns", "target"))
-        return self._message(frame, Means(columns, target))
+        """Squared deviations from the site's own means: from others they would be other questions."""
+        return self._message(frame, squares=True)
 
-    def _message(self, frame: Frame, means: Means | None) -> Frame:
-        if is_private(self.source):
-            raise FrameError("sums of samples are not covered by privacy.clip, and its job has that")
-        fields = frame.fields
+    def _message(self, frame: Frame, squares: bool) -> Frame:
+        fields, file = frame.fields, self._file()
         overall, digits, words = told_of(fields["told"]), list(fields["digits"]), list(fields["words"])
-        file = self._file()
-        if file.source is not None and {*digits, *words} & {*file.source.names} - {*file.columns}:
-            raise FrameError("it asks for columns that the site's job does not learn from")
-        totals = federated.site_sums(file, frame.client, self.given, overall, digits, words, means)
+        self.gate.admit_columns(file, digits, words, self.given)
+
+        def sums_of(means: Means | None) -> SiteSums:
+            return federated.site_sums(file, frame.client, self.given, overall, digits, words, means)
+
+        totals = sums_of(None)
+        self.gate.release(totals, digits)
+        if squares:
+            totals = sums_of(Means(*(np.nan_to_num(mean_of(part)) for part in (totals.columns, totals.target))))
         arrays = {"columns": totals.columns, "target": totals.target}
         tensors = {
             f"{name}/{k}": torch.from_numpy(a) for name, pair in arrays.items() for k, a in pair._asdict().items()
@@ -214,15 +240,20 @@ class Site:
         clients, fields = codec.whole(frame.fields["clients"]), frame.fields
         form = Form(**fields["form"])
         if self.data == NAMED:
-            _, mine, _ = self._part(frame.client, clients)
+            dataset, mine, _ = self._part(frame.client, clients)
+            bounds.check_form(form, form_of(dataset), None)
         else:
-            mine = federated.samples(self._file(), frame.client, self.given, told_of(fields["told"]))
+            overall = told_of(fields["told"])
+            bounds.check_form(form, self._file(), overall)
+            mine = federated.samples(self._file(), frame.client, self.given, overall)
         try:
             config, job = shell(self.source, form, clients)
         except UserError as wrong:  # the job is one for this form of samples, or not
             raise FrameError(str(wrong)) from wrong
         job = private.at_site(job, self.chance)
-        inner = model_of(job)
+        inner, budget = model_of(job), private.budget(config)
+        self.gate.admit_job(config, [one.name for one in inner.metrics], [len(mine.train_y), len(mine.test_y)])
+        self.gate.afford(frame.method, budget, config.rounds if budget is None else budget.rounds)
         scale = inner.data.scale
         train = inner.tensors(mine.train_x, mine.train_y, scale)
         test = inner.tensors(mine.test_x, mine.test_y, scale)
@@ -238,10 +269,10 @@ class Site:
         protection = job.algorithm.facts.protection
         once = None
         if protection is not None and protection.kind == "local":
-            spends = private.budget(config)
-            once = Once(self.folder / frame.method / "once.frame", config.rounds if spends is None else spends.rounds)
+            once = Once(self.folder / frame.method / "once.frame", config.rounds if budget is None else budget.rounds)
         ready = frame._replace(kind="ready", fields=about, tensors={})
-        return _Opened(frame.method, job, client, test, train, ready, once)
+        models = len(job.algorithm.models(job.algorithm.init(job.problem.init(0), population_of(job))))
+        return _Opened(frame.method, job, client, test, train, ready, budget, models, once)
 
     def _member(self, frame: Frame, config: Config, job: Job) -> Member | None:
         """The site's part in secure sums, where the job has them."""
@@ -258,6 +289,10 @@ class Site:
 
     def _round(self, opened: _Opened, frame: Frame, data: bytes) -> bytes:
         opened.client.shelf.read()  # what is wrong with it is the site's
+        schedule = opened.job.schedule
+        assert isinstance(schedule, Schedule)
+        bounds.check_orders(frame, schedule, opened.job.algorithm, len(opened.train[1]))
+        self.gate.afford(frame.method, opened.budget, frame.round + 1)
         ask_path = self.folder / opened.run / "asked.frame"
         if frame.kind == "train" and opened.client.forgets(frame.round) and ask_path.exists():
             opened.client.recall(ask_path.read_bytes())
@@ -272,6 +307,7 @@ class Site:
         return replies[0]
 
     def _judge(self, opened: _Opened, frame: Frame) -> Frame:
+        self.gate.admit_model(frame, opened.models)
         x = codec.unpack("x", frame, opened.client.forms.x, opened.client.objective.device)
         measured = figures(model_of(opened.job), x, opened.test, opened.train)
         return frame._replace(kind="judged", fields={}, tensors=codec.pack("figures", measured))
@@ -295,16 +331,6 @@ class Site:
         mine = parts[client]
         samples = Samples(dataset.train_x[mine], dataset.train_y[mine], dataset.test_x[test], dataset.test_y[test])
         return dataset, samples, f"{config.data}, {config.partition}, seed {config.seed}"
-
-    def _record(self, message: bytes) -> None:
-        """A line of sent.csv."""
-        frame, out = codec.read(message), io.StringIO()
-        tensors = " ".join(f"{name}{list(leaf.shape)}" for name, leaf in frame.tensors.items())
-        cells = (frame.method, frame.kind, frame.round, len(message), tensors)
-        csv.writer(out, lineterminator="\n").writerow(map(files.inert, cells))
-        files.private_folder(self.folder)
-        with (self.folder / "sent.csv").open("a", encoding="utf-8") as file:
-            file.write(("" if file.tell() else "run,kind,round,bytes,tensors\n") + out.getvalue())
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Secure sums: the plain total to the stated error; the server sees noise; both ends refuse to be used."""
 
-import csv
 import importlib.util
 import json
 import re
@@ -52,6 +51,7 @@ from fedconcord.method.contract import Algorithm, Cohort, Outcome, Phases, Sende
 from fedconcord.method.wrappers.forms import forms, unsummable
 from fedconcord.method.wrappers.uploads import quantise, with_uploads
 from fedconcord.support.errors import UserError
+from fedconcord_sites.ledger import Ledger
 from table import TABLE, make
 
 __all__ = ["files", "least_squares", "quick_disk"]  # fixtures
@@ -637,8 +637,7 @@ def test_a_deployment_with_secure_sums_is_the_one_without(files: Path, tmp_path:
         left = json.loads(path.read_text())
         assert left["opened"] == [1, 1]
         assert not any(left[key] for key in ("cipher", "private", "seed", "keys", "shares"))
-        with (folder / "sent.csv").open() as file:
-            sent = {line["kind"]: line["tensors"] for line in csv.DictReader(file)}
+        sent = {line["answer"]: " ".join(line["tensors"]) for line in Ledger(folder / "ledger.txt").lines()}
         assert re.fullmatch(r"covered/\[\d+\]", sent["reply"])
         assert sent["gradient"] == sent["reply"]
         assert sent["keys"] == "keys/[64]"

@@ -30,6 +30,7 @@ from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
 from fedconcord_sites.exchange import Exchange
 from fedconcord_sites.judging import SUMS
+from fedconcord_sites.ledger import Ledger
 from fedconcord_sites.serve import check, serve
 from fedconcord_sites.site import Site
 from table import TABLE
@@ -329,15 +330,14 @@ def test_what_left_a_site_is_written_down_and_no_row_is_in_it(files: Path, tmp_p
     here.serve()
     size = 30  # of the model: weights of 3 classes by 9 inputs, 3 biases
     for site in here.said()["sites"]:
-        with (tmp_path / "sites" / site["name"] / "sent.csv").open() as file:
-            sent = list(csv.DictReader(file))
-        assert sum(int(line["bytes"]) for line in sent) == site["bytes_sent"]
+        sent = Ledger(tmp_path / "sites" / site["name"] / "ledger.txt").lines()
+        assert sum(line["bytes"] for line in sent) == site["bytes_sent"]
         place = tmp_path / "sites" / site["name"] / sent[-1]["run"]
         assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place / "setup.frame")] == [0o700, 0o600]
         assert stat.S_IMODE((place / "row.safetensors").stat().st_mode) == 0o600
         assert {line["run"] for line in sent} == {json.loads((tmp_path / "run/deployment.json").read_text())["run"]}
-        assert [line["kind"] for line in sent[:4]] == ["here", "summed", "summed", "ready"]
-        forms = {line["kind"]: line["tensors"] for line in sent}
+        assert [line["answer"] for line in sent[:4]] == ["here", "summed", "summed", "ready"]
+        forms = {line["answer"]: " ".join(line["tensors"]) for line in sent}
         assert forms["reply"] == f"up/x[{size}] up/c[{size}]"
         assert forms["judged"] == "figures/counts[2] figures/losses[2] figures/sums.0[1]"
         assert forms["summed"] == "columns/known[1, 4] columns/total[1, 4] target/known[1, 0] target/total[1, 0]"
@@ -348,7 +348,7 @@ def test_a_site_does_not_go_on_with_another_file_or_job(least_squares: Path, tmp
     here = Federation(job, least_squares, tmp_path)
     here.serve()
     run = json.loads((tmp_path / "run/deployment.json").read_text())["run"]
-    orders = codec.write(Frame("orders", run, 2, 1, {}, {}))
+    orders = codec.write(Frame("orders", run, 1, 1, {}, {}))
     other = Site(text(with_(job, local={"momentum": 0.5})), least_squares / "bern.csv", tmp_path / "sites/bern", "bern")
     with pytest.raises(UserError, match="site bern: the local steps changed since run"):
         other.answer(orders)
@@ -736,7 +736,7 @@ def test_a_site_whose_state_is_damaged_or_lost_says_so(least_squares: Path, tmp_
     [path] = (tmp_path / "sites" / "bern").glob("*/row.safetensors")
     kept = path.read_bytes()
     path.write_bytes(kept[:-1] + b"?")
-    orders = codec.write(Frame("orders", path.parent.name, 2, 1, {}, {}))
+    orders = codec.write(Frame("orders", path.parent.name, 1, 1, {}, {}))
     with pytest.raises(UserError, match=r"cannot read the site's state .*row.safetensors \(its checksum differs\)"):
         here.site("bern").answer(orders)
     shutil.rmtree(path.parent)

@@ -261,7 +261,7 @@ def test_a_site_gives_no_second_noise_whatever_it_is_asked(tables: Path, tmp_pat
     other = last._replace(tensors={name: leaf + 1 for name, leaf in last.tensors.items()})
     asks = {
         "a second one would spend privacy twice": codec.write(other),
-        "its noise is for 2 rounds": codec.write(
+        "round 2 is none of the job's, which has 2": codec.write(
             last._replace(round=2, fields={**last.fields, "orders": {**last.fields["orders"], "round": 2}})
         ),
     }

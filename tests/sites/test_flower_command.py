@@ -577,9 +577,9 @@ def test_a_secure_trial(tmp_path: Path, alone: None) -> None:
     secure = ("--set", "secure.clip=4")
     done = flower("try", *SHORT, *secure, "--out", "run", "--limit", str(LIMIT / 2), cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{said(tmp_path / 'run')}"
-    sent = (tmp_path / "run.flower" / "sites" / "site-1" / "sent.csv").read_text()
+    sent = (tmp_path / "run.flower" / "sites" / "site-1" / "ledger.txt").read_text()
     for kind in ("keys", "dealt", "reply", "shares"):
-        assert f",{kind}," in sent
+        assert f'"answer": "{kind}"' in sent
     far = np.abs(model_of(tmp_path / "run") - simulated(tmp_path)).max()
     assert 0 < far < 3 * 4 / 2**16
 

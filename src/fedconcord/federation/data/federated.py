@@ -110,6 +110,18 @@ def open_file(path: Path, settings: Input) -> SiteFile:
     )
 
 
+def names_read(path: Path, settings: Input) -> list[str]:
+    """The columns of a table that a job reads, its labels last; by the header alone. Of arrays the labels' key.
+
+    Raises:
+        UserError: as `open_file`.
+    """
+    if path.suffix.lower() == ".npz":
+        return list(settings.label or ("y",))
+    source = open_table(path, settings.missing)
+    return [*features_of(source, _of_this_file(source, settings)), *settings.label]
+
+
 def _of_this_file(source: Source, settings: Input) -> Input:
     """The job's settings for one file, which may lack the column of clients and columns that other sites have. A name
     that is close to a column of which they say nothing is refused later: one of the two is a misprint."""

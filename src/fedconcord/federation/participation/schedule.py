@@ -17,7 +17,7 @@ from fedconcord.federation.participation.dropout import Dropout
 from fedconcord.federation.participation.participation import Reply, Rules, Turnout, View, choose, refusal, turnout
 from fedconcord.federation.participation.sampling import Sampler, uniform
 from fedconcord.federation.participation.work import Keyed, Rate, Work, epoch_steps, fixed, rate_at
-from fedconcord.method.contract import Algorithm, Cohort, Plan, Roster, rng, weights
+from fedconcord.method.contract import Algorithm, Cohort, Orders, Plan, Roster, rng, weights
 from fedconcord.support.errors import UserError
 
 
@@ -89,6 +89,12 @@ class Schedule:
             aside=now.aside,
             seconds=now.seconds,
         )
+
+    def orders(self, algorithm: Algorithm, round: int, client: int, n: int) -> Orders:
+        """What a client of n samples is told of a round, but for its weight p: where all reply at once, with no time
+        simulated, it follows from what the client knows."""
+        steps = self._steps(algorithm, round, client, n, 1)
+        return Orders(round, client, steps, self._lr(round), self.seed)
 
     def _turnout(self, round: int, algorithm: Algorithm, roster: Roster, view: View | None) -> Turnout:
         """Who takes part in a round. With late replies, or simulated seconds of x^0 for clients that join, it depends

@@ -1,0 +1,97 @@
+"""Numbers that come from a server, bounded before anything is made of them.
+
+What the site's own job says of a round, it is not told: its step size, seed and number of steps are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fedconcord.execution.messages.codec import Frame, FrameError, whole
+from fedconcord.federation.data.federated import MOST, Agreement, SiteFile
+from fedconcord.federation.data.preprocess import width
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.method.contract import Algorithm, Orders
+from fedconcord_sites.form import Form
+
+SITES = 10_000  # of a deployment
+ROUND = 2**40
+NUMBERS = 2**31  # of all zeros that stand for samples
+
+
+def check(frame: Frame) -> None:
+    """Refuse numbers that no deployment has.
+
+    Raises:
+        FrameError: one of them, and its value.
+    """
+    for what, value, most in (("client", frame.client, SITES), ("round", frame.round, ROUND)):
+        if not 0 <= value < most:
+            raise FrameError(f"{what} {value} is none of 0 to {most - 1}")
+    _finite(frame.fields, "")
+    if "clients" in frame.fields:
+        clients = whole(frame.fields["clients"])
+        if not frame.client < clients <= SITES:
+            raise FrameError(f"client {frame.client} of {clients}, and a deployment has at most {SITES} sites")
+    if "form" in frame.fields:
+        form = Form(**frame.fields["form"])
+        outputs, shape = whole(form.outputs), [whole(one) for one in form.shape]
+        if not 0 < outputs <= MOST:
+            raise FrameError(f"outputs {outputs} is none of 1 to {MOST}")
+        if len(shape) > 8 or whole(frame.fields["clients"]) * math.prod(shape) > NUMBERS:
+            raise FrameError(f"samples of shape {shape[:8]} are more numbers than a site takes")
+
+
+def _finite(value: Any, name: str) -> None:
+    """Refuse numbers that are not finite, but a weight that is not told (`Orders.p`)."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _finite(one, str(key))
+    elif isinstance(value, list):
+        for one in value:
+            _finite(one, name)
+    elif isinstance(value, float) and not math.isfinite(value) and not (name in ("p", "inclusion") and value != value):
+        raise FrameError(f"{name} {value} is no finite number")
+
+
+def check_form(form: Form, of: SiteFile | Form, agreement: Agreement | None) -> None:
+    """Refuse a form of samples that is not what the site's own file, or part of named data, comes to.
+
+    Raises:
+        FrameError: what differs.
+    """
+    if isinstance(of, Form):
+        mine = of
+    else:
+        assert agreement is not None
+        unit = None if agreement.unit is None else [list(part) for part in agreement.unit]
+        shape = list(of.shape) if of.source is None else [width(agreement.columns)]
+        mine = Form(shape, of.inputs, agreement.target, len(agreement.names), agreement.names, unit, None)
+    for name in ("shape", "inputs", "target", "outputs", "names", "unit"):
+        if getattr(form, name) != getattr(mine, name):
+            raise FrameError(f"{name} {str(getattr(form, name))[:80]}, where the site's samples have another")
+
+
+def check_orders(frame: Frame, schedule: Schedule, algorithm: Algorithm, samples: int) -> None:
+    """Refuse orders of a round that are not what the site's own job has for it.
+
+    Raises:
+        FrameError: what differs, and both values.
+    """
+    for fields in (frame.fields.get("orders"), *frame.fields.get("silent", ())):
+        if fields is None:
+            continue
+        theirs = Orders(**fields)
+        if not 0 <= theirs.round <= frame.round:
+            raise FrameError(f"orders of round {theirs.round} in a message of round {frame.round}")
+        mine = schedule.orders(algorithm, theirs.round, frame.client, samples)
+        for name in ("id", "steps", "lr", "seed", "late", "waited"):
+            if getattr(theirs, name) != getattr(mine, name):
+                raise FrameError(
+                    f"{name} {getattr(theirs, name)} in round {theirs.round}, where the site's own job has "
+                    f"{getattr(mine, name)}"
+                )
+        if theirs.p == theirs.p and not 0 <= theirs.p <= 1:
+            raise FrameError(f"p {theirs.p} is no share")

@@ -1,0 +1,343 @@
+"""Servers that lie to an honest site, by the protocol and in process. Each attack is tried on a site whose gate is
+open too, where it works: what it gets otherwise is the gate's doing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_deploy_core import BASE, Federation, text, with_, write
+
+from fedconcord.execution.messages import codec
+from fedconcord.execution.messages.codec import Frame
+from fedconcord.federation.data.inputs import held_out
+from fedconcord.interface.cli.main import call
+from fedconcord.method.contract.rng import SYSTEM
+from fedconcord.support.errors import UserError
+from fedconcord_sites import bounds
+from fedconcord_sites.form import source_of
+from fedconcord_sites.gate import Gate
+from fedconcord_sites.ledger import Ledger
+from fedconcord_sites.policy import USUAL, Policy, evaluations
+from fedconcord_sites.serve import check
+from fedconcord_sites.site import Site
+
+SITES, ROWS = ["basel", "bern", "chur"], 60
+JOB = with_(BASE, method="fedavg", cohort=3, input={"label": ["label"], "ignore": ["name"]})
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are in their place as ever; that they survive the loss of power is not shown here."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table a site: two columns of numbers, one of texts, names that the job leaves out, and labels."""
+    folder, draw = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    for name in SITES:
+        x = draw.standard_normal((ROWS, 2))
+        rows = [
+            [f"{u:.6f}", f"{v:.6f}", "ab"[k % 2], f"person {k}", ["no", "yes"][k % 2]] for k, (u, v) in enumerate(x)
+        ]
+        write(folder / f"{name}.csv", ["u", "v", "kind", "name", "label"], rows)
+    return folder
+
+
+@pytest.fixture(params=["closed", "open"])
+def is_open(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the gate lets everything through, as sites did that had none."""
+    if request.param == "open":
+        for name in ("admit", "admit_model", "admit_job", "admit_columns", "release", "afford"):
+            monkeypatch.setattr(Gate, name, lambda *args: None)
+        for name in ("check_form", "check_orders"):
+            monkeypatch.setattr(bounds, name, lambda *args: None)
+    return bool(request.param == "open")
+
+
+class Liar:
+    """A server of one site, which has its messages to an honest server to begin with."""
+
+    def __init__(self, job: dict[str, Any], files: Path, folder: Path, policy: Policy = USUAL) -> None:
+        self.job, self.files, self.folder, self.policy = text(job), files, folder, policy
+        self.honest: dict[str, Frame] = {}  # the last of each kind
+        here = Federation(job, files, folder)
+        here.site = self.site  # type: ignore[method-assign]
+
+        def exchange(messages: Any, wait: float) -> Any:
+            for frame in [codec.read(messages["bern"])] if "bern" in messages else []:
+                self.honest[frame.kind] = frame
+            return here.exchange(messages, wait)
+
+        self.federation, self.exchange = here, exchange
+
+    def site(self, name: str = "bern") -> Site:
+        """The site, as a new process each time."""
+        return Site(self.job, self.files / f"{name}.csv", self.folder / name, name, SYSTEM, self.policy, "server:1")
+
+    def train(self) -> None:
+        assert self.federation.serve(self.exchange).status == "complete"
+
+    def ask(self, kind: str, run: int | None = None, **changes: Any) -> Frame:
+        """The honest message of a kind with changes of the frame, its fields or its tensors."""
+        frame = self.honest[kind]
+        fields = {**frame.fields, **changes.pop("fields", {})}
+        changes["kind"] = changes.pop("to", kind)
+        if run is not None:
+            changes["method"] = f"{run:016x}"
+        return codec.read(self.site().answer(codec.write(frame._replace(fields=fields, **changes))))
+
+
+@pytest.fixture
+def liar(files: Path, tmp_path: Path, is_open: bool) -> Liar:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    return one
+
+
+def refusals(answers: list[Frame]) -> list[str]:
+    return [str(one.fields["why"]) for one in answers if one.kind == "refused"]
+
+
+# -- every answer once -------------------------------------------------------------------------------------------------
+
+
+def test_sums_over_other_rows_do_not_give_the_rows(liar: Liar, is_open: bool) -> None:
+    """Attack 1: 240 numbers of the site, each of which holds out other rows, are 240 equations for its 60 rows."""
+    answers = [liar.ask("sums", run=k, client=k % 120, fields={"clients": 120}) for k in range(240)]
+    equations, totals = [], []
+    for k, answer in enumerate(answers):
+        if answer.kind == "summed":
+            weight = np.ones(ROWS)
+            weight[held_out(k % 120, ROWS, 0.2)] = 0
+            equations.append(weight)
+            totals.append(answer.tensors["columns/total"][0, 0].item())
+    rebuilt = np.linalg.lstsq(np.array(equations), np.array(totals), rcond=None)[0]
+    u = np.loadtxt(liar.files / "bern.csv", delimiter=",", skiprows=1, usecols=0)
+    far = float(np.abs(rebuilt - u).max())
+    if is_open:
+        assert far < 1e-9
+        return
+    assert np.linalg.matrix_rank(np.array(equations)) == 1
+    assert far > 0.1
+    assert len(refusals(answers)) == 238  # its own number comes twice
+    assert all("would hold out other rows" in why for why in refusals(answers))
+
+
+def test_squares_are_about_the_sites_own_means(liar: Liar) -> None:
+    """Means that the server chooses would be other questions: the site takes none."""
+    first = liar.ask("squares")
+    other = liar.ask("squares", tensors={"means/columns": torch.full((2,), 5.0), "means/target": torch.zeros(0)})
+    u = np.loadtxt(liar.files / "bern.csv", delimiter=",", skiprows=1, usecols=0)
+    mine = np.delete(u, held_out(1, ROWS, 0.2))
+    want = ((mine - mine.mean()) ** 2).sum()
+    for answer in (first, other):
+        assert answer.tensors["columns/total"][0, 0].item() == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("digits", "words", "why"),
+    [
+        (["v"], ["u"], "it asks for column 'u' as texts"),
+        (["u", "v"], ["kind", "name"], "it asks for columns that the site's job does not learn from"),
+        (["u", "v"], ["kind", "label"], "it asks for columns that the site's job does not learn from"),
+        (["u", "u"], ["kind"], "it asks for a column twice"),
+    ],
+)
+def test_columns_are_those_that_the_site_derives(
+    digits: list[str], words: list[str], why: str, files: Path, tmp_path: Path
+) -> None:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    answer = one.ask("sums", fields={"digits": digits, "words": words})
+    assert (answer.kind, answer.fields.get("why")) == ("refused", why)
+
+
+def test_judging_chosen_models_does_not_give_the_gradient(liar: Liar, is_open: bool) -> None:
+    """Attack 2: the summed loss at x + h e_j for each j, in new runs too."""
+    x = liar.honest["judge"].tensors["x/"]
+    step, d = 1e-5, x.numel()
+    answers = []
+    for k in range(-1, d):
+        moved = x.clone()
+        if k >= 0:
+            moved[k] += step
+        answers.append(liar.ask("judge", round=1000 + k, tensors={"x/": moved}))
+    judged = [one for one in answers if one.kind == "judged"]
+    if is_open:
+        gradient = [
+            (one.tensors["figures/losses"][1] - judged[0].tensors["figures/losses"][1]).item() / step
+            for one in judged[1:]
+        ]
+        assert len(gradient) == d
+        assert max(map(abs, gradient)) > 0.1
+        return
+    most = evaluations(source_of(liar.job)) + 3
+    assert len(judged) == most - evaluations(source_of(liar.job)) + 1  # and the last model again
+    assert len(judged) < d / 2
+    assert set(refusals(answers)) == {f"it has judged {most} models in this run, and its job has no more to ask of"}
+
+
+def test_a_round_is_answered_in_the_words_of_its_job(liar: Liar, is_open: bool) -> None:
+    """Chosen models of one round, rounds beyond the job, and other orders than the site's own job has."""
+    name, x = next((name, leaf) for name, leaf in liar.honest["orders"].tensors.items() if name.startswith("down/"))
+    last = liar.honest["orders"].round
+    answers = [
+        liar.ask("orders", tensors={**liar.honest["orders"].tensors, name: x + 0.1 * (k + 1)}) for k in range(20)
+    ]
+    replies = [one for one in answers if one.kind == "reply"]
+    orders = liar.honest["orders"].fields["orders"]
+    others = [
+        liar.ask("orders", fields={"orders": {**orders, **change}})
+        for change in ({"lr": 0.5}, {"lr": float("nan")}, {"seed": 4})
+    ]
+    beyond = liar.ask("orders", round=last + 1, fields={"orders": {**orders, "round": last + 1}})
+    loss = liar.ask("judge", to="loss")
+    if is_open:
+        assert len(replies) == 20
+        assert (beyond.kind, loss.kind, others[0].kind) == ("reply", "loss", "reply")
+        return
+    assert len(replies) == 3
+    assert "4 times, each in other words" in refusals(answers)[0]
+    assert refusals([beyond]) == ["round 4 is none of the job's, which has 4"]
+    assert refusals([loss]) == ["it asks for the loss of a model, and the job's sampling needs none"]
+    assert len(refusals(others)) == 3
+    assert refusals(others)[1] == "lr nan is no finite number"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"lr": 0.5}, "lr 0.5 in round 3, where the site's own job has 0.05"),
+        ({"steps": 10**9}, "steps 1000000000 in round 3, where the site's own job has 3"),
+        ({"seed": 4}, "seed 4 in round 3, where the site's own job has 3"),
+        ({"round": 9}, "orders of round 9 in a message of round 3"),
+        ({"p": 7.0}, "p 7.0 is no share"),
+    ],
+)
+def test_orders_are_the_sites_own(change: dict[str, Any], why: str, files: Path, tmp_path: Path) -> None:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    answer = one.ask("orders", fields={"orders": {**one.honest["orders"].fields["orders"], **change}})
+    assert refusals([answer]) == [why]
+
+
+def test_one_row_is_never_summed(files: Path, tmp_path: Path) -> None:
+    """Attack 2, its last part: with one row to test on, sums over test rows are that row. So with one value."""
+    (tmp_path / "files").mkdir()
+    for name in SITES:
+        head, *rows = (files / f"{name}.csv").read_text().splitlines()
+        few = rows[:7] if name == "bern" else rows
+        (tmp_path / "files" / f"{name}.csv").write_text("\n".join([head, *few]) + "\n")
+    one = Liar(JOB, tmp_path / "files", tmp_path)
+    [why] = check(one.job, SITES, one.exchange, 1.0)
+    assert why.startswith(
+        "site bern: the site refused what it was sent: it would test on 1 row, and no sum over fewer "
+    )
+    rows = [line.split(",") for line in (files / "bern.csv").read_text().splitlines()]
+    kept = int(np.delete(np.arange(ROWS), held_out(1, ROWS, 0.2))[0])
+    blank = [rows[0], *([row[0] if k == kept else "", *row[1:]] for k, row in enumerate(rows[1:]))]
+    write(tmp_path / "files" / "bern.csv", blank[0], blank[1:])
+    two = Liar(JOB, tmp_path / "files", tmp_path / "two")
+    [why] = check(two.job, SITES, two.exchange, 1.0)
+    assert "'u' has a value in 1 training row, and no sum over fewer than 2 leaves the site" in why
+
+
+# -- numbers off the wire ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("hello", {"fields": {"clients": 10**8}}, "client 1 of 100000000, and a deployment has at most 10000 sites"),
+        ("setup", {"fields": {"clients": 10**8}}, "client 1 of 100000000, and a deployment has at most 10000 sites"),
+        ("setup", {"client": 10**6}, "client 1000000 is none of 0 to 9999"),
+        ("setup", {"form": {"outputs": 10**9}}, "outputs 1000000000 is none of 1 to 10000"),
+        ("setup", {"form": {"outputs": 100}}, "outputs 100, where the site's samples have another"),
+        ("setup", {"form": {"shape": [10**9]}}, "samples of shape [1000000000] are more numbers than a site takes"),
+        ("setup", {"form": {"shape": [6]}}, "shape [6], where the site's samples have another"),
+        ("setup", {"form": {"target": "labels"}}, "target labels, where the site's samples have another"),
+        ("orders", {"round": -1}, f"round -1 is none of 0 to {2**40 - 1}"),
+    ],
+)
+def test_numbers_are_bounded(kind: str, change: dict[str, Any], why: str, files: Path, tmp_path: Path) -> None:
+    """Attack 6."""
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    if "form" in change:
+        change = {"fields": {"form": {**one.honest["setup"].fields["form"], **change["form"]}}}
+    assert refusals([one.ask(kind, run=None if kind == "orders" else 7, **change)]) == [why]
+
+
+def test_two_hundred_setups_do_not_make_two_hundred_folders(liar: Liar, is_open: bool) -> None:
+    answers = [liar.ask("setup", run=k) for k in range(60)]
+    folders = [path for path in (liar.folder / "bern").iterdir() if path.is_dir()]
+    if is_open:
+        assert len(folders) == 61
+        return
+    assert len(folders) == USUAL.runs == 20
+    assert set(refusals(answers)) == {"this job was begun 20 times here, and the site's policy allows 20 (runs)"}
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_has_all_that_left(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    one.ask("sums", client=5, fields={"clients": 9})
+    book = Ledger(tmp_path / "bern" / "ledger.txt")
+    lines = book.lines()
+    assert [line["kind"] for line in lines[:4]] == ["hello", "sums", "squares", "setup"]
+    assert lines[1]["texts"] == {"kind": 2}
+    assert lines[1]["tensors"][:2] == ["columns/known[1, 2]", "columns/total[1, 2]"]
+    assert {line["server"] for line in lines} == {"server:1"}
+    assert "would hold out other rows" in lines[-1]["why"]
+    assert (tmp_path / "bern" / "ledger.txt").stat().st_mode & 0o077 == 0
+    assert call(["flower", "ledger", str(tmp_path / "bern"), "--contains", book.hashes[3]]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == len(lines) + 1
+    assert "sums -> summed" in out[1]
+    assert "2 texts of 'kind'" in out[1]
+    assert out[-1] == f"{len(lines)} lines, none changed; the last has the hash {book.head}"
+    assert call(["flower", "ledger", str(tmp_path / "bern"), "--contains", "f" * 64]) == 2
+
+
+def _changed(lines: list[str]) -> list[str]:
+    return [*lines[:2], lines[2].replace("server:1", "server:2"), *lines[3:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [(_changed, 3), (lambda lines: lines[:4] + lines[5:], 5), (lambda lines: [lines[1], lines[0], *lines[2:]], 1)],
+    ids=["changed", "taken out", "swapped"],
+)
+def test_a_changed_line_of_the_ledger_is_named(
+    change: Callable[[list[str]], list[str]],
+    number: int,
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    path = tmp_path / "bern" / "ledger.txt"
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    assert call(["flower", "ledger", str(tmp_path / "bern")]) == 2
+    assert f"line {number} of the ledger {path} was changed" in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"line {number} of the ledger"):  # and nothing is answered
+        one.ask("hello")
+
+
+def test_a_ledger_that_a_crash_cut_off_in_mid_line_goes_on(files: Path, tmp_path: Path) -> None:
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    path = tmp_path / "bern" / "ledger.txt"
+    whole = len(Ledger(path).lines())
+    with path.open("ab") as file:
+        file.write(b'0123 {"time": "2')
+    assert one.ask("hello").kind == "here"
+    assert len(Ledger(path).lines()) == whole + 1
