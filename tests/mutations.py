@@ -266,6 +266,22 @@ MUTATIONS: dict[str, Mutation] = {
     "batchnorm: running statistics let through": Mutation(
         (Edit("method/contract/flat.py", "        refuse_layers(module)\n", ""),), (ENGINES, "-k", "batchnorm")
     ),
+    "dropout: one mask for all steps": Mutation(
+        (Edit("federation/layers.py", "numbers(streams[:, 0], step, samples)", "numbers(streams[:, 0], 0, samples)"),),
+        ("tests/federation/test_dropout.py", "-k", "words_say or same_masks"),
+    ),
+    "dropout: one mask for all rounds": Mutation(
+        (Edit("method/step/assignment.py", "rng.Purpose.MASK, one.round, one.id", "rng.Purpose.MASK, 0, one.id"),),
+        ("tests/federation/test_dropout.py", "-k", "words_say"),
+    ),
+    "dropout: what stays is not scaled up": Mutation(
+        (Edit("federation/layers.py", "stays.to(x.dtype).div_(1.0 - self.p)", "stays"),),
+        ("tests/federation/test_dropout.py", "-k", "words_say or mean"),
+    ),
+    "dropout: the final model drops too": Mutation(
+        (Edit("federation/layers.py", "            self.samples = None\n\n", "            pass\n\n"),),
+        ("tests/federation/test_dropout.py", "-k", "judging or agree"),
+    ),
     "wire: a row moves though its reply was lost": Mutation(
         (Edit("execution/messages/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),),
         WIRE,

@@ -35,7 +35,9 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "support": Wing(1350, 1000),
     "method": Wing(9900, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        10100, 8700, ("data", "transformers", "adapters", "models", "objectives", "partitions", "participation")
+        10100,
+        8700,
+        ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),
     "execution": Wing(6150, 4900, ("rows", "messages", "engines", "job", "run")),
     "study": Wing(6600, 5300, ("options", "settings", "statistics", "runs", "search")),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -47,8 +47,12 @@ def hf(
     classes: int,
     /,
     path: Annotated[str, about("folder with config.json and model.safetensors, as `save_pretrained` writes it")] = "",
+    dropout: Annotated[
+        Literal["off", "config"],
+        about("off; or as config.json says, but for the weights of attention, which the library drops by itself"),
+    ] = "off",
 ) -> nn.Module:
-    """A transformer of HuggingFace's library with a head for the classes, from a folder; dropout is off.
+    """A transformer of HuggingFace's library with a head for the classes, from a folder.
 
     Its layers keep their names below `body`, for `parts` and adapters. The head starts at the seed's draws.
 
@@ -70,7 +74,8 @@ def hf(
         raise UserError(f"samples are rows of {shape[0]} tokens; the model in {path!r} has positions for {most}")
     with _library() as library:
         for name in vars(config):
-            if "drop" in name and isinstance(getattr(config, name), float):
+            of_others = dropout == "off" or "att" in name or "layer" in name  # drawn by the library's own functions
+            if "drop" in name and of_others and isinstance(getattr(config, name), float):
                 setattr(config, name, 0.0)
         # eager attention: what is fused has no rule for several clients at once
         body, report = library.AutoModelForSequenceClassification.from_pretrained(
@@ -87,7 +92,8 @@ def hf(
     if misfits:
         raise UserError(f"the weights {misfits[0]!r} in {path!r} do not fit its config.json; save the model again")
     pad = getattr(config, "pad_token_id", None)
-    return Classifier(body, 0 if pad is None else pad, is_causal="CausalLM" in str(config.architectures)).eval()
+    model = Classifier(body, 0 if pad is None else pad, is_causal="CausalLM" in str(config.architectures))
+    return model.train(dropout == "config")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.method.contract import Population, weights
 from fedconcord.method.step import solver
+from fedconcord.method.step.samples import SLICE
 from fedconcord.support.errors import UserError
 
 
@@ -36,6 +37,7 @@ def reasons(job: Job) -> Iterator[str]:
         solver.refuse(job.solver, algorithm, objective.regulariser is not None),
     )
     yield from (reason for reason in reasons if reason is not None)
+    yield from _of_draws(job)
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":
@@ -69,3 +71,37 @@ def reasons(job: Job) -> Iterator[str]:
             objective.hessian(job.problem.init(job.schedule.seed), torch.tensor([0], device=objective.device))
         except UserError as large:
             yield str(large)
+
+
+def _of_draws(job: Job) -> Iterator[str]:
+    """Why a model that is another one in every step does not go with what is asked of its f_i."""
+    draws = job.problem.objective.draws
+    if draws is None:
+        return
+    for what, advice in _askers(job):
+        yield f"{draws}, so that f_i is another function each time it is asked, and {what}; {advice}"
+    draw, largest = job.assignment.draws, job.problem.objective.largest
+    if draw.width(job.algorithm, largest) >= largest > SLICE:
+        yield (
+            f"{draws}, and its masks are of steps of at most {SLICE} samples where a step is of all samples of a "
+            f"client, which are up to {largest}; give local.batch_size a smaller number"
+        )
+
+
+def _askers(job: Job) -> Iterator[tuple[str, str]]:
+    """What of a job needs f_i to be one function: a mean over samples that may be asked again; and what to do."""
+    algorithm, solver = job.algorithm, job.solver
+    oracle, another = job.assignment.oracle.kind, "use another method"
+    if oracle in ("svrg", "saga", "full"):
+        advice = another if algorithm.step.oracle is not None else "set local.oracle to minibatch"
+        yield f"{oracle} takes gradients of one and the same f_i", advice
+    if algorithm.step.blocks is not None:
+        yield "the method keeps a table of gradients of one and the same f_i", another
+    if algorithm.needs.full_gradient or algorithm.phases.prelude is not None or algorithm.phases.prologue is not None:
+        yield "the method takes full gradients of one and the same f_i", another
+    if algorithm.step.hessian_at is not None:
+        yield "the method takes Hessians of one and the same f_i", another
+    if solver.kind == "lbfgs":
+        yield "L-BFGS minimises one and the same f_i", "use local SGD"
+    if solver.tolerance is not None:
+        yield "local.tolerance looks at the gradient of one and the same f_i", "leave it out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedconcord.federation import layers
 from fedconcord.federation.adapters import merged
 from fedconcord.federation.data.dataset import Dataset, Scale
 from fedconcord.federation.objectives import kernels, own_code, precision
@@ -67,8 +69,8 @@ class Supervised:
 
     Raises:
         UserError: a client without samples, features that are not finite, labels out of range, a loss or a metric for
-            another target, a model with running statistics, with dropout or with other outputs than the data need, or
-            numbers that the processor does not compute in.
+            another target, a model with running statistics, with draws that no key governs or with other outputs than
+            the data need, or numbers that the processor does not compute in.
     """
 
     def __init__(
@@ -95,7 +97,8 @@ class Supervised:
         self.build, self.classes, self.target, self.unit = build, data.classes, data.target, data.unit
         self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
         self.metrics = tuple(metrics) or metrics_of((), data.target)
-        self.model = self._built(0).to(dtype=dtype, device=self.device)  # whose constants no run's seed changes
+        # whose constants no run's seed changes
+        self.model, self.keys, self.drops = layers.with_keys(self._built(0).to(dtype=dtype, device=self.device))
         self.layout = Layout(self.model)
         self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
         self.dim = self.layout.dim
@@ -117,6 +120,7 @@ class Supervised:
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.classes, self.pad)
+        layers.refuse_draws(self.model, self.x[:3], self.keys)
         check_metrics(self.others, self.in_units(self.test_y), self.classes)
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
@@ -143,6 +147,7 @@ class Supervised:
             sample_size=math.prod(self.x.shape[1:]),
             precision=self.numbers,
             frozen=self.layout.digest,
+            draws=None if self.drops is None else f"layer {self.drops!r} drops other entries in every step",
             matrices=self.layout.matrices(self.model),
             conditions=self.conditions,
             under=self.under,
@@ -223,10 +228,24 @@ class Supervised:
 
         `mine` are the client's own tensors of the conditions, by field.
         """
-        with precision.forward(self.numbers, self.device):
+        with precision.forward(self.numbers, self.device), self._masks(mine.get("masks")):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
         return each.mean() if weight is None else each @ weight
+
+    def _masks(self, keys: Tensor | None) -> AbstractContextManager[None]:
+        """Around a forward pass with the dropout masks of a step, by the keys [B] of its samples."""
+        return nullcontext() if self.keys is None or keys is None else self.keys.of(keys)
+
+    def _mapped(self, samples: int) -> dict[str, Tensor]:
+        """The tensors of clients [S, ...] that a step on so many samples B is taken under: those of the conditions, by
+        field, with the keys [S, B] of the samples in place of the clients' streams."""
+        if self.conditions is None:
+            return {}
+        mapped, step = self.conditions.mapped(), self.conditions.step
+        if self.conditions.masks is not None:
+            mapped["masks"] = layers.sample_keys(self.conditions.masks, step, samples)
+        return mapped
 
     def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
@@ -244,7 +263,7 @@ class Supervised:
         self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None, row: int = 0
     ) -> Tensor:
         """Each sample weighs weight [B], or 1/B; `row` is the client's in the conditions."""
-        mine = {name: value[row] for name, value in self._mapped.items()}
+        mine = {name: value[row] for name, value in self._mapped(len(inputs)).items()}
         if self.last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = x.detach().requires_grad_()
@@ -276,13 +295,8 @@ class Supervised:
             precision.products(self.numbers, self.device),
         ):
             every = vmap(grad(self._training_loss), in_dims=(0, 0, 0, None if weight is None else 0, 0))
-            out: Tensor = every(x, inputs, targets, weight, self._mapped)
+            out: Tensor = every(x, inputs, targets, weight, self._mapped(inputs.shape[1]))
         return out
-
-    @property
-    def _mapped(self) -> dict[str, Tensor]:
-        """The tensors of clients in the conditions, by field, [S, ...]."""
-        return {} if self.conditions is None else self.conditions.mapped()
 
     @property
     def accumulate(self) -> Accumulate | None:

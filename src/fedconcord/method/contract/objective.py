@@ -61,6 +61,7 @@ class Conditions(NamedTuple):
     """
 
     step: int = 0  # the number of the local step in its round, from 0
+    masks: Tensor | None = None  # [S, 1] int64: what a client's dropout masks of the round are made of
 
     def of(self, rows: Rows, step: int) -> Conditions:
         """Those of some of the clients in a step."""
@@ -111,6 +112,7 @@ class Objective:
     regulariser: Regulariser | None = None  # psi
     precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
+    draws: str | None = None  # what of a model is drawn anew in every step, in words: no f_i is asked twice
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     VALIDATION = 11  # a client's samples that are set apart
     PRIVACY = 12  # Gaussian noise: of a client's message, or of a round's sum (client 0)
     ROUND = 13  # rounding of a client's contribution to a secure sum
+    MASK = 14  # a client's dropout masks in a round
     CODE = 15  # a client's local training by code of the user's
     AVAILABLE = 20  # who can be reached in a round
     TRAIT = 21  # what stays with a client: its work, its chance of being lost

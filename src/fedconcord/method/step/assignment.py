@@ -14,6 +14,7 @@ from torch import Tensor
 from fedconcord.method.contract import (
     Algorithm,
     Client,
+    Conditions,
     Constant,
     Done,
     Draws,
@@ -269,7 +270,13 @@ def with_conditions(
         rows: the method's, [S, ...].
         orders: of each client, in the order of the rows; none for gradients at the server's model.
     """
-    return objective
+    if objective.draws is None or not orders:
+        return objective
+    assert objective.under is not None
+    draws = (rng.generator(one.seed, rng.Purpose.MASK, one.round, one.id) for one in orders)
+    streams = np.array([draw.integers(-(2**63), 2**63, dtype=np.int64) for draw in draws])
+    masks = torch.as_tensor(streams, device=objective.device)[:, None]
+    return objective.under((objective.conditions or Conditions())._replace(masks=masks))
 
 
 def close_rows(rows: Tree, private: Tensor | None) -> Tree:
