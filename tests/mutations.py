@@ -33,6 +33,7 @@ TUNING, BASELINES, DIAGNOSIS = (
 RANKS = ("tests/execution/test_distributed.py", "-k", "serial_engine and 2")
 PRIVACY = ("tests/method/test_privacy.py",)
 ROBUST = ("tests/method/test_robust.py",)
+FACTORS = ("tests/federation/test_factors.py", "-k", "products or weights")
 SECURE = ("tests/execution/test_secure.py",)
 WIRE = ("tests/execution/test_wire.py", "-k", "faults_running or damaged")
 
@@ -50,6 +51,10 @@ class Mutation(NamedTuple):
 
 def secure(file: str, old: str, new: str) -> Mutation:
     return Mutation((Edit(file, old, new),), SECURE)
+
+
+def factors(file: str, old: str, new: str) -> Mutation:
+    return Mutation((Edit(file, old, new),), FACTORS)
 
 
 def scaffold(*edits: tuple[str, str]) -> Mutation:
@@ -92,6 +97,15 @@ def untuned(file: str, old: str, new: str) -> Mutation:
 
 
 MUTATIONS: dict[str, Mutation] = {
+    "fedex: residue turned the wrong way": factors(
+        "method/contract/pairs.py", "(product.mT if self.fan_in_fan_out else product)", "product.mT"
+    ),
+    "fedex: weights taken to sum to 1": factors(
+        "method/wrappers/factors.py", "torch.cat([1 - senders.w.sum(0, keepdim=True)", "torch.cat([0 * senders.w[:1]"
+    ),
+    "fedex: clients train without what was added": factors(
+        "method/step/assignment.py", "_replace(addition=algorithm.step.addition(down))", "_replace(addition=0 * algorithm.step.addition(down))"
+    ),
     "scaffold: sign flipped": scaffold(("Constant(down.c - row.c)", "Constant(row.c - down.c)")),
     "scaffold: control variates never stored": scaffold(("Row(c)\n", "row\n"), ("server.c + total.c", "server.c")),
     "scaffold: c_i starts at the model's weights": scaffold(

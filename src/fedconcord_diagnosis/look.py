@@ -20,7 +20,7 @@ from fedconcord.federation.participation.sampling import Drawn, Losses, Sampler
 from fedconcord.insight.methods.surrogate import schedule_of
 from fedconcord.method import contract as core
 from fedconcord.method.contract import Client, Local, Plan, Tree, rng
-from fedconcord.method.step.assignment import open_rows, with_oracle
+from fedconcord.method.step.assignment import open_rows, with_conditions, with_oracle
 from fedconcord_diagnosis import vectors
 from fedconcord_diagnosis.vectors import Agreement, Drift, Remedies, Residual, Staleness, control, drift, remedies
 
@@ -115,6 +115,7 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     plan, x = plan_for(job, state.round, ids), state.server.x
     p, d = plan.p / plan.p.sum(), job.problem.objective.dim
     objective, rows, _ = open_rows(job.problem.objective, x, state.store.gather(ids), ids)
+    objective = with_conditions(objective, job.algorithm, job.algorithm.broadcast(state.server), rows)
     samples_of = [_held(job, int(i)) for i in ids]
     at = torch.stack([_gradient(objective, x, samples) for samples in samples_of])
     local, ends, work = _round(job, state, plan)
@@ -253,7 +254,7 @@ def _round(job: Job, state: State, plan: Plan, more: Tensor | None = None) -> tu
         finish=finish,
         contribute=lambda up, sender, cohort: (),
         update=lambda server, total, cohort: server,
-        phases=algorithm.phases._replace(settle=None, communicates=None),
+        phases=algorithm.phases._replace(settle=None, communicates=None, combine=None),
         needs=algorithm.needs._replace(
             normaliser=linear and (job.solver.clip_direction is None or job.assignment.rule is not None)
         ),

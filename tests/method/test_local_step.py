@@ -19,6 +19,7 @@ from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import At, Local, Oracle, Place, Traits
 from fedconcord.method.contract.optimisers import Lion, MeanGradient
+from fedconcord.method.contract.pairs import Window
 from fedconcord.method.contract.pieces import (
     Ascent,
     Clip,
@@ -124,6 +125,7 @@ ROWS = {
     "signs": Row((*sign().pieces(ZEROS, ()), PULL), ""),
     "lion": Row((Lion(vectors(D), 0.9, 0.99, 0.1), PULL), ""),
     "muon": Row(muon().pieces(vectors(D), ((0, 8, 36),)), ""),
+    "a window": Row((*adamw().pieces(vectors(D), ()), PULL, Window((torch.arange(D) % 3 > 0).double())), ""),
     "a mean of gradients": Row((MeanGradient(ZEROS), Scale(0.5)), ""),
     "ascent with a dual": Row((Ascent(0.1, vectors(5, D), vectors(D)),), "CR"),
     "look": Row((Look(0.1), PULL), ""),

@@ -6,18 +6,23 @@ starts as torch's linear layers do, B at 0, so that training starts at the model
 
 Methods see the factors as their x. The mean of clients' factors is no mean of their products: with both factors FedAvg
 is what others call FedIT. With B alone (FFA-LoRA, Sun et al., ICLR 2024) A is one draw that all share, and the mean of
-the products is exact. A run's final model has the products added to its weights: it is the plain model again.
+the products is exact; other ways to have it so are rules of `wrappers.factors`, which a job names as its `aggregate`. A
+run's final model has the products added to its weights: it is the plain model again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from fedconcord.method.contract.flat import Layout
+from fedconcord.method.contract.pairs import Pair
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.parameters import Count, Positive, about
@@ -26,13 +31,19 @@ A, B, BASE = "lora_A", "lora_B", "base"
 
 
 class Adapted(nn.Module):
-    """A linear layer with its frozen weights and two factors."""
+    """A linear layer with its frozen weights and two factors.
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+    Args:
+        fan_in_fan_out: the weight is [in, out], as in GPT-2's Conv1D, and not [out, in].
+    """
+
+    def __init__(self, base: nn.Module, rank: int, scale: float, fan_in_fan_out: bool = False) -> None:
         super().__init__()
-        self.base, self.scale = base, scale
-        self.lora_A = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.lora_B = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        self.base, self.scale, self.fan_in_fan_out = base, scale, fan_in_fan_out
+        weight = _weight(base)
+        outputs, inputs = weight.shape[::-1] if fan_in_fan_out else weight.shape
+        self.lora_A = nn.Parameter(weight.new_empty(rank, inputs))
+        self.lora_B = nn.Parameter(weight.new_zeros(outputs, rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +75,7 @@ def lora(
     """
 
     def attach(model: nn.Module) -> nn.Module:
-        linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name]
+        linear = [name for name, layer in model.named_modules() if name and _is_linear(layer)]
         whole = [name for name, _ in model.named_parameters() if also and _matches(also, name)]
         layers = [name for name in linear if _matches(where, name) and not (also and _matches(also, name))]
         if not layers:
@@ -78,17 +89,31 @@ def lora(
             parameter.requires_grad_(name in whole)
         for name in layers:
             layer = model.get_submodule(name)
-            assert isinstance(layer, nn.Linear)
-            most = min(layer.in_features, layer.out_features)
+            most = min(_weight(layer).shape)
             if rank > most:
                 raise UserError(f"adapters lora: rank {rank} is above the {most} that layer {name!r} can have")
-            pair = Adapted(layer, rank, alpha / rank)
+            pair = Adapted(layer, rank, alpha / rank, _is_conv1d(layer))
             pair.lora_A.requires_grad_(train == "both")
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, pair)
         return model
 
     return Adapters(attach)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or _is_conv1d(layer)
+
+
+def _is_conv1d(layer: nn.Module) -> bool:
+    """Whether it is transformers' linear layer with a weight [in, out], of GPT-2."""
+    return type(layer).__name__ == "Conv1D" and isinstance(getattr(layer, "nf", None), int)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -102,15 +127,48 @@ ADAPTERS: dict[str, Callable[..., Adapters]] = by_name(lora)
 """Adapters by name."""
 
 
+def _adapted(model: nn.Module) -> list[tuple[str, Adapted]]:
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, Adapted)]
+
+
+def bases(model: nn.Module) -> list[str]:
+    """The names of the frozen weights below factors."""
+    return [f"{name}.{BASE}.weight" for name, _ in _adapted(model)]
+
+
+def pairs(model: nn.Module, layout: Layout) -> tuple[Pair, ...]:
+    """Where factors are in x that are both trained, in the order of `bases`."""
+    begins = dict(zip(layout.sizes, itertools.accumulate(layout.sizes.values(), initial=0), strict=False))
+    every: list[Pair] = []
+    for name, layer in _adapted(model):
+        if layer.lora_A.requires_grad:
+            (rank, inputs), (outputs, _) = layer.lora_A.shape, layer.lora_B.shape
+            begin = every[-1].weight + every[-1].size if every else 0
+            a, b = (begins[f"{name}.{factor}"] for factor in (A, B))
+            every.append(Pair(a, b, rank, outputs, inputs, layer.scale, layer.fan_in_fan_out, begin))
+    return tuple(every)
+
+
 def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of the model as it was before `attach`, with the products added to its weights."""
     plain = dict(state)
-    for name, layer in model.named_modules():
-        if isinstance(layer, Adapted):
-            prefix = f"{name}."
-            product = plain.pop(f"{prefix}{B}") @ plain.pop(f"{prefix}{A}")
-            weight = plain.pop(f"{prefix}{BASE}.weight")
-            plain[f"{prefix}weight"] = (weight.double() + layer.scale * product.double()).to(product.dtype)
-            if layer.base.bias is not None:
-                plain[f"{prefix}bias"] = plain.pop(f"{prefix}{BASE}.bias")
+    for name, layer in _adapted(model):
+        prefix = f"{name}."
+        product = plain.pop(f"{prefix}{B}") @ plain.pop(f"{prefix}{A}")
+        product = product.mT if layer.fan_in_fan_out else product
+        weight = plain.pop(f"{prefix}{BASE}.weight")
+        plain[f"{prefix}weight"] = (weight.double() + layer.scale * product.double()).to(product.dtype)
+        if layer.base.bias is not None:
+            plain[f"{prefix}bias"] = plain.pop(f"{prefix}{BASE}.bias")
     return plain
+
+
+def unmerged(model: nn.Module, layout: Layout, plain: Mapping[str, Tensor]) -> Tensor:
+    """The model [d + D] that `merged` makes such a state of, its factors 0; [d] without adapters."""
+    state, additions = dict(plain), []
+    for name, _ in _adapted(model):
+        weight = layout.constants[f"{name}.{BASE}.weight"]
+        additions.append((state.pop(f"{name}.weight").to(weight) - weight).reshape(-1))
+        factors = (f"{name}.{factor}" for factor in (A, B))
+        state |= {factor: weight.new_zeros(layout.shapes.get(factor, ())) for factor in factors}
+    return torch.cat([layout.vector(state), *additions])

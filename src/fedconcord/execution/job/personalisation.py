@@ -7,9 +7,11 @@ Shmatikov, "Salvaging federated learning by local adaptation", 2020; FT-FedAvg i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -51,7 +53,8 @@ ALONE = local()  # a round of it is local training without a message: each clien
 
 
 def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
-    """Every client's figures under its own model, fine-tuned from x [d], on the samples that it has set apart.
+    """Every client's figures under its own model, fine-tuned from x [d] or [d + D] (with an addition to the frozen
+    weights below low-rank factors, which stays), on the samples that it has set apart.
 
     Clients go through the engine in groups of bounded memory, as in a round of training; `round` keys their batches.
 
@@ -65,6 +68,8 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
     choices = job.engine.can.choices
     engine = Stacked(choices["chunk"]) if choices else Serial()
     n, rows = problem.roster.n, []
+    x, addition = x[: problem.dim], x[problem.dim :]
+    alone = replace(ALONE, step=ALONE.step._replace(addition=(lambda down: addition) if len(addition) else None))
     group = max(1, ENTRIES // problem.dim)
     for first in range(0, n, group):
         ids = np.arange(first, min(first + group, n))
@@ -77,11 +82,11 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
             batch_size=schedule.batch_size,
             sampler=_only(ids),
         )
-        plan = finetuning.plan(round, ALONE, problem.roster)
+        plan = finetuning.plan(round, alone, problem.roster)
         store = MemoryStore(Model(x))
-        run_round(engine, job.problem, Assignment(ALONE, Solver(), finetuning.draws), Model(x), store, plan)
+        run_round(engine, job.problem, Assignment(alone, Solver(), finetuning.draws), Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
-            rows.append(figures(problem, model, slice(int(offsets[i]), int(offsets[i + 1]))))
+            rows.append(figures(problem, torch.cat([model, addition]), slice(int(offsets[i]), int(offsets[i + 1]))))
     columns = np.array(rows, np.float64).T
     return Scores("validation", np.diff(offsets), dict(zip(figure_names(problem), columns, strict=True)))
 

@@ -9,6 +9,7 @@ import torch
 from fedconcord.execution.job.job import Job
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
+from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Population, weights
 from fedconcord.method.step import solver
 from fedconcord.method.step.samples import SLICE
@@ -54,6 +55,11 @@ def reasons(job: Job) -> Iterator[str]:
         yield (
             "contributions that are not summed have to lie in one process, and the distributed engine has several; use "
             "engine stacked, or aggregate mean and no attack that looks at other clients"
+        )
+    if algorithm.step.addition is not None and isinstance(job.schedule, Schedule) and job.schedule.sampler.by_loss:
+        yield (
+            "the method adds to the weights below its factors, and clients' losses are asked at the server's factors "
+            "alone; use a sampling that goes by no losses, or aggregate rolora"
         )
     if job.engine.team.size > n:
         yield f"{job.engine.team.size} processes cannot share {n} clients; start at most {n}"

@@ -102,8 +102,7 @@ class Final(Observer):
             weights, _ = tensors.read(path)
         except (tensors.DamagedError, OSError) as broken:
             raise UserError(f"cannot read the model {path} ({reason(broken)}); restore it or run again") from broken
-        x: torch.Tensor = problem.layout.vector(weights).to(dtype=problem.dtype, device=problem.device)
-        return x
+        return problem.read(weights)
 
     def about(self) -> dict[str, Any]:
         """How the clients fare."""

@@ -40,8 +40,9 @@ def train(
             parameters[key].grad = value.clone()
 
     with torch.no_grad():
-        for key, value in layout.views(x).items():
-            parameters[key].copy_(value)
+        every = dict(mine.named_parameters())
+        for key, value in (layout.views(x) | {key: layout.constants[key] for key in layout.weights}).items():
+            every[key].copy_(value)
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
         torch.manual_seed(visit.seed)

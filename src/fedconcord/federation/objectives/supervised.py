@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedconcord.federation import layers
-from fedconcord.federation.adapters import merged
+from fedconcord.federation.adapters import bases, merged, pairs, unmerged
 from fedconcord.federation.data.dataset import Dataset, Scale
 from fedconcord.federation.objectives import kernels, own_code, precision
 from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
@@ -99,7 +99,8 @@ class Supervised:
         self.metrics = tuple(metrics) or metrics_of((), data.target)
         # whose constants no run's seed changes
         self.model, self.keys, self.drops = layers.with_keys(self._built(0).to(dtype=dtype, device=self.device))
-        self.layout = Layout(self.model)
+        self.layout = Layout(self.model, bases(self.model))
+        self.pairs = pairs(self.model, self.layout)
         self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
         self.dim = self.layout.dim
         self.sizes = np.array([len(part) for part in parts], np.float64)
@@ -149,6 +150,7 @@ class Supervised:
             frozen=self.layout.digest,
             draws=None if self.drops is None else f"layer {self.drops!r} drops other entries in every step",
             matrices=self.layout.matrices(self.model),
+            pairs=self.pairs,
             conditions=self.conditions,
             under=self.under,
             train=self.train,
@@ -158,6 +160,10 @@ class Supervised:
         """The objective whose gradients and losses are taken under these conditions."""
         other = copy.copy(self)
         vars(other).pop("objective", None)
+        before = None if self.conditions is None else self.conditions.addition
+        if conditions.addition is not None and conditions.addition is not before:
+            assert before is None  # else it would be added to that one
+            other.layout = self.layout.over(conditions.addition)
         other.conditions = conditions
         return other.objective
 
@@ -312,6 +318,11 @@ class Supervised:
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
         return merged(self.model, self.layout.state(x))
+
+    def read(self, state: Mapping[str, Tensor]) -> Tensor:
+        """The model [d] that `export` made such a state of; with low-rank adapters one like it, [d + D]."""
+        named = {name: leaf.to(self.dtype).to(self.device) for name, leaf in state.items()}
+        return unmerged(self.model, self.layout, named)
 
     def label_counts(self) -> np.ndarray | None:
         if self.target != "class":

@@ -93,6 +93,8 @@ def surrogate(job: Job, plan: Plan) -> Surrogate | str:
         return "step sizes that a rule finds are not linear in the gradients"
     if job.algorithm.step.hessian_at is not None:
         return "Newton steps are not linear in the gradients"
+    if job.algorithm.facts.factors is not None:
+        return f"what {job.algorithm.facts.factors} makes of low-rank factors is not linear in the gradients"
     one, two = (np.array([*itertools.islice(_steps(job, plan, scale), FIRST)]) for scale in (1.0, 2.0))
     if not np.allclose(two, 2 * one, rtol=1e-6, atol=1e-6 * np.abs(one).max()):
         return "the server's step is not linear in the gradients"

@@ -231,6 +231,7 @@ class Step(NamedTuple):
     fixed: bool = False
     optimiser: str | None = None
     code: Code | None = None
+    addition: Callable[[Tree], Tensor] | None = None
 
 
 @accepts_former_fields
@@ -280,12 +281,15 @@ class Algorithm:
             fixed: the local step is the method's own: momentum and L-BFGS would change the method.
             optimiser: the name of the local optimiser that the method was given (`wrappers.optimisers`).
             code: the user's local training in place of the steps (`wrappers.code`).
+            addition: down -> [D] what the server adds to the frozen weights below low-rank factors; its models are
+                [d + D] then.
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.
             invariant: what holds only while contributions are summed: a sum over clients' rows, in words.
             protection: what differential privacy does to messages; None: nothing.
             server_optimiser: whether its aggregate passes through a server optimiser.
+            factors: its rule for low-rank factors; it runs on no other model than theirs.
             remedies: which differences between clients it is made for; see `Remedy`.
             recommendations: federations in which it is worth tuning first.
             cautions: federations in which it is not worth its costs.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -20,14 +21,18 @@ from fedconcord.support.errors import UserError
 class Layout:
     """Names, shapes and offsets of a module's trainable parameters inside one vector [d], in `named_parameters` order.
 
-    Frozen parameters (`requires_grad=False`) and buffers are constants of the model.
+    Frozen parameters (`requires_grad=False`) and buffers are constants of the model. A model may have an addition to
+    some of them behind its parameters: it is [d + D] then.
+
+    Args:
+        weights: the constants that a model may have an addition to, D numbers, in their order.
 
     Raises:
         UserError: the module has no parameter, or none to train; it has a layer whose buffers change in training
             (BatchNorm and kin) or dropout.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, weights: Sequence[str] = ()) -> None:
         refuse_layers(module)
         every: dict[str, Tensor] = dict(module.named_parameters())
         if not every:
@@ -43,7 +48,7 @@ class Layout:
         self.dim = sum(sizes)
         every |= dict(module.named_buffers())
         self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in self.shapes}
-        self.order = tuple(every)
+        self.order, self.weights = tuple(every), tuple(weights)
         first = {id(leaf): name for name, leaf in every.items()}
         state = module.state_dict(keep_vars=True)  # where what is tied has all its names, and some buffers have none
         self.state_names = {key: first[id(leaf)] for key, leaf in state.items() if id(leaf) in first}
@@ -74,14 +79,31 @@ class Layout:
         return self.vector(dict(module.named_parameters())).detach()
 
     def values(self, x: Tensor) -> dict[str, Tensor]:
-        """What the module computes with, by name: the views of x, and the constants in numbers as wide as x's."""
-        wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in self.constants.items()}
+        """What the module computes with a model, by name: views of x, and the constants in numbers as wide as x's."""
+        x, of = self.split(x)
+        wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in of.constants.items()}
         tensors = wide | self.views(x)
         return {name: tensors[name] for name in self.order}
 
+    def split(self, x: Tensor) -> tuple[Tensor, Layout]:
+        """A model [d] or [d + D] as its parameters [d] and the layout whose constants have its addition."""
+        return (x, self) if x.shape[-1] == self.dim else (x[: self.dim], self.over(x[self.dim :]))
+
+    def over(self, addition: Tensor) -> Layout:
+        """The layout whose constants have an addition [D]."""
+        assert self.digest  # computed before the copy is made, which stands on the same constants
+        other, constants, begin = copy.copy(self), dict(self.constants), 0
+        for name in self.weights:
+            leaf = constants[name]
+            more = addition[begin : begin + leaf.numel()].view(leaf.shape)
+            constants[name], begin = leaf.to(more.dtype) + more, begin + leaf.numel()
+        other.constants = constants
+        return other
+
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """The module's `state_dict` with the parameters x [d]."""
-        tensors = self.constants | self.views(x)
+        x, of = self.split(x)
+        tensors = of.constants | self.views(x)
         return self.views(x) | {key: tensors[name] for key, name in self.state_names.items()}
 
     def views(self, x: Tensor) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract.code import Train
+from fedconcord.method.contract.pairs import Pair
 from fedconcord.method.contract.trees import Tree
 
 
@@ -62,6 +63,7 @@ class Conditions(NamedTuple):
 
     step: int = 0  # the number of the local step in its round, from 0
     masks: Tensor | None = None  # [S, 1] int64: what a client's dropout masks of the round are made of
+    addition: Tensor | None = None  # [D] to the frozen weights below low-rank factors
 
     def of(self, rows: Rows, step: int) -> Conditions:
         """Those of some of the clients in a step."""
@@ -114,6 +116,7 @@ class Objective:
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
     draws: str | None = None  # what of a model is drawn anew in every step, in words: no f_i is asked twice
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
+    pairs: tuple[Pair, ...] = ()  # its low-rank factors, where both of a pair are trained
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others
     train: Train | None = None  # a client's local training by code of the user's

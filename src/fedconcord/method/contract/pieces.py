@@ -44,6 +44,7 @@ class Place(IntEnum):
     DIRECTION = 11  # measured
     METRIC = 12
     TRANSFORM = 13  # from the direction to the move
+    WINDOW = 14
 
 
 class Traits(NamedTuple):

@@ -246,7 +246,7 @@ def total_of(phase: Phase, replies: Mapping[int, Tree], space: Space, plan: Plan
     if phase.combine is None:
         return tree_sum(shares)
     total = phase.combine(tree_map(_rows, *shares), senders_of(space, plan, heard), cohort)
-    return tree_map(lambda leaf, like: leaf.reshape(like.shape), total, shares[0])
+    return tree_map(lambda leaf, like: leaf if like.ndim else leaf.reshape(()), total, shares[0])
 
 
 def _rows(*leaves: Tensor) -> Tensor:

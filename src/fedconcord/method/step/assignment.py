@@ -270,13 +270,18 @@ def with_conditions(
         rows: the method's, [S, ...].
         orders: of each client, in the order of the rows; none for gradients at the server's model.
     """
-    if objective.draws is None or not orders:
+    conditions = objective.conditions
+    if algorithm.step.addition is not None:
+        conditions = (conditions or Conditions())._replace(addition=algorithm.step.addition(down))
+    if objective.draws is not None and orders:
+        draws = (rng.generator(one.seed, rng.Purpose.MASK, one.round, one.id) for one in orders)
+        streams = np.array([draw.integers(-(2**63), 2**63, dtype=np.int64) for draw in draws])
+        masks = torch.as_tensor(streams, device=objective.device)[:, None]
+        conditions = (conditions or Conditions())._replace(masks=masks)
+    if conditions is None or conditions is objective.conditions:
         return objective
     assert objective.under is not None
-    draws = (rng.generator(one.seed, rng.Purpose.MASK, one.round, one.id) for one in orders)
-    streams = np.array([draw.integers(-(2**63), 2**63, dtype=np.int64) for draw in draws])
-    masks = torch.as_tensor(streams, device=objective.device)[:, None]
-    return objective.under((objective.conditions or Conditions())._replace(masks=masks))
+    return objective.under(conditions)
 
 
 def close_rows(rows: Tree, private: Tensor | None) -> Tree:

@@ -64,9 +64,9 @@ def forms(algorithm: Algorithm, x: Tensor, stacked: bool = False) -> Forms:
     )
 
 
-def message(algorithm: Algorithm, x: Tensor, move: float = 0.0) -> Tree:
+def message(algorithm: Algorithm, x: Tensor, move: float = 0.0, steps: float = 1.0) -> Tree:
     """The first message of a client whose model moved by `move` in both of its coordinates, from a model of ones."""
-    return _first_round(algorithm, torch.ones_like(x[:2]), (), lambda leaf: leaf, move).up
+    return _first_round(algorithm, torch.ones_like(x[:2]), (), lambda leaf: leaf, move, steps).up
 
 
 def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, known: bool = True) -> Tree:
@@ -76,10 +76,15 @@ def contribution(algorithm: Algorithm, up: Tree, like: Tensor, w: float = 1.0, k
 
 
 def _first_round(
-    algorithm: Algorithm, x: Tensor, lead: tuple[int, ...], place: Callable[[Any], Any], move: float = 0.0
+    algorithm: Algorithm,
+    x: Tensor,
+    lead: tuple[int, ...],
+    place: Callable[[Any], Any],
+    move: float = 0.0,
+    steps: float = 1.0,
 ) -> Forms:
-    """A client's first round, whose model moves by `move`, with `place` of all that a server has; with values where
-    `place` keeps them. `lead`: of rows."""
+    """A client's first round, whose model moves by `move` in so many steps, with `place` of all that a server has; with
+    values where `place` keeps them. `lead`: of rows."""
     server = algorithm.init(x, Population(1, x.new_ones(1)))
     broadcast, first_row = (tree_map(place, tree) for tree in (algorithm.broadcast(server), algorithm.init_client(x)))
     like, d, down = place(x), len(x), broadcast
@@ -88,7 +93,7 @@ def _first_round(
     client = Client(
         id=torch.zeros_like(one, dtype=torch.int64),
         p=one,
-        steps=one,
+        steps=steps * one,
         lr=1.0,
         noise=lambda n: like.new_zeros(*lead, n),
         gradient=zeros,
@@ -104,7 +109,7 @@ def _first_round(
         down = phases.prelude.absorb(down, answer)
     local = algorithm.start(down, row, client)
     pieces = map_moves(local.pieces, lambda leaf: (leaf.expand(*lead, d) if leaf.ndim < 2 else leaf) + move)
-    done = Done(local.x.expand(*lead, d) + move, one, one, pieces)
+    done = Done(local.x.expand(*lead, d) + move, steps * one, steps * one, pieces)
     if algorithm.step.size is not None:
         done = done._replace(step_size=one, power=one, curvature=one)
     up, _ = algorithm.finish(down, row, done, client)

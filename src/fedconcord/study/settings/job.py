@@ -19,6 +19,7 @@ from fedconcord.method.contract import Algorithm, Oracle, Problem
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.solver import Solver
 from fedconcord.method.wrappers.code import with_code
+from fedconcord.method.wrappers.factors import FactorRule, with_factors
 from fedconcord.method.wrappers.hostile import chosen, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.optimisers import with_optimiser
@@ -60,8 +61,9 @@ def build(config: Config) -> Job:
             raise UserError(f"{local.code} moves the model itself; leave local.optimiser out, or local.code")
         algorithm = with_code(algorithm, part("local.code", local.code))
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
-    if config.aggregate is not None:
-        algorithm = with_aggregate(algorithm, part("aggregate", config.aggregate))
+    rule = None if config.aggregate is None else part("aggregate", config.aggregate)
+    if rule is not None and not isinstance(rule, FactorRule):
+        algorithm = with_aggregate(algorithm, rule)
     if config.upload is not None:
         algorithm = with_uploads(algorithm, part("upload", config.upload))
     if config.server is not None:
@@ -77,6 +79,8 @@ def build(config: Config) -> Job:
     if config.hostile is not None:
         attack, seed, n = part("hostile", config.hostile), config.seed or 0, problem.roster.n
         algorithm, attackers = with_hostile(algorithm, attack, seed, n), chosen(attack, seed, n)
+    if isinstance(rule, FactorRule):  # around all: it looks at what the others made of messages
+        algorithm = with_factors(algorithm, problem.objective.pairs, problem.objective.dim, rule)
     if config.regulariser is not None:
         problem = Regularised(problem, part("regulariser", config.regulariser))
     lr = local.lr if isinstance(local.lr, float) else 1.0  # a factor on what a rule finds

@@ -13,6 +13,7 @@ from fedconcord.federation.objectives.judging import pooled, supervised
 from fedconcord.federation.participation.schedule import Pooled, Schedule
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm
+from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.study.settings.parts import PARTS, PARTS_OF_METHOD, call_of, canonical, part, registry_of, work_of
 from fedconcord.study.settings.privacy import calibrated
 from fedconcord.study.settings.problem import kind_of
@@ -170,8 +171,9 @@ def weights_by(
         return {}
     by_size = part("sampling", config.sampling).by_size
     if kind == "auto":
+        is_robust = aggregate is not None and grammar.parse(aggregate).name not in FACTORS
         is_own_data = config.partition == NATURAL and kind_of(config.data) != "named"
-        return {"weights": "size"} if is_own_data and not by_size and privacy.clip is None and aggregate is None else {}
+        return {"weights": "size"} if is_own_data and not by_size and privacy.clip is None and not is_robust else {}
     if by_size:
         raise UserError(
             f"objective {kind} weighs the clients of a cohort, and sampling {config.sampling} draws them by size; "

@@ -35,6 +35,7 @@ from fedconcord.method.contract import Algorithm, Problem
 from fedconcord.method.step.sizes import RULES
 from fedconcord.method.step.solver import ORACLES
 from fedconcord.method.wrappers.code import codes
+from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.hostile import ATTACKS
 from fedconcord.method.wrappers.optimisers import OPTIMISERS
 from fedconcord.method.wrappers.privacy import CLIPS, Adaptive
@@ -63,7 +64,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "devices": Registry("model of devices", DEVICES, "devices"),
     "server": Registry("server optimiser", OPTIMIZERS, "server"),
     "upload": Registry("compressor", COMPRESSORS, "upload"),
-    "aggregate": Registry("aggregation rule", AGGREGATES, "aggregate"),
+    "aggregate": Registry("aggregation rule", {**AGGREGATES, **FACTORS}, "aggregate"),
     "hostile": Registry("attack", ATTACKS, "hostile"),
     "regulariser": Registry("regulariser", REGULARISERS, "regularisers"),
     "skew": Registry("feature skew", FEATURES, "skew"),

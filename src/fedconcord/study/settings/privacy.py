@@ -7,6 +7,7 @@ from fedconcord.execution.job.accountant import KEYED, Budget
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation.sampling import Sampler
 from fedconcord.method.contract import Algorithm, Problem
+from fedconcord.method.wrappers.factors import FACTORS
 from fedconcord.method.wrappers.privacy import Adaptive, with_adaptive_privacy, with_privacy
 from fedconcord.study.settings.parts import clipping_of, part
 from fedconcord.study.settings.problem import kind_of
@@ -61,9 +62,10 @@ def _refuse(config: Config) -> None:
             "drown that in noise on each client's yes or no; use central, or a number for the clip"
         )
     for key in ("aggregate", "hostile"):
-        if getattr(config, key) is not None:
+        text = getattr(config, key)
+        if text is not None and grammar.parse(text).name not in FACTORS:  # of which each says so itself
             raise UserError(
-                f"{key} {getattr(config, key)} takes the contributions of clients apart, and privacy covers their sum "
+                f"{key} {text} takes the contributions of clients apart, and privacy covers their sum "
                 "alone; leave one of them out"
             )
     if privacy.delta >= 1 / config.clients:

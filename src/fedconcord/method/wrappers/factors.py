@@ -1,0 +1,423 @@
+"""Aggregations of low-rank factors: what a server makes of clients' A_i, B_i so that the mean of their products counts.
+
+Below x = (A, B, all else that is trained) lie frozen weights W; a client's effective weight is W + s B_i A_i. The mean
+of factors is no mean of products. With the weights w_i of the clients' moves, w = sum_i w_i over the cohort, what the
+effective weight is to become is W + s P,
+
+    P = (1 - w) B A + sum_i w_i B_i A_i,
+
+where A, B are the server's before the round: w is 1 but for unbiased weights. A rule says which A+, B+ the server goes
+on with, and whether the rest, s (P - B+ A+), is added to the frozen weights, which all clients are sent then:
+
+    fedex     means of factors              the rest is added       exact
+    flora     fresh factors, B+ = 0         the rest (all) is added exact
+    hlora     the best of rank r            nothing is added        off by the tail of P's spectrum
+
+rolora (Chen et al. 2025) needs no products: B moves in even rounds and A in odd ones, and the mean is linear in the
+one that moves. All else that is trained is averaged as the method has it.
+
+fedex: Singhal et al., "FedEx-LoRA", ACL 2025, eqs. (10)-(12). flora: Wang et al., "FLoRA", NeurIPS 2024, Algorithm 1,
+which sends the stacks and has clients add them. hlora: Liu et al., "HLoRA" 2025. rolora: arXiv 2502.01755, Algorithm 1.
+Deviations: the moves' weights, above; clients keep nothing between rounds, so that what was added to the frozen weights
+is sent whole, once a client and round, in place of the cohort's factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedconcord.method.contract import (
+    Algorithm,
+    Client,
+    Cohort,
+    Done,
+    Local,
+    Population,
+    Sender,
+    Tree,
+    tree_leaves,
+    tree_map,
+)
+from fedconcord.method.contract.identity import UNNAMED, Identity, definition
+from fedconcord.method.contract.pairs import Pair, Window
+from fedconcord.method.wrappers.forms import COHORT, message
+from fedconcord.method.wrappers.lift import lift, moved
+from fedconcord.method.wrappers.uploads import is_packed
+from fedconcord.support.errors import UserError
+from fedconcord.support.factories import by_name
+
+
+class FactorRule(NamedTuple):
+    """What the server makes of clients' factors."""
+
+    wrap: Callable[[Algorithm, tuple[Pair, ...], int, str], Algorithm]  # (method, pairs, d, the rule's name)
+    identity: Identity = UNNAMED
+
+
+class Stack(NamedTuple):
+    """P as one product of stacks over the server and S clients: left [outputs, (S + 1) rank], right [.., inputs]."""
+
+    left: Tensor
+    right: Tensor
+
+
+Factors = Callable[[Pair, Stack, Tensor], tuple[Tensor, Tensor]]
+"""(pair, P, uniform numbers in [-1, 1] [rank, inputs]) -> A+ [rank, inputs], B+ [outputs, rank]."""
+
+
+@definition()
+def fedex() -> FactorRule:
+    """Means of the factors; what they lack of the mean product is added to the frozen weights. Exact.
+
+    Singhal et al., ACL 2025 (FedEx-LoRA).
+    """
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, None, True))
+
+
+@definition()
+def flora() -> FactorRule:
+    """The mean product is added to the frozen weights, and the next round starts from fresh factors. Exact.
+
+    Wang et al., NeurIPS 2024 (FLoRA); A is drawn as at the start, from the run's seed and the round.
+    """
+
+    def fresh(pair: Pair, product: Stack, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        return uniform / math.sqrt(pair.inputs), uniform.new_zeros(pair.outputs, pair.rank)
+
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, fresh, True))
+
+
+@definition()
+def hlora() -> FactorRule:
+    """The factors of the same rank whose product is nearest to the mean product, by its singular values.
+
+    Liu et al. 2025 (HLoRA): B = U sqrt(S), A = sqrt(S) V; the error is the rest of the spectrum.
+    """
+    return FactorRule(lambda algorithm, pairs, dim, name: _by_products(algorithm, pairs, name, _nearest, False))
+
+
+@definition()
+def rolora() -> FactorRule:
+    """B moves in even rounds, A in odd ones, and one of them is sent: the mean of products is exact.
+
+    Chen et al. 2025 (RoLoRA), arXiv 2502.01755, Algorithm 1.
+    """
+    return FactorRule(_in_turn)
+
+
+FACTORS: dict[str, Callable[..., FactorRule]] = by_name(fedex, flora, hlora, rolora)
+"""Aggregations of low-rank factors by name."""
+
+
+@definition()
+def with_factors(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, rule: FactorRule) -> Algorithm:
+    """The same method with a rule for its clients' low-rank factors; the last of all wrappers.
+
+    Args:
+        pairs: the factors in x, as `Objective.pairs` has them.
+        dim: d.
+
+    Raises:
+        UserError: there are none, or the method's messages or its server's step are not such that the rule is exact.
+    """
+    name = rule.identity.name or "this rule"
+    if not pairs:
+        raise UserError(
+            f"aggregate {name} is for low-rank factors of which A and B are trained, and this model has none; give "
+            "adapters, as in lora(where='query|value'), without train=B, whose mean is exact as it is"
+        )
+    wrapped = rule.wrap(algorithm, pairs, dim, name)
+    return replace(wrapped, facts=wrapped.facts._replace(factors=name))
+
+
+def _nearest(pair: Pair, product: Stack, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    (q_left, left), (q_right, right) = torch.linalg.qr(product.left), torch.linalg.qr(product.right.mT)
+    u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
+    u, s, v = (q_left @ u)[:, : pair.rank], s[: pair.rank], (v @ q_right.mT)[: pair.rank]
+    largest = u.gather(0, u.abs().argmax(0, keepdim=True))[0]  # [rank], of signs that no rounding turns
+    root = s.sqrt() * largest.sign()
+    return root[:, None] * v, u * root
+
+
+# -- products ------------------------------------------------------------------------------------------------------
+
+
+class Based(NamedTuple):
+    """A method's server state, or its broadcast, beside what is added to the frozen weights."""
+
+    inner: Any  # the method's own
+    addition: Any  # [D]; () where a rule adds none
+
+    @property
+    def x(self) -> Tensor:
+        """The model that rounds start from [d]."""
+        x: Tensor = self.inner if isinstance(self.inner, Tensor) else self.inner.x
+        return x
+
+
+class Apart(NamedTuple):
+    """A contribution beside the move that is in it, and the total beside what a rule makes of the moves."""
+
+    inner: Any  # the method's own
+    x: Tensor  # [d] the move; of the total the new factors, in their places
+    product: Any  # [0]; of the total s P [D]; () where a rule adds nothing
+
+
+def _by_products(
+    algorithm: Algorithm, pairs: tuple[Pair, ...], name: str, factors: Factors | None, adds: bool
+) -> Algorithm:
+    """The method whose server goes on with `factors` of the clients' products, or with its own; `adds`: the rest."""
+    move_in = _refuse_products(algorithm, name, keeps=factors is None)
+    numbers = sum(pair.size for pair in pairs)
+
+    def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Apart:
+        move = list(tree_leaves(up).values())[move_in]
+        return Apart(algorithm.contribute(up, sender, cohort), move, move[..., :0] if adds else ())
+
+    def combine(server: Based, rows: Apart, senders: Sender, cohort: Cohort) -> Apart:
+        models = torch.cat([server.x[None], server.x + rows.x])
+        weights = torch.cat([1 - senders.w.sum(0, keepdim=True), senders.w])
+        stacks = [_stack(pair, models, weights) for pair in pairs]
+        x = torch.zeros_like(server.x)
+        if factors is not None:
+            assert cohort.normal is not None
+            count = sum(pair.rank * pair.inputs for pair in pairs)
+            uniform = 2 * torch.special.ndtr(cohort.normal(count).to(x)) - 1
+            for pair, stack in zip(pairs, stacks, strict=True):
+                drawn, uniform = uniform[: pair.rank * pair.inputs], uniform[pair.rank * pair.inputs :]
+                _write(pair, x, *factors(pair, stack, drawn.view(pair.rank, pair.inputs)))
+        inner = tree_map(lambda leaf: leaf.sum(0), rows.inner)
+        if not adds:
+            return Apart(inner, x, ())
+        products = [pair.flat(stack.left @ stack.right) for pair, stack in zip(pairs, stacks, strict=True)]
+        return Apart(inner, x, torch.cat(products))
+
+    def update(server: Based, total: Apart, cohort: Cohort) -> Based:
+        after = algorithm.update(server.inner, total.inner, cohort)
+        if factors is not None:
+            x = after.x.clone()
+            for pair in pairs:
+                _write(pair, x, *pair.factors(total.x))
+            after = moved(after, x)
+        if not adds:
+            return Based(after, ())
+        have = [pair.flat(b @ a) for pair in pairs for a, b in [pair.factors(after.x)]]
+        return Based(after, server.addition + (total.product - torch.cat(have)))
+
+    lifted = lift(
+        algorithm,
+        server=lambda inner, x: Based(inner, x.new_zeros(numbers) if adds else ()),
+        down=lambda inner, server: Based(inner, server.addition),
+    )
+
+    def models(server: Based) -> Mapping[str, Tensor]:
+        offered = algorithm.models(server.inner)
+        return {name: torch.cat([x, server.addition]) for name, x in offered.items()} if adds else offered
+
+    return replace(
+        lifted,
+        contribute=contribute,
+        update=update,
+        models=models,
+        phases=lifted.phases._replace(combine=combine),
+        step=lifted.step._replace(addition=(lambda down: down.addition) if adds else None),
+    )
+
+
+def _stack(pair: Pair, models: Tensor, weights: Tensor) -> Stack:
+    """Of models [S + 1, d] with weights [S + 1, 1]."""
+    a, b = pair.factors(models)
+    return Stack((weights[:, None] * b).movedim(0, 1).reshape(pair.outputs, -1), a.reshape(-1, pair.inputs))
+
+
+def _write(pair: Pair, x: Tensor, a: Tensor, b: Tensor) -> None:
+    for place, factor in zip(pair.factors(x), (a, b), strict=True):
+        place.copy_(factor)
+
+
+def _refuse_products(algorithm: Algorithm, name: str, keeps: bool) -> int:
+    """Which leaf of a message is the client's move.
+
+    Args:
+        keeps: the rule keeps the factors' coordinates, so that vectors in them mean in the next round what they did.
+
+    Raises:
+        UserError: none is, or the rule would not be exact.
+    """
+    apart = f"aggregate {name} needs the clients' factors as they are and apart"
+    if algorithm.phases.combine is not None:
+        raise UserError(f"{apart}, and an attack that looks at other clients takes them apart too; use rolora")
+    if algorithm.facts.protection is not None:
+        raise UserError(f"{apart}, and privacy covers their sum alone; use lora(train=B), whose mean is exact")
+    if algorithm.phases.late:
+        raise UserError(f"{apart}, and a late reply is from factors of an earlier round; use late discard")
+    if algorithm.client_model is not None:
+        raise UserError(f"aggregate {name} makes one model of the clients' factors, and the method has one for each")
+    ups = [message(algorithm, torch.ones(2, dtype=torch.float64), move, steps) for move, steps in TRIALS]
+    if is_packed(ups[0]):
+        raise UserError(f"{apart}, and compressed uploads are neither; leave upload out, or use lora(train=B)")
+    if algorithm.facts.server_optimiser:
+        raise UserError(
+            f"aggregate {name} adds up products, and a server optimiser steps in factors; leave server out, or use "
+            "rolora, or lora(train=B)"
+        )
+    leaves = [list(tree_leaves(up).values()) for up in ups]
+    expected = [torch.full((2,), move, dtype=torch.float64) for move, _ in TRIALS]
+    places = [k for k in range(len(leaves[0])) if all(map(_same, (up[k] for up in leaves), expected))]
+    if not places or not _steps_to_the_mean(algorithm, ups):
+        raise UserError(
+            f"aggregate {name} is exact where the server steps to the weighted mean of its clients' models, and this "
+            "method's does not; use fedavg, fedprox or scaffold with server_lr 1, or aggregate rolora"
+        )
+    if not keeps and _keeps_vectors(algorithm):
+        raise UserError(
+            f"aggregate {name} restarts the factors every round, and this method keeps a vector in their coordinates; "
+            "use fedex, rolora or lora(train=B)"
+        )
+    return places[0]
+
+
+TRIALS = ((0.5, 1.0), (-0.25, 3.0))
+"""The moves of two clients and their steps."""
+SHARES = (0.3, 0.4)
+"""What they weigh in the server's step; each is half of the objective."""
+
+
+def _same(leaf: Tensor, expected: Tensor) -> bool:
+    return leaf.shape == expected.shape and torch.allclose(leaf, expected, rtol=1e-12, atol=0)
+
+
+def _steps_to_the_mean(algorithm: Algorithm, ups: list[Tree]) -> bool:
+    """Whether the method's steps are sum_i w_i (x_i - x), whatever steps the clients took, and lead to its answer."""
+    half = torch.full((2,), 0.5, dtype=torch.float64)
+    server = algorithm.init(torch.ones_like(half), Population(2, half))
+    cohort, total = COHORT._replace(n=2, size=2, mean_steps=2.0), None
+    for up, share, (_, steps) in zip(ups, SHARES, TRIALS, strict=True):
+        w, p, taken, one = (half.new_tensor(number) for number in (share, 0.5, steps, 1.0))
+        contribution = algorithm.contribute(up, Sender(torch.tensor(0), w, p, taken, one, 1.0), cohort)
+        total = contribution if total is None else tree_map(torch.add, total, contribution)
+    mean = half.new_full((2,), sum(w * move for w, (move, _) in zip(SHARES, TRIALS, strict=True)))
+    for round in range(2):  # a memory of the first shows in the second
+        after = algorithm.update(server, total, cohort._replace(round=round))
+        if not _same(after.x - server.x, mean):
+            return False
+        server = after
+    return _same(next(iter(algorithm.models(server).values())), server.x)
+
+
+def _keeps_vectors(algorithm: Algorithm) -> bool:
+    """Whether clients keep anything between rounds, or the server any vector beside its model."""
+    x = torch.ones(2, dtype=torch.float64)
+    vectors = [leaf for leaf in tree_leaves(algorithm.init(x, Population(2, x / 2))).values() if leaf.ndim]
+    return len(vectors) > 1 or any(leaf.ndim for leaf in tree_leaves(algorithm.init_client(x)).values())
+
+
+# -- in turn -------------------------------------------------------------------------------------------------------
+
+
+class Turns(NamedTuple):
+    """A method's server state, or its broadcast, beside the number of the round."""
+
+    inner: Any  # the method's own
+    round: Tensor  # [] int64
+
+    @property
+    def x(self) -> Tensor:
+        """The model that rounds start from [d]."""
+        x: Tensor = self.inner if isinstance(self.inner, Tensor) else self.inner.x
+        return x
+
+
+def _in_turn(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, name: str) -> Algorithm:
+    """The method in which one factor of each pair moves in a round: vectors [..., d] of clients' rows and of the
+    server keep their entries of the other one, and those of messages are sent without them, [..., L]."""
+    if algorithm.phases.settle or algorithm.phases.communicates or algorithm.phases.late:
+        raise UserError(
+            f"aggregate {name} has a round for each factor, one after the other, and this method's rounds are not one "
+            "message of each client and one step of the server; use fedavg or scaffold, or lora(train=B)"
+        )
+    if algorithm.step.code is not None:
+        raise UserError(
+            f"aggregate {name} holds one factor of each pair still in a round, and client code moves both; leave "
+            "local.code out, or use aggregate fedex"
+        )
+    sent = _sent(pairs, dim)
+    moves = torch.zeros(2, dim + 1, dtype=torch.bool).scatter(1, sent, True)[:, :dim]
+
+    def known(new: Tree, old: Tree, round: Tensor) -> Tree:
+        """New vectors with the old entries of what does not move."""
+        mask = _row(moves, round)
+
+        def one(after: Tensor, before: Tensor) -> Tensor:
+            return torch.where(mask, after, before) if after.ndim and after.shape[-1] == dim else after
+
+        return tree_map(one, new, old)
+
+    def start(down: Turns, row: Tree, client: Client) -> Local:
+        local = lifted.start(down, row, client)
+        return local.having(Window(_row(moves, down.round).to(local.x.dtype)))
+
+    def finish(down: Turns, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
+        up, new = lifted.finish(down, row, done, client)
+        places = _row(sent, down.round)
+
+        def one(leaf: Tensor) -> Tensor:
+            if not leaf.ndim or leaf.shape[-1] != dim:
+                return leaf
+            return torch.cat([leaf, leaf.new_zeros((*leaf.shape[:-1], 1))], -1)[..., places]
+
+        return tree_map(one, up), known(new, row, down.round)
+
+    def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
+        places = sent[cohort.round % 2]
+
+        def one(leaf: Tensor) -> Tensor:
+            if not leaf.ndim or leaf.shape[-1] != len(places):
+                return leaf
+            whole = leaf.new_zeros((*leaf.shape[:-1], dim + 1))
+            whole[..., places.to(leaf.device)] = leaf
+            return whole[..., :dim]
+
+        return algorithm.contribute(tree_map(one, up), sender, cohort)
+
+    def after(inner: Tree, server: Turns) -> Turns:
+        return Turns(known(inner, server.inner, server.round), server.round + 1)
+
+    def unheard(server: Turns, cohort: Cohort) -> Turns:
+        inner = algorithm.phases.unheard
+        return after(server.inner if inner is None else inner(server.inner, cohort), server)
+
+    lifted = lift(
+        algorithm,
+        server=lambda inner, x: Turns(inner, torch.zeros((), dtype=torch.int64, device=x.device)),
+        down=lambda inner, server: Turns(inner, server.round),
+    )
+    return replace(
+        lifted,
+        start=start,
+        finish=finish,
+        contribute=contribute,
+        update=lambda server, total, cohort: after(algorithm.update(server.inner, total, cohort), server),
+        phases=lifted.phases._replace(unheard=unheard),
+    )
+
+
+def _row(table: Tensor, round: Tensor) -> Tensor:
+    """The row of a table [2, ...] for a round []; on a device by an index that the host does not read."""
+    return table.to(round.device).index_select(0, (round % 2).reshape(1))[0]
+
+
+def _sent(pairs: tuple[Pair, ...], dim: int) -> Tensor:
+    """Of even and odd rounds the entries of x that move, [2, L] int64; d stands for none, where they are fewer."""
+    owner = torch.zeros(dim, dtype=torch.int64)
+    for pair in pairs:
+        owner[pair.b : pair.b + pair.outputs * pair.rank] = 1
+        owner[pair.a : pair.a + pair.rank * pair.inputs] = 2
+    each = [torch.nonzero((owner == 0) | (owner == turn)).flatten() for turn in (1, 2)]
+    return torch.nn.utils.rnn.pad_sequence(each, batch_first=True, padding_value=dim)
