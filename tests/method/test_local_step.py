@@ -271,9 +271,9 @@ def test_what_is_known_of_unit_gradients_is_the_walk(name: str) -> None:
 
 def test_every_piece_has_a_row() -> None:
     """A piece without one would be judged by nothing."""
-    from fedconcord.method.contract import optimisers, pieces
+    from fedconcord.method.contract import optimisers, pairs, pieces
 
-    everything = [*vars(pieces).values(), *vars(optimisers).values()]
+    everything = [*vars(pieces).values(), *vars(optimisers).values(), *vars(pairs).values()]
     known = {value for value in everything if isinstance(value, type) and hasattr(value, "apply")}
     known -= {pieces.Piece}
     assert known == {type(piece) for row in ROWS.values() for piece in row.pieces}
