@@ -104,7 +104,7 @@ MUTATIONS: dict[str, Mutation] = {
         "method/wrappers/factors.py", "torch.cat([1 - senders.w.sum(0, keepdim=True)", "torch.cat([0 * senders.w[:1]"
     ),
     "fedex: clients train without what was added": factors(
-        "method/step/assignment.py", "_replace(addition=algorithm.step.addition(down))", "_replace(addition=0 * algorithm.step.addition(down))"
+        "method/step/assignment.py", "=algorithm.step.addition(down)", "=0 * algorithm.step.addition(down)"
     ),
     "scaffold: sign flipped": scaffold(("Constant(down.c - row.c)", "Constant(row.c - down.c)")),
     "scaffold: control variates never stored": scaffold(("Row(c)\n", "row\n"), ("server.c + total.c", "server.c")),
