@@ -160,9 +160,7 @@ class Supervised:
         """The objective whose gradients and losses are taken under these conditions."""
         other = copy.copy(self)
         vars(other).pop("objective", None)
-        before = None if self.conditions is None else self.conditions.addition
-        if conditions.addition is not None and conditions.addition is not before:
-            assert before is None  # else it would be added to that one
+        if conditions.addition is not None and (self.conditions is None or self.conditions.addition is None):
             other.layout = self.layout.over(conditions.addition)
         other.conditions = conditions
         return other.objective
@@ -321,8 +319,7 @@ class Supervised:
 
     def read(self, state: Mapping[str, Tensor]) -> Tensor:
         """The model [d] that `export` made such a state of; with low-rank adapters one like it, [d + D]."""
-        named = {name: leaf.to(self.dtype).to(self.device) for name, leaf in state.items()}
-        return unmerged(self.model, self.layout, named)
+        return unmerged(self.model, self.layout, {k: v.to(self.device, self.dtype) for k, v in state.items()})
 
     def label_counts(self) -> np.ndarray | None:
         if self.target != "class":

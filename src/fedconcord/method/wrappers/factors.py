@@ -34,10 +34,7 @@ from torch import Tensor
 
 from fedconcord.method.contract import (
     Algorithm,
-    Client,
     Cohort,
-    Done,
-    Local,
     Population,
     Sender,
     Tree,
@@ -45,9 +42,10 @@ from fedconcord.method.contract import (
     tree_map,
 )
 from fedconcord.method.contract.identity import UNNAMED, Identity, definition
-from fedconcord.method.contract.pairs import Pair, Window
+from fedconcord.method.contract.pairs import Pair
 from fedconcord.method.wrappers.forms import COHORT, message
 from fedconcord.method.wrappers.lift import lift, moved
+from fedconcord.method.wrappers.turns import in_turn
 from fedconcord.method.wrappers.uploads import is_packed
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
@@ -61,10 +59,10 @@ class FactorRule(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """P as one product of stacks over the server and S clients: left [outputs, (S + 1) rank], right [.., inputs]."""
+    """P as one product of stacks over the server and S clients."""
 
-    left: Tensor
-    right: Tensor
+    b: Tensor  # [outputs, (S + 1) rank], weighted
+    a: Tensor  # [(S + 1) rank, inputs]
 
 
 Factors = Callable[[Pair, Stack, Tensor], tuple[Tensor, Tensor]]
@@ -108,7 +106,7 @@ def rolora() -> FactorRule:
 
     Chen et al. 2025 (RoLoRA), arXiv 2502.01755, Algorithm 1.
     """
-    return FactorRule(_in_turn)
+    return FactorRule(in_turn)
 
 
 FACTORS: dict[str, Callable[..., FactorRule]] = by_name(fedex, flora, hlora, rolora)
@@ -137,9 +135,9 @@ def with_factors(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, rule: 
 
 
 def _nearest(pair: Pair, product: Stack, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    (q_left, left), (q_right, right) = torch.linalg.qr(product.left), torch.linalg.qr(product.right.mT)
-    u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
-    u, s, v = (q_left @ u)[:, : pair.rank], s[: pair.rank], (v @ q_right.mT)[: pair.rank]
+    (q_b, r_b), (q_a, r_a) = torch.linalg.qr(product.b), torch.linalg.qr(product.a.mT)
+    u, s, v = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
+    u, s, v = (q_b @ u)[:, : pair.rank], s[: pair.rank], (v @ q_a.mT)[: pair.rank]
     largest = u.gather(0, u.abs().argmax(0, keepdim=True))[0]  # [rank], of signs that no rounding turns
     root = s.sqrt() * largest.sign()
     return root[:, None] * v, u * root
@@ -190,12 +188,12 @@ def _by_products(
             count = sum(pair.rank * pair.inputs for pair in pairs)
             uniform = 2 * torch.special.ndtr(cohort.normal(count).to(x)) - 1
             for pair, stack in zip(pairs, stacks, strict=True):
-                drawn, uniform = uniform[: pair.rank * pair.inputs], uniform[pair.rank * pair.inputs :]
-                _write(pair, x, *factors(pair, stack, drawn.view(pair.rank, pair.inputs)))
+                draws, uniform = uniform[: pair.rank * pair.inputs], uniform[pair.rank * pair.inputs :]
+                _write(pair, x, *factors(pair, stack, draws.view(pair.rank, pair.inputs)))
         inner = tree_map(lambda leaf: leaf.sum(0), rows.inner)
         if not adds:
             return Apart(inner, x, ())
-        products = [pair.flat(stack.left @ stack.right) for pair, stack in zip(pairs, stacks, strict=True)]
+        products = [pair.flat(stack.b @ stack.a) for pair, stack in zip(pairs, stacks, strict=True)]
         return Apart(inner, x, torch.cat(products))
 
     def update(server: Based, total: Apart, cohort: Cohort) -> Based:
@@ -299,8 +297,8 @@ def _steps_to_the_mean(algorithm: Algorithm, ups: list[Tree]) -> bool:
     server = algorithm.init(torch.ones_like(half), Population(2, half))
     cohort, total = COHORT._replace(n=2, size=2, mean_steps=2.0), None
     for up, share, (_, steps) in zip(ups, SHARES, TRIALS, strict=True):
-        w, p, taken, one = (half.new_tensor(number) for number in (share, 0.5, steps, 1.0))
-        contribution = algorithm.contribute(up, Sender(torch.tensor(0), w, p, taken, one, 1.0), cohort)
+        w, p, count, one = (half.new_tensor(number) for number in (share, 0.5, steps, 1.0))
+        contribution = algorithm.contribute(up, Sender(torch.tensor(0), w, p, count, one, 1.0), cohort)
         total = contribution if total is None else tree_map(torch.add, total, contribution)
     mean = half.new_full((2,), sum(w * move for w, (move, _) in zip(SHARES, TRIALS, strict=True)))
     for round in range(2):  # a memory of the first shows in the second
@@ -316,108 +314,3 @@ def _keeps_vectors(algorithm: Algorithm) -> bool:
     x = torch.ones(2, dtype=torch.float64)
     vectors = [leaf for leaf in tree_leaves(algorithm.init(x, Population(2, x / 2))).values() if leaf.ndim]
     return len(vectors) > 1 or any(leaf.ndim for leaf in tree_leaves(algorithm.init_client(x)).values())
-
-
-# -- in turn -------------------------------------------------------------------------------------------------------
-
-
-class Turns(NamedTuple):
-    """A method's server state, or its broadcast, beside the number of the round."""
-
-    inner: Any  # the method's own
-    round: Tensor  # [] int64
-
-    @property
-    def x(self) -> Tensor:
-        """The model that rounds start from [d]."""
-        x: Tensor = self.inner if isinstance(self.inner, Tensor) else self.inner.x
-        return x
-
-
-def _in_turn(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, name: str) -> Algorithm:
-    """The method in which one factor of each pair moves in a round: vectors [..., d] of clients' rows and of the
-    server keep their entries of the other one, and those of messages are sent without them, [..., L]."""
-    if algorithm.phases.settle or algorithm.phases.communicates or algorithm.phases.late:
-        raise UserError(
-            f"aggregate {name} has a round for each factor, one after the other, and this method's rounds are not one "
-            "message of each client and one step of the server; use fedavg or scaffold, or lora(train=B)"
-        )
-    if algorithm.step.code is not None:
-        raise UserError(
-            f"aggregate {name} holds one factor of each pair still in a round, and client code moves both; leave "
-            "local.code out, or use aggregate fedex"
-        )
-    sent = _sent(pairs, dim)
-    moves = torch.zeros(2, dim + 1, dtype=torch.bool).scatter(1, sent, True)[:, :dim]
-
-    def known(new: Tree, old: Tree, round: Tensor) -> Tree:
-        """New vectors with the old entries of what does not move."""
-        mask = _row(moves, round)
-
-        def one(after: Tensor, before: Tensor) -> Tensor:
-            return torch.where(mask, after, before) if after.ndim and after.shape[-1] == dim else after
-
-        return tree_map(one, new, old)
-
-    def start(down: Turns, row: Tree, client: Client) -> Local:
-        local = lifted.start(down, row, client)
-        return local.having(Window(_row(moves, down.round).to(local.x.dtype)))
-
-    def finish(down: Turns, row: Tree, done: Done, client: Client) -> tuple[Tree, Tree]:
-        up, new = lifted.finish(down, row, done, client)
-        places = _row(sent, down.round)
-
-        def one(leaf: Tensor) -> Tensor:
-            if not leaf.ndim or leaf.shape[-1] != dim:
-                return leaf
-            return torch.cat([leaf, leaf.new_zeros((*leaf.shape[:-1], 1))], -1)[..., places]
-
-        return tree_map(one, up), known(new, row, down.round)
-
-    def contribute(up: Tree, sender: Sender, cohort: Cohort) -> Tree:
-        places = sent[cohort.round % 2]
-
-        def one(leaf: Tensor) -> Tensor:
-            if not leaf.ndim or leaf.shape[-1] != len(places):
-                return leaf
-            whole = leaf.new_zeros((*leaf.shape[:-1], dim + 1))
-            whole[..., places.to(leaf.device)] = leaf
-            return whole[..., :dim]
-
-        return algorithm.contribute(tree_map(one, up), sender, cohort)
-
-    def after(inner: Tree, server: Turns) -> Turns:
-        return Turns(known(inner, server.inner, server.round), server.round + 1)
-
-    def unheard(server: Turns, cohort: Cohort) -> Turns:
-        inner = algorithm.phases.unheard
-        return after(server.inner if inner is None else inner(server.inner, cohort), server)
-
-    lifted = lift(
-        algorithm,
-        server=lambda inner, x: Turns(inner, torch.zeros((), dtype=torch.int64, device=x.device)),
-        down=lambda inner, server: Turns(inner, server.round),
-    )
-    return replace(
-        lifted,
-        start=start,
-        finish=finish,
-        contribute=contribute,
-        update=lambda server, total, cohort: after(algorithm.update(server.inner, total, cohort), server),
-        phases=lifted.phases._replace(unheard=unheard),
-    )
-
-
-def _row(table: Tensor, round: Tensor) -> Tensor:
-    """The row of a table [2, ...] for a round []; on a device by an index that the host does not read."""
-    return table.to(round.device).index_select(0, (round % 2).reshape(1))[0]
-
-
-def _sent(pairs: tuple[Pair, ...], dim: int) -> Tensor:
-    """Of even and odd rounds the entries of x that move, [2, L] int64; d stands for none, where they are fewer."""
-    owner = torch.zeros(dim, dtype=torch.int64)
-    for pair in pairs:
-        owner[pair.b : pair.b + pair.outputs * pair.rank] = 1
-        owner[pair.a : pair.a + pair.rank * pair.inputs] = 2
-    each = [torch.nonzero((owner == 0) | (owner == turn)).flatten() for turn in (1, 2)]
-    return torch.nn.utils.rnn.pad_sequence(each, batch_first=True, padding_value=dim)

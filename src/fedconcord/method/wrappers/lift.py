@@ -98,7 +98,7 @@ def lift(
         ),
         step=algorithm.step._replace(
             hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state))),
-            addition=addition and (lambda sent: addition(downs.get(sent))),
+            addition=addition and (lambda message: addition(downs.get(message))),
         ),
         facts=algorithm.facts._replace(
             numbers=lambda state: algorithm.facts.numbers(servers.get(state)),
