@@ -35,6 +35,7 @@ LATER = "Sites' files whose SuperNodes start after round 1, separated by commas;
 Wait = Annotated[float, option("Seconds to wait for the answer of a site. [600]", "SECONDS")]
 Limit = Annotated[float, option("Seconds to wait until all sites are there. [600]", "SECONDS")]
 Keys = Annotated[str, option("Folder with certificates and keys. [keys]", "DIR")]
+Rules = Annotated[str, option("File of the policy of the site, by `fedconcord flower policy`.", "FILE")]
 Port = Annotated[int, option("Port of the server. [8443]", "PORT")]
 
 
@@ -55,6 +56,7 @@ def try_(
     trust: Trust = False,
     wait: Wait = 600.0,
     limit: Limit = 600.0,
+    policy: Rules = "",
 ) -> None:
     """Run a job on this machine as it would run on real sites. It has a server, a process per site, TLS and keys."""
     with importing():
@@ -62,7 +64,9 @@ def try_(
         from fedconcord.insight.report import write_report
         from fedconcord.support.files import free_folder
         from fedconcord_flower import trial
+        from fedconcord_sites.policy import USUAL, read
 
+    rules = Path(policy) if policy else None
     folder = Path(resume or out or free_folder(Path("runs"), "flower"))
     place = folder.with_name(f"{folder.name}.flower")
     settings = _settings(given, None if resume is None else trial.job_of(place), trust)
@@ -74,8 +78,8 @@ def try_(
     if resume is None:
         refuse_taken(folder)
         with TemporaryDirectory() as checked:
-            _refuse(trial.differences(settings, members, Path(checked)))
-    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None)
+            _refuse(trial.differences(settings, members, Path(checked), read(rules) if rules else USUAL))
+    plan = trial.Trial(settings, members, folder, place, limit, wait, resume is not None, rules)
     say(
         f"{len(members)} sites, a server and a worker start on this machine, for {_rounds(settings)} rounds; "
         f"results go into {folder}, logs and what sites remember into {place}; Ctrl-C ends all of them"
@@ -140,13 +144,34 @@ def new(
     wait: Wait = 600.0,
 ) -> None:
     """Write a Flower app, for `flwr run` on a team's own SuperLink."""
-    from fedconcord_flower.app import Order, later_of, write_app
-    from fedconcord_flower.keys import check_names
+    with importing():
+        from fedconcord_flower.app import Order, later_of, write_app
+        from fedconcord_flower.keys import check_names
+        from fedconcord_sites import policy
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
     check_names(names)
-    write_app(Path(folder), _settings(given), Order(names, out, wait, False, "", later_of(later, names)))
-    say(f"app: {folder}; {folder}/README.md says what the server and each site start")
+    settings = _settings(given)
+    write_app(Path(folder), settings, Order(names, out, wait, False, "", later_of(later, names)))
+    policy.write(Path(folder) / "site.toml", settings, None, len(names))
+    say(f"app: {folder}; {folder}/README.md says what the server and each site start, site.toml what a site answers")
+
+
+@app.command("policy")
+@takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
+def policy_(
+    given: Given,
+    file: Annotated[str, typer.Argument(help="The new policy's file.", metavar="FILE")],
+    site: Annotated[str, option("The site's file of samples, whose columns the policy then lists.", "FILE")] = "",
+) -> None:
+    """Write the policy of a site that approves one job, with comments. Its owner reads it and changes it."""
+    with importing():
+        from fedconcord_sites import policy
+
+    if Path(file).exists():
+        raise UserError(f"{file} is there already; name a new file for the policy")
+    policy.write(Path(file), _settings(given), Path(site) if site else None)
+    say(f"policy: {file}; read it, change it, and start the site with --policy {file}")
 
 
 app_keys = typer.Typer(
@@ -201,12 +226,14 @@ def site(
     data: Annotated[str, option("The site's file of samples.", "FILE")],
     keys: Keys = "keys",
     folder: Annotated[str, option("Folder for what the site remembers between rounds. [site-NAME]", "DIR")] = "",
+    policy: Rules = "",
 ) -> None:
     """Run a site, Flower's SuperNode. It needs ca.crt and NAME.key in the folder of keys."""
     from fedconcord_flower import standing
 
     place = Path(folder or f"site-{name}")
-    _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell))
+    rules = Path(policy) if policy else None
+    _until_stopped(lambda tell: standing.site(name, server, Path(data), Path(keys), place, tell, rules))
 
 
 @app.command()

@@ -22,14 +22,13 @@ from importlib import import_module
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedconcord.support import imports
 from fedconcord.support.errors import LostError, UserError, sentence
 from fedconcord_flower import INSTALL
-
-if TYPE_CHECKING:  # with torch, which a SuperLink and SuperNodes would take seconds to import for nothing
-    from fedconcord.study.runs.events import Event
+from fedconcord_flower.events import plain, teller
+from fedconcord_flower.outside import as_data
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 try:
@@ -90,7 +89,7 @@ def server(settings: str) -> ServerApp:
 
         config = context.run_config
         sites = [name.strip() for name in str(config["sites"]).split(",")]
-        tell, wait = _teller(str(config["events"])), float(config["wait"])
+        tell, wait = teller(str(config["events"])), float(config["wait"])
         exchange = Exchanged(grid, tell)
         folder, resume = Path(str(config["folder"])), bool(config["resume"])
         try:
@@ -99,7 +98,7 @@ def server(settings: str) -> ServerApp:
             if config["check"]:
                 tell({"differences": check(settings, sites, exchange, wait, later)})
                 return
-            serve(settings, sites, exchange, folder, lambda e: tell(_plain(e)), wait, resume, later=later)
+            serve(settings, sites, exchange, folder, lambda e: tell(plain(e)), wait, resume, later=later)
         except (UserError, LostError, OSError) as error:
             tell({"error": sentence(error)})
             raise
@@ -110,46 +109,30 @@ def server(settings: str) -> ServerApp:
 def client(settings: str) -> ClientApp:
     """A site's app.
 
-    Its node configuration names `name`, `data` (the site's file, or "" for data that the job names) and
-    `folder` (of what the site remembers).
+    Its node configuration names `name`, `data` (the site's file, or "" for data that the job names), `folder` (of what
+    the site remembers), and may name `policy` (its file) and `server` (its address, for the ledger).
     """
     imports.trust(settings)
     app = ClientApp()
 
     @app.query("frame")
     def answer(message: Message, context: Context) -> Message:
+        from fedconcord_sites import policy
         from fedconcord_sites.site import Site
 
         config = {key: str(value) for key, value in context.node_config.items()}
         message_bytes = _unpacked(message)
         try:
-            answer = Site(settings, Path(config["data"]), Path(config["folder"]), config["name"]).answer(message_bytes)
+            rules = policy.read(Path(config["policy"])) if config.get("policy") else policy.USUAL
+            place, server = (Path(config["data"]), Path(config["folder"])), config.get("server", "")
+            site = Site(settings, *place, config["name"], policy=rules, server=server, tell=partial(print, flush=True))
+            answer = site.answer(message_bytes)
         except UserError as error:  # the site's own fault; the server says it to people
             print(f"error: {error}", flush=True)
             answer = _refusal(message_bytes, str(error))
         return Message(_packed(answer), reply_to=message)
 
     return app
-
-
-def _plain(event: Event) -> dict[str, Any]:
-    """An event of the core as plain values."""
-    row = {} if event.row is None else {"round": event.row.round, "metrics": dict(event.row.metrics or {})}
-    return {"kind": event.kind, "text": event.text, "site": event.site, **row}
-
-
-def _teller(path: str) -> Callable[[Mapping[str, Any]], None]:
-    """Says what happens, a line of JSON each, into a file or else on stdout, which `flwr log` shows."""
-
-    def tell(event: Mapping[str, Any]) -> None:
-        line = json.dumps(event)
-        if path:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        else:
-            print(line, flush=True)
-
-    return tell
 
 
 def _refusal(message: bytes, why: str) -> bytes:
@@ -305,8 +288,11 @@ def work(runtimes: Path) -> None:
     """
     from fedconcord.study.settings.sources import keys  # which other processes of Flower's have no use for
 
-    for module in ("flwr.superlink.runtime", "flwr.supernode.runtime.run_clientapp", *NEEDED):
+    for module in ("flwr.superlink.runtime", *NEEDED):
         import_module(module)
+    runtime = import_module("flwr.supernode.runtime.run_clientapp")
+    load = as_data(runtime.get_load_client_app_fn, runtime.get_project_dir, client)
+    setattr(runtime, "get_load_client_app_fn", load)  # noqa: B010  (its types know no such attribute)
     keys()  # the schema, made once
     forks = dict[tuple[str, ...], int]()  # place -> who asks there
     while True:

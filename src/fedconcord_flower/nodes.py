@@ -35,6 +35,7 @@ class Node(NamedTuple):
     key: Path
     data: Path | None  # the site's samples; None for its part of data that the job names
     folder: Path  # of what the site remembers between rounds
+    policy: Path | None = None  # what it answers; the usual if none
 
 
 class Nodes:
@@ -126,7 +127,9 @@ class Nodes:
         self.ports[process] = port = free_port()
         config = self.place / f"{process}.toml"
         data = "" if node.data is None else str(node.data.resolve())
-        values = {"name": node.name, "data": data, "folder": str(node.folder.resolve())}
+        values = {"name": node.name, "data": data, "folder": str(node.folder.resolve()), "server": self.link.address}
+        if node.policy is not None:
+            values["policy"] = str(node.policy.resolve())
         write_text(
             config, "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
         )

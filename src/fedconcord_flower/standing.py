@@ -46,19 +46,24 @@ def server(folder: Path, host: str, port: int, tell: Tell) -> None:
             time.sleep(PAUSE)
 
 
-def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: Tell) -> None:
+def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: Tell, rules: Path | None = None) -> None:
     """A SuperNode and the worker for its tasks.
 
     Args:
         address: the server's, host:port.
         folder: has ca.crt and the site's NAME.key and NAME.pub.
         place: of what the site remembers, and of logs.
+        rules: the site's policy; the usual one if none.
 
     Raises:
-        UserError: the key, the certificate, the file or the server is not as it must be.
+        UserError: the policy, the key, the certificate, the file or the server is not as it must be.
         LostError: a process ended.
     """
+    from fedconcord_sites import policy
+
     keys.check_names([name])
+    if rules is not None:
+        policy.read(rules)
     key, authority = folder / f"{name}.key", folder / "ca.crt"
     public = keys.public_of(key)
     if not data.exists():
@@ -86,7 +91,7 @@ def site(name: str, address: str, data: Path, folder: Path, place: Path, tell: T
 
         with Processes(place / "logs", environment(place / "home")) as processes:
             nodes = Nodes(processes, link, states, place, apps=False, tell=tell)
-            nodes.start(Node(name, key, data, place / "state"))
+            nodes.start(Node(name, key, data, place / "state", rules))
             nodes.start_worker()
             tell({"say": f"site {name} is started; logs: {place / 'logs'}"})
             while True:

@@ -18,6 +18,7 @@ from fedconcord_flower import commands, grid, keys
 from fedconcord_flower.app import PACKAGE, Order, write_app
 from fedconcord_flower.nodes import ANSWERS, Link, Node, Nodes, Tell
 from fedconcord_flower.processes import Processes, check_loopback, environment, free_port, lost_sentence
+from fedconcord_sites import policy
 from fedconcord_sites.form import input_settings, source_of
 from fedconcord_sites.overview import Overview, overview
 from fedconcord_sites.serve import check
@@ -53,6 +54,7 @@ class Trial(NamedTuple):
     limit: float  # seconds until all sites have to be there
     wait: float  # seconds for an answer
     resume: bool
+    policy: Path | None = None  # of every site; the usual one if none
 
 
 def job_of(place: Path) -> Path:
@@ -77,14 +79,18 @@ def side_by_side(settings: str, members: Sequence[Member]) -> Overview:
     return overview({one.name: federated.open_file(one.data, reading) for one in members if one.data is not None})
 
 
-def differences(settings: str, members: Sequence[Member], place: Path) -> list[str]:
+def differences(
+    settings: str, members: Sequence[Member], place: Path, rules: policy.Policy = policy.USUAL
+) -> list[str]:
     """What keeps these sites from this job, in a sentence each: the comparison before round 0, in this process alone.
 
     Raises:
         UserError: the job's settings are wrong, or cannot be deployed; a site's file cannot be read.
     """
     sites_found = {
-        one.name: Site(settings, one.data or NAMED, place / one.name, one.name) for one in members if not one.later
+        one.name: Site(settings, one.data or NAMED, place / one.name, one.name, policy=rules)
+        for one in members
+        if not one.later
     }
 
     def exchange(messages: Mapping[str, bytes], wait: float) -> dict[str, bytes]:
@@ -143,7 +149,9 @@ def _once(trial: Trial, tell: Tell) -> Finished:
 
 def _node(trial: Trial, began: Path, member: Member) -> Node:
     """A member's SuperNode."""
-    return Node(member.name, began / f"{member.name}.key", member.data, trial.place / "sites" / member.name)
+    return Node(
+        member.name, began / f"{member.name}.key", member.data, trial.place / "sites" / member.name, trial.policy
+    )
 
 
 def _rows(settings: str, member: Member) -> int:

@@ -15,9 +15,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedconcord.federation.data import federated
+from fedconcord.federation.data.sources import open_table
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import Source
+from fedconcord.support import files
 from fedconcord.support.errors import UserError, reason
+from fedconcord_sites.form import input_settings, source_of
 
 Count = Annotated[int, Field(ge=1)]
 WRITES = "`fedconcord flower policy` writes one"
@@ -175,33 +179,42 @@ def read(path: Path) -> Policy:
         raise UserError(f"cannot read the policy {path} ({reason(broken)}); {WRITES}") from None
 
 
-def text(source: Source, name: str, columns: Sequence[str] | None, others: Sequence[str]) -> str:
-    """A policy for one job, with comments, as the text of a file.
+def write(path: Path, settings: str, data: Path | None, sites: int = 1) -> None:
+    """A policy for one job, with comments.
 
     Args:
-        name: of the file.
-        columns: that the job reads of the site's file; None where no file was looked at.
-        others: columns of the file that it does not read.
+        settings: the job's, as TOML text.
+        data: the site's file, whose columns it then lists.
+        sites: of the deployment, where the settings have no cohort.
+
+    Raises:
+        UserError: the settings are wrong, or the file cannot be read.
     """
-    values = source.values
+    source = source_of(settings)
+    values, reading = source.values, input_settings(source)
+    columns, others = None, list[str]()
+    if data is not None:
+        columns = federated.names_read(data, reading)
+        if data.suffix.lower() != ".npz":
+            others = [name for name in open_table(data, reading.missing).names if name not in columns]
     private = values.get("privacy.clip") is not None
     label = ", ".join(map(str, values.get("input.label") or ["the label of its data"]))
     about = f"{values.get('method', 'its method')}, model {values.get('model') or 'the usual one'}, {label} is learnt"
-    cohort = int(values.get("cohort") or Config.model_fields["cohort"].default)
-    return TEXT.format(
-        name=name,
+    text = TEXT.format(
+        name=path.name,
         about=" ".join(about.split()),
         approved=_list([job_digest(source)]),
         columns='"any"' if columns is None else _list(columns),
         never=_list(others),
-        least_sites=min(cohort, 3),
+        least_sites=min(int(values.get("cohort") or sites), 3),
         secure_sums=str(values.get("secure.clip") is not None).lower(),
         noise=values.get("privacy.kind", "central") if private else "none",
         lifetime_epsilon=f"{float(values['privacy.epsilon'])!r}" if values.get("privacy.epsilon") else '"none"',
-        rounds_a_day=2 * rounds(source),
+        rounds_a_day=3 * rounds(source),
         evaluations=evaluations(source),
         metrics='"any"' if not values.get("metrics") else _list([str(one) for one in values["metrics"]]),
     )
+    files.write_text(path, text)
 
 
 def _is_noisy(source: Source) -> bool:

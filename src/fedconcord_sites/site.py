@@ -222,10 +222,11 @@ class Site:
             if not path.exists():
                 raise FrameError("the site does not know this run: its folder is another one, or was lost")
             try:
-                opened = self._made(codec.read(path.read_bytes()))
+                frame = codec.read(path.read_bytes())
                 before = json.loads(path.with_name("ready.json").read_text(encoding="utf-8"))
             except ValueError as broken:
                 raise UserError(f"site {self.name}: cannot read {path.parent} ({broken}); restore it") from broken
+            opened = self._made(frame)
             if before != opened.said.fields:
                 now = opened.said.fields["facts"]
                 what = [name for name in now if now[name] != before["facts"].get(name)] or ["the number of samples"]

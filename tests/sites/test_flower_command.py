@@ -584,6 +584,25 @@ def test_a_secure_trial(tmp_path: Path, alone: None) -> None:
     assert 0 < far < 3 * 4 / 2**16
 
 
+@pytest.mark.flower
+def test_a_trial_of_sites_with_a_policy(job: Path, alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of the app is run at a site, and its ledger names the server; another job is refused on both sides."""
+    options = ("--sites", "basel.csv,bern.csv", "--policy", "site.toml")
+    made = flower("policy", "site.toml", "--config", "job.toml", cwd=job)
+    assert made.returncode == 0, made.stderr
+    done = flower("try", "--config", "job.toml", *options, "--out", "run", "--limit", str(LIMIT / 2), cwd=job)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{said(job / 'run')}"
+    place = job / "run.flower" / "sites" / "bern"
+    assert call(["flower", "ledger", str(place)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"{len(lines)} lines, none changed")
+    assert all(" 127.0.0.1:" in line for line in lines)
+    assert "-> judged" in lines[-1]
+    other = flower("try", "--config", "job.toml", *options, "--lr", "0.1", "--out", "other", cwd=job)
+    assert other.returncode == 2
+    assert "site basel: the site refused what it was sent: the site's policy does not approve job" in other.stderr
+
+
 def model_of(folder: Path) -> np.ndarray:
     return np.concatenate([leaf.ravel() for _, leaf in sorted(load_file(folder / "model.safetensors").items())])
 

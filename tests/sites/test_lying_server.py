@@ -3,6 +3,7 @@ open too, where it works: what it gets otherwise is the gate's doing."""
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from fedconcord.federation.data.inputs import held_out
 from fedconcord.interface.cli.main import call
 from fedconcord.method.contract.rng import SYSTEM
 from fedconcord.support.errors import UserError
-from fedconcord_sites import bounds
+from fedconcord_flower.outside import as_data
+from fedconcord_sites import bounds, policy
 from fedconcord_sites.form import source_of
 from fedconcord_sites.gate import Gate
-from fedconcord_sites.ledger import Ledger
+from fedconcord_sites.ledger import Ledger, epsilon_of
 from fedconcord_sites.policy import USUAL, Policy, evaluations
 from fedconcord_sites.serve import check
 from fedconcord_sites.site import Site
@@ -341,3 +343,187 @@ def test_a_ledger_that_a_crash_cut_off_in_mid_line_goes_on(files: Path, tmp_path
         file.write(b'0123 {"time": "2')
     assert one.ask("hello").kind == "here"
     assert len(Ledger(path).lines()) == whole + 1
+
+
+# -- a policy ----------------------------------------------------------------------------------------------------------
+
+
+def ruled(**changes: Any) -> Policy:
+    return Policy(**{**USUAL.model_dump(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"approved": ["0" * 64]}, "the site's policy does not approve job "),
+        (
+            {"columns": ["u", "kind", "label"]},
+            "the site's policy does not list column 'v' among",
+        ),
+        (
+            {"columns": ["u", "v", "kind"]},
+            "the site's policy does not list column 'label' am",
+        ),
+        ({"never": ["u"]}, "the site's policy never lets column 'u' be read; leave it out with input.ignore=u"),
+        ({"least_rows": 40}, "it would test on 12 rows, and no sum over fewer than 40 leaves the site"),
+        ({"least_rows": 49}, "'u' has a value in 48 training rows, and no sum over fewer than 49 leaves the site"),
+        ({"least_sites": 4}, "the site's policy asks for 4 sites a round at least, and the job has cohorts of 3"),
+        ({"secure_sums": True}, "the site's policy asks for secure sums, and the job has none; give secure.clip"),
+        ({"noise": "central"}, "the site's policy asks for differential privacy, and the job has none"),
+        ({"lifetime_epsilon": 8.0}, "the site's policy asks for differential privacy, and the job has none"),
+        ({"evaluations": 4}, "the job judges 5 models, and the site's policy allows 4 a run"),
+        ({"metrics": ["brier"]}, "the site's policy does not let metric accuracy leave; take it out of metrics"),
+    ],
+)
+def test_what_a_policy_refuses_is_one_sentence_on_both_sides(
+    change: dict[str, Any], why: str, files: Path, tmp_path: Path
+) -> None:
+    one, heard = Liar(JOB, files, tmp_path), list[str]()
+    sites = {name: one.site(name) for name in SITES}
+    rules = ruled(**change)
+    sites["bern"] = Site(one.job, files / "bern.csv", tmp_path / "bern", "bern", SYSTEM, rules, tell=heard.append)
+
+    def exchange(messages: Any, wait: float) -> Any:
+        return {name: sites[name].answer(data) for name, data in messages.items()}
+
+    [at_server] = check(one.job, SITES, exchange, 1.0)
+    [at_site] = heard
+    assert at_server.startswith("site bern: ")
+    assert why in at_server
+    assert why in at_site
+    assert why in Ledger(tmp_path / "bern" / "ledger.txt").lines()[-1]["why"]
+
+
+def test_a_policy_is_asked_before_the_file_is_read(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Liar(JOB, files, tmp_path, ruled(approved=[]))
+    monkeypatch.setattr(Site, "_file", lambda site: pytest.fail("the file was read"))
+    hello = codec.write(Frame("hello", "0" * 16, 0, 1, {"clients": 3}))
+    assert "does not approve" in codec.read(one.site().answer(hello)).fields["why"]
+
+
+def test_runs_and_rounds_a_day(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Liar(JOB, files, tmp_path, ruled(runs_a_day=1, rounds_a_day=6))
+    one.train()
+    assert refusals([one.ask("setup", run=1)]) == [
+        "the site's policy allows 1 runs a day (runs_a_day); ask again tomorrow"
+    ]
+    one.policy = ruled(runs_a_day=9, rounds_a_day=6)
+    assert one.ask("setup", run=1).kind == "ready"
+    orders = {name: one.honest["orders"].fields["orders"][name] for name in one.honest["orders"].fields["orders"]}
+    rounds = [
+        one.ask("orders", run=1, round=k, fields={"orders": {**orders, "round": k}, "counted": None}) for k in range(4)
+    ]
+    assert [answer.kind for answer in rounds] == ["reply", "reply", "refused", "refused"]
+    assert set(refusals(rounds)) == {"the site's policy allows 6 rounds a day (rounds_a_day)"}
+    monkeypatch.setattr("fedconcord_sites.gate._today", lambda lines: [])  # the next day
+    again = one.ask("orders", run=1, round=2, fields={"orders": {**orders, "round": 2}, "counted": None})
+    assert again.kind == "reply"
+
+
+PRIVATE = {
+    **{key: value for key, value in JOB.items() if key != "input"},
+    "rounds": 2,
+    "privacy": {"clip": 0.05, "noise": 20.0, "kind": "local"},
+}
+
+
+@pytest.mark.parametrize("lifetime", ["none", 3.0])
+def test_noise_composes_over_runs(lifetime: Any, tmp_path: Path) -> None:
+    """Attack 4: a message of one round in 40 runs of one job, whose noise the mean takes away."""
+    draw = np.random.default_rng(1)
+    for name in SITES:
+        np.savez(tmp_path / f"{name}.npz", x=draw.integers(0, 256, (40, 4), np.uint8), y=draw.integers(0, 3, 40))
+    one = Liar(PRIVATE, tmp_path, tmp_path / "sites", ruled(lifetime_epsilon=lifetime, runs=1000, runs_a_day=1000))
+
+    def site(name: str = "bern") -> Site:
+        place = one.folder / name
+        return Site(one.job, tmp_path / f"{name}.npz", place, name, SYSTEM, one.policy)
+
+    one.site = one.federation.site = site  # type: ignore[method-assign]
+    one.train()
+    orders = {**one.honest["orders"].fields["orders"], "round": 0}
+    answers = []
+    for k in range(40):
+        answers.append(one.ask("setup", run=k))
+        answers.append(one.ask("orders", run=k, round=0, fields={"orders": orders, "counted": None}))
+    noisy = [next(iter(answer.tensors.values())) for answer in answers if answer.kind == "reply"]
+    gate = site().gate
+    spent = gate.spent()
+    if lifetime == "none":
+        assert len(noisy) == 40
+        assert spent > 4
+        assert float(torch.stack(noisy).mean(0).std()) < 0.3 * float(noisy[0].std())
+        return
+    assert spent <= lifetime
+    assert 2 <= len(noisy) < 20
+    assert (
+        "of the 3 that the site's policy allows of its file (lifetime_epsilon)" in refusals(answers)[-2]
+    )  # of a setup
+    assert epsilon_of(line for line in gate.ledger.lines() if line["run"] == f"{0:016x}") == pytest.approx(
+        (spent - epsilon_of(line for line in gate.ledger.lines() if line["run"] == one.honest["setup"].method))
+        / len(noisy)
+    )
+    (tmp_path / "bern.npz").rename(tmp_path / "renamed.npz")  # the same bytes elsewhere have spent the same
+    elsewhere = Site(one.job, tmp_path / "renamed.npz", one.folder / "bern", "bern", SYSTEM, one.policy)
+    assert elsewhere.gate.spent() == spent
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("least_rows = 3", "approved: field required"),
+        ("{all}\nleast_row = 3", "least_row: extra inputs are not permitted"),
+        ("{all}", "runs: input should be greater than or equal to 1"),
+        ("runs = ", "cannot read the policy"),
+    ],
+)
+def test_a_policy_that_is_wrong_is_one_sentence(lines: str, why: str, tmp_path: Path) -> None:
+    policy.write(tmp_path / "good.toml", text(JOB), None)
+    good = (tmp_path / "good.toml").read_text()
+    changed = good.replace("runs = 3\n", "runs = 0\n") if lines == "{all}" else good
+    (tmp_path / "site.toml").write_text(lines.replace("{all}", changed))
+    with pytest.raises(UserError, match=why) as error:
+        policy.read(tmp_path / "site.toml")
+    assert "`fedconcord flower policy` writes one" in str(error.value)
+
+
+def test_the_policy_that_is_written_allows_its_job_and_no_other(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {key: value for key, value in JOB.items() if key != "engine"} | {"engine": {"dtype": "float64"}}
+    (tmp_path / "job.toml").write_text(text(job))
+    assert call(["flower", "policy", "site.toml", "--config", "job.toml", "--site", str(files / "bern.csv")]) == 0
+    assert call(["flower", "new", "team", "--config", "job.toml", "--sites", ",".join(SITES)]) == 0
+    rules = policy.read(tmp_path / "site.toml")
+    assert rules.columns == ["u", "v", "kind", "label"]
+    assert rules.never == ["name"]
+    submitted = (tmp_path / "team" / "fedconcord_job" / "job.toml").read_text()
+    assert rules.approved == [policy.job_digest(source_of(submitted))]
+    assert policy.read(tmp_path / "team" / "site.toml").approved == rules.approved
+    for other, differs in ((submitted, 0), (submitted.replace("rounds = 4", "rounds = 3"), 3)):
+        one = Liar(JOB, files, tmp_path / str(differs), rules)
+        one.job = one.federation.job = other
+        assert len(check(other, SITES, one.exchange, 1.0)) == differs
+    assert call(["flower", "policy", "site.toml", "--config", "job.toml"]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_a_site_with_a_policy_runs_nothing_of_an_app(tmp_path: Path) -> None:
+    """Flower's loader is not even called; the job's settings are data."""
+    ran = list[str]()
+    (tmp_path / "fedconcord_job").mkdir()
+    (tmp_path / "fedconcord_job" / "job.toml").write_text("rounds = 3")
+
+    def loader(**settings: Any) -> Any:
+        return lambda *app: lambda message, context: ran.append("the app's own code")
+
+    load = as_data(loader, lambda *app: tmp_path, lambda text: lambda message, context: ran.append(text))
+    for node_config in ({"policy": "site.toml"}, {}):
+        load(default_app_ref="")("a/b", "1", "0")(message=None, context=SimpleNamespace(node_config=node_config))
+    assert ran == ["rounds = 3", "the app's own code"]
+    (tmp_path / "fedconcord_job" / "job.toml").unlink()
+    with pytest.raises(UserError, match="runs nothing else of an app"):
+        load()("a/b", "1", "0")(message=None, context=SimpleNamespace(node_config={"policy": "site.toml"}))
