@@ -160,7 +160,7 @@ def new(
 @app.command("policy")
 @takes_settings("run", hidden=("methods", "seeds"), without=("baselines", "out"))
 def policy_(
-    given: Given,
+    job: Given,
     file: Annotated[str, typer.Argument(help="The new policy's file.", metavar="FILE")],
     site: Annotated[str, option("The site's file of samples, whose columns the policy then lists.", "FILE")] = "",
 ) -> None:
@@ -170,7 +170,7 @@ def policy_(
 
     if Path(file).exists():
         raise UserError(f"{file} is there already; name a new file for the policy")
-    policy.write(Path(file), _settings(given), Path(site) if site else None)
+    policy.write(Path(file), _settings(job), Path(site) if site else None)
     say(f"policy: {file}; read it, change it, and start the site with --policy {file}")
 
 
