@@ -94,12 +94,14 @@ def solve(
     whole: Tensor,
     lr: float,
     full_cost: int = 1,
+    joint: object = None,
 ) -> tuple[Done, int]:
     """The local loop of one client, and the mini-batch gradients it evaluated.
 
     Args:
         steps: the samples of each step.
         blocks: the block of each step, for tables.
+        joint: without private parts, which are none of this.
         whole: all samples of the client.
         full_cost: mini-batches in a full gradient.
     """

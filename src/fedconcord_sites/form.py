@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedconcord.execution.engines import Serial
-from fedconcord.execution.job import Job, population_of
+from fedconcord.execution.job import Job, has_own_models, population_of
 from fedconcord.execution.messages.terms import FEWEST, Scale, Terms
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.inputs import Input
@@ -119,7 +119,7 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     if why is not None:
         raise UserError(f"{config.label}: {why}")
     inner = supervised(job.problem)
-    if inner is None or job.algorithm.client_model is not None:
+    if inner is None or has_own_models(job):
         raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
     check_summed(inner.metrics)
     _check_secure(config, job)

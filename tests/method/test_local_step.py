@@ -18,6 +18,7 @@ from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import At, Local, Oracle, Place, Traits
+from fedconcord.method.contract.nested import Look, Moreau
 from fedconcord.method.contract.optimisers import Lion, MeanGradient
 from fedconcord.method.contract.pairs import Window
 from fedconcord.method.contract.pieces import (
@@ -27,9 +28,7 @@ from fedconcord.method.contract.pieces import (
     Decay,
     Dual,
     Limit,
-    Look,
     Momentum,
-    Moreau,
     Newton,
     Piece,
     Pull,
@@ -271,9 +270,9 @@ def test_what_is_known_of_unit_gradients_is_the_walk(name: str) -> None:
 
 def test_every_piece_has_a_row() -> None:
     """A piece without one would be judged by nothing."""
-    from fedconcord.method.contract import optimisers, pairs, pieces
+    from fedconcord.method.contract import nested, optimisers, pairs, pieces
 
-    everything = [*vars(pieces).values(), *vars(optimisers).values(), *vars(pairs).values()]
+    everything = [value for file in (pieces, nested, optimisers, pairs) for value in vars(file).values()]
     known = {value for value in everything if isinstance(value, type) and hasattr(value, "apply")}
     known -= {pieces.Piece}
     assert known == {type(piece) for row in ROWS.values() for piece in row.pieces}

@@ -15,7 +15,8 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms.fedavg import fedavg
 from fedconcord.method.contract import Local, Oracle
-from fedconcord.method.contract.pieces import Look, Moreau, Piece
+from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step.solver import Solver
 
 ETA, STEPS = 0.1, 3

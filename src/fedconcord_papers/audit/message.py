@@ -17,6 +17,7 @@ from fedconcord.method.contract import (
     Cohort,
     Done,
     Drawn,
+    Parts,
     Plan,
     Sender,
     Tree,
@@ -69,6 +70,8 @@ def capture(job: Job, round: int, client: int | None = None) -> Seen:
         raise UserError(f"the audited round counts from 1, given {round}")
     if client is not None and not 0 <= client < n:
         raise UserError(f"the audited client must be 0 to {n - 1}, given {client}")
+    if isinstance(problem.objective.private, Parts):
+        raise UserError("the audit knows no private parts of a model; leave local.private out")
     if algorithm.phases.late:
         raise UserError(
             "an audit reads a reply in the round that it is computed in, and this job keeps late ones for others; "

@@ -47,6 +47,7 @@ from fedconcord.method.step.assignment import (
     with_oracle,
 )
 from fedconcord.method.step.graphs import Graphs
+from fedconcord.method.step.private import joint_of
 from fedconcord.method.step.samples import full_gradient
 from fedconcord.method.step.step import solve_together
 
@@ -241,9 +242,10 @@ class StackedCohort:
         """The full gradients of some clients, before the local steps."""
         plan, x = share.plan, self.server.x
         ids = plan.ids[select]
-        objective, rows, _ = open_rows(self.objective, x, share.store.gather(ids), ids)
+        objective, rows, private = open_rows(self.objective, x, share.store.gather(ids), ids)
         objective = with_conditions(objective, self.algorithm, phase.down, rows)
-        gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+        joint = joint_of(self.objective, private)
+        gradient = joint.shared(full_gradient(objective, joint.point(x).expand(len(ids), -1), ids))
         total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
         passes = passes_of(objective, self.assignment, plan, select)
         return Computed(total, [gradient], [finite(gradient, len(ids))], tree_bytes(gradient), passes)
@@ -263,21 +265,26 @@ class StackedCohort:
         objective, rows, private = open_rows(self.objective, x, stored, ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
         objective = with_conditions(objective, algorithm, down, rows, orders)
+        joint = joint_of(self.objective, private)
+        at = joint.point(x)
         client = clients_of(objective, orders, algorithm.phases.late)
         evaluations = 0
         if assignment.uses_full_gradient:
             if gradient is None:
-                gradient = full_gradient(objective, x.expand(len(ids), -1), ids)
+                gradient = full_gradient(objective, at.expand(len(ids), -1), ids)
                 evaluations += passes_of(objective, assignment, plan, select)
-            client = client._replace(gradient=gradient)
+            client = client._replace(gradient=joint.shared(gradient))
         if algorithm.step.hessian_at is not None:
-            points = algorithm.step.hessian_at(down, rows).expand(len(ids), -1)
-            triples = zip(points, ids, orders, strict=True)
-            squares = [curvature(objective, at, int(place), order.id) for at, place, order in triples]
+            points = joint.point(algorithm.step.hessian_at(down, rows)).expand(len(ids), -1)
+            squares = [
+                curvature(objective.taking(torch.tensor([k]), 0), point, int(place), order.id, joint.width)
+                for k, (point, place, order) in enumerate(zip(points, ids, orders, strict=True))
+            ]
             client = client._replace(hessian=torch.stack(squares))
-        local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, x, client.gradient)
-        is_compiled = self.engine.kernel == "compiled"
-        local_result, cost = solve_together(objective, assignment, local, ids, orders, is_compiled, self.engine.graphs)
+        local = with_oracle(algorithm.start(down, rows, client), assignment.oracle, at, gradient)
+        is_compiled, graphs = self.engine.kernel == "compiled", self.engine.graphs
+        local_result, cost = solve_together(objective, assignment, local, ids, orders, is_compiled, graphs, joint)
+        local_result, private = joint.cut(local_result, private)
         up, rows = algorithm.finish(down, rows, local_result, client)
         computed = Computed((), [close_rows(rows, private)], (), 0, evaluations + cost)
         if phase is None:

@@ -18,7 +18,7 @@ import torch
 
 from fedconcord.execution.job import Job, State, blank
 from fedconcord.execution.rows import tensors
-from fedconcord.method.contract import Tree, tree_leaves, tree_unflatten
+from fedconcord.method.contract import Parts, Tree, tree_leaves, tree_unflatten
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.support.errors import UserError
 
@@ -138,6 +138,7 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
     A part made by hand says what it can: its plain fields. Engines are left out, which change no result.
     """
     objective, roster = job.problem.objective, job.problem.roster
+    parts = objective.private if isinstance(objective.private, Parts) else None
     about = {
         "dim": objective.dim,
         "dtype": str(objective.dtype).removeprefix("torch."),
@@ -148,6 +149,9 @@ def facts(job: Job, row: Tree) -> dict[str, Any]:
         "regulariser": None if objective.regulariser is None else objective.regulariser.name,
         "frozen": objective.frozen,
     }
+    if parts is not None:
+        about |= {"private": zlib.crc32(parts.first.cpu().numpy().tobytes())}
+        about |= {"private_steps": "frozen" if parts.frozen else parts.before}
     return {
         **dict(_plain("method", job.algorithm.identity)),
         **dict(_plain("solver", job.solver)),

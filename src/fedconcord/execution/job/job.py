@@ -14,12 +14,13 @@ from torch import Tensor
 
 from fedconcord.execution.engines import Engine, Stacked
 from fedconcord.execution.rows import Storage, Store
-from fedconcord.federation.objectives.judging import Models
+from fedconcord.federation.objectives.judging import Models, supervised
 from fedconcord.federation.participation.clock import Cost
 from fedconcord.federation.participation.participation import View
 from fedconcord.method.contract import (
     Algorithm,
     Draws,
+    Parts,
     Plan,
     Population,
     Problem,
@@ -128,15 +129,26 @@ def model_of(job: Job, state: State) -> Tensor:
 
 
 def own_models(job: Job, state: State) -> Models:
-    """Every client's own model, for a method that answers so."""
-    client_model = job.algorithm.client_model
-    assert client_model is not None
+    """Every client's own model, where the answer is one a client: the method's for it, with its private part."""
+    client_model, parts = job.algorithm.client_model, job.problem.objective.private
+    has_parts, x = isinstance(parts, Parts), model_of(job, state)
 
     def model(client: int) -> Tensor | None:
         one = np.array([client])
-        return client_model(state.store.gather(one))[0] if state.store.known(one)[0] else None
+        if not state.store.known(one)[0]:
+            return None
+        whole = state.store.gather(one)
+        row, private = (whole.row, whole.private) if has_parts else (whole, None)
+        mine = x if client_model is None else client_model(row)[0]
+        return mine if private is None else torch.cat([mine, private[0]])
 
     return model
+
+
+def has_own_models(job: Job) -> bool:
+    """Whether the answer is a model a client: the method's, or one with a private part."""
+    has_parts = isinstance(job.problem.objective.private, Parts) and supervised(job.problem) is not None
+    return has_parts or job.algorithm.client_model is not None
 
 
 def state_bytes(job: Job, rounds: int) -> int:

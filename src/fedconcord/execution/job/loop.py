@@ -13,7 +13,7 @@ import torch
 from fedconcord.execution.engines import run_round
 from fedconcord.execution.engines.base import first_rows, losses
 from fedconcord.execution.job import refusals
-from fedconcord.execution.job.job import Job, Row, State, own_models, population_of, template
+from fedconcord.execution.job.job import Job, Row, State, has_own_models, own_models, population_of, template
 from fedconcord.execution.rows import Storage
 from fedconcord.federation.objectives.judging import evaluate_own, supervised
 from fedconcord.federation.participation.participation import View
@@ -120,7 +120,7 @@ def evaluate(job: Job, state: State) -> dict[str, float]:
     numbers that it tells of its own state. Where the answer is a model a client, those of
     `objectives.judging.evaluate_own`."""
     own_numbers = dict(job.algorithm.facts.numbers(state.server))
-    if job.algorithm.client_model is not None and len(state.store):
+    if has_own_models(job) and len(state.store):
         inner = supervised(job.problem)
         assert inner is not None
         return evaluate_own(inner, own_models(job, state)) | own_numbers

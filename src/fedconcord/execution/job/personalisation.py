@@ -19,7 +19,8 @@ from fedconcord.execution.engines import Serial, Stacked, run_round
 from fedconcord.execution.job import Job
 from fedconcord.execution.rows import MemoryStore
 from fedconcord.federation.objectives.evaluation import Scores
-from fedconcord.federation.objectives.judging import figure_names, figures, supervised
+from fedconcord.federation.objectives.judging import Models, figure_names, figures, supervised
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.sampling import Drawn, Sampler
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed
@@ -52,9 +53,10 @@ PERSONALISE: dict[str, Callable[..., Finetune]] = {"finetune": finetune}
 ALONE = local()  # a round of it is local training without a message: each client keeps the model that it ends at
 
 
-def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
+def personalised(job: Job, x: Tensor, how: Finetune, round: int, models: Models | None = None) -> Scores:
     """Every client's figures under its own model, fine-tuned from x [d] or [d + D] (with an addition to the frozen
-    weights below low-rank factors, which stays), on the samples that it has set apart.
+    weights below low-rank factors, which stays), on the samples that it has set apart; where the answer is a model a
+    client, from that, all parts of it, and from x for one that never took part.
 
     Clients go through the engine in groups of bounded memory, as in a round of training; `round` keys their batches.
 
@@ -62,6 +64,7 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         UserError: no samples are set apart, or the job's schedule is not one of settings.
     """
     problem, schedule = supervised(job.problem), job.schedule
+    of = job.problem.whole if isinstance(job.problem, PrivateParts) else job.problem
     if problem is None or problem.judged.split != "validation" or not isinstance(schedule, Schedule):
         raise UserError("personalisation is judged on samples that clients set apart; set validation, as in 0.1")
     offsets = problem.judged.offsets
@@ -84,7 +87,10 @@ def personalised(job: Job, x: Tensor, how: Finetune, round: int) -> Scores:
         )
         plan = finetuning.plan(round, alone, problem.roster)
         store = MemoryStore(Model(x))
-        run_round(engine, job.problem, Assignment(alone, Solver(), finetuning.draws), Model(x), store, plan)
+        if models is not None:
+            starts = [models(int(i)) for i in ids]
+            store.scatter(ids, Model(torch.stack([x if one is None else one for one in starts])))
+        run_round(engine, of, Assignment(alone, Solver(), finetuning.draws), Model(x), store, plan)
         for i, model in zip(ids, store.gather(ids).x, strict=True):
             rows.append(figures(problem, torch.cat([model, addition]), slice(int(offsets[i]), int(offsets[i + 1]))))
     columns = np.array(rows, np.float64).T

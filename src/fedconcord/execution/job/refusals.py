@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from fedconcord.execution.job.job import Job
+from fedconcord.execution.job.job import Job, has_own_models
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Population, weights
+from fedconcord.method.contract import Parts, Population, weights
 from fedconcord.method.step import solver
 from fedconcord.method.step.samples import SLICE
 from fedconcord.support.errors import UserError
@@ -39,6 +39,14 @@ def reasons(job: Job) -> Iterator[str]:
     )
     yield from (reason for reason in reasons if reason is not None)
     yield from _of_draws(job)
+    if isinstance(objective.private, Parts):
+        is_windowed = objective.private.frozen or objective.private.before
+        if job.solver.kind == "lbfgs" and is_windowed:
+            yield "L-BFGS moves all of a model at once; leave local.private_steps out, or use local SGD"
+        if algorithm.step.code is not None:
+            yield "local.code trains all of a model, and parts of this one are private; leave one of them out"
+        if job.solver.clip_direction is not None and job.solver.clip_form == "released":
+            yield "local.clip_form released is of models without private parts; use whole"
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":
@@ -46,7 +54,7 @@ def reasons(job: Job) -> Iterator[str]:
             f"L-BFGS minimises the loss in full precision, and engine.precision is {objective.precision}; set it to "
             "full, or use local SGD"
         )
-    if algorithm.client_model is not None:
+    if has_own_models(job):
         if supervised(job.problem) is None:
             yield "clients' own models are judged on labelled samples in memory, and these data have none"
         if not job.engine.can.clients_here:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedconcord.execution.job import Job, State, Step, model_of, own_models
+from fedconcord.execution.job import Job, State, Step, has_own_models, model_of, own_models
 from fedconcord.execution.job.accountant import Budget
 from fedconcord.execution.job.personalisation import Finetune, personalised
 from fedconcord.execution.rows import tensors
@@ -17,6 +17,7 @@ from fedconcord.execution.run.stopping import Patience, Stopping
 from fedconcord.federation.objectives import Supervised, fairness
 from fedconcord.federation.objectives.evaluation import Scores
 from fedconcord.federation.objectives.judging import client_figures, own_figures, supervised
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.support.errors import UserError, reason
 
 
@@ -54,7 +55,7 @@ class Final(Observer):
     def save(self, state: State) -> None:
         """The model's file, or one a client that has its own. Best models are written with checkpoints, so that both
         are of one past."""
-        if self.job.algorithm.client_model is not None:
+        if has_own_models(self.job):
             self._save_own(state)
             return
         if self.stopping.best is None:
@@ -77,8 +78,13 @@ class Final(Observer):
         inner = supervised(self.job.problem)
         if inner is None or not (self.options.clients or self.options.finetune):
             return
-        if self.job.algorithm.client_model is not None:
-            self._write(inner, state, state.round, own_figures(inner, own_models(self.job, state)), None)
+        if has_own_models(self.job):
+            models, adapted = own_models(self.job, state), None
+            if self.options.finetune is not None:
+                x, problem = model_of(self.job, state), self.job.problem
+                x = problem.joined(x) if isinstance(problem, PrivateParts) else x
+                adapted = personalised(self.job, x, self.options.finetune, state.round, models)
+            self._write(inner, state, state.round, own_figures(inner, models), adapted)
             return
         x, round, best = model_of(self.job, state), state.round, self.stopping.best
         if best is not None:

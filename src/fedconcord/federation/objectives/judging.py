@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedconcord.federation.objectives.evaluation import Scores, validation
 from fedconcord.federation.objectives.metrics import SCORES, Metric
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.objectives.regularisers import Regularised
 from fedconcord.federation.objectives.supervised import Supervised
 from fedconcord.method.contract import Problem, rng
@@ -25,7 +26,8 @@ FEWEST = 200  # test samples
 
 def supervised(problem: Problem) -> Supervised | None:
     """The problem whose clients can be judged one by one, or None: two-block tasks and problems without test data."""
-    inner = problem.smooth if isinstance(problem, Regularised) else problem
+    inner = problem.whole if isinstance(problem, PrivateParts) else problem
+    inner = inner.smooth if isinstance(inner, Regularised) else inner
     return inner if isinstance(inner, Supervised) else None
 
 
@@ -33,6 +35,8 @@ def pooled(problem: Problem) -> Problem:
     """The same samples, held by one client; those that clients are judged on stay theirs."""
     if isinstance(problem, Regularised):
         return Regularised(pooled(problem.smooth), problem.regulariser)
+    if isinstance(problem, PrivateParts):
+        return pooled(problem.whole)
     assert isinstance(problem, Supervised)
     whole = copy.copy(problem)
     for name in ("objective", "roster"):

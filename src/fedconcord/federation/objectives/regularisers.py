@@ -274,7 +274,10 @@ class Regularised:
                 "it with regularisers.combine of the two"
             )
         if objective.private is not None:
-            raise UserError(f"{regulariser.name} cannot be added to a two-block problem; state it in the problem")
+            raise UserError(
+                f"{regulariser.name} cannot be added to a two-block problem, nor to private parts of a model; state it "
+                "in the problem"
+            )
         regulariser.value(torch.zeros(objective.dim, dtype=objective.dtype))
         self.smooth, self.regulariser = problem, regulariser
         self.objective, self.roster = _with(objective, regulariser), problem.roster

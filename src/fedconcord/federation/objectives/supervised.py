@@ -169,7 +169,7 @@ class Supervised:
         widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
         if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
             return None
-        if self.conditions is not None:
+        if self.conditions is not None or not self.layout.in_order:
             return None
         if self.layout.constants or (x.table is None and x.raw.dtype not in (torch.float32, x.dtype)):
             return None

@@ -5,6 +5,7 @@ Beside it stand, each by its own name, the files that only some need: identities
 
 from fedconcord.method.contract.contract import *
 from fedconcord.method.contract.facts import *
+from fedconcord.method.contract.nested import *
 from fedconcord.method.contract.objective import *
 from fedconcord.method.contract.pieces import *
 from fedconcord.method.contract.round import *

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import fnmatch
 import hashlib
 import itertools
 import math
@@ -22,17 +24,19 @@ class Layout:
     """Names, shapes and offsets of a module's trainable parameters inside one vector [d], in `named_parameters` order.
 
     Frozen parameters (`requires_grad=False`) and buffers are constants of the model. A model may have an addition to
-    some of them behind its parameters: it is [d + D] then.
+    some of them behind its parameters: it is [d + D] then. Private parameters stand behind all others: the first
+    `shared` entries are what all clients share.
 
     Args:
         weights: the constants that a model may have an addition to, D numbers, in their order.
+        private: what each client keeps for itself: patterns of names as in `fnmatch`, separated by "|".
 
     Raises:
         UserError: the module has no parameter, or none to train; it has a layer whose buffers change in training
-            (BatchNorm and kin) or dropout.
+            (BatchNorm and kin) or dropout; a pattern matches nothing, or all.
     """
 
-    def __init__(self, module: nn.Module, weights: Sequence[str] = ()) -> None:
+    def __init__(self, module: nn.Module, weights: Sequence[str] = (), private: str | None = None) -> None:
         refuse_layers(module)
         every: dict[str, Tensor] = dict(module.named_parameters())
         if not every:
@@ -43,9 +47,13 @@ class Layout:
                 "every parameter of the model is frozen (requires_grad=False); leave at least one to train, such as "
                 "those of its last layer"
             )
+        mine = set() if private is None else _matching(private, [*self.shapes])
+        self.in_order = [*self.shapes] == sorted(self.shapes, key=lambda name: name in mine)
+        self.shapes = {name: self.shapes[name] for name in sorted(self.shapes, key=lambda name: name in mine)}
         sizes = [math.prod(s) for s in self.shapes.values()]
         self.sizes = dict(zip(self.shapes, sizes, strict=True))
         self.dim = sum(sizes)
+        self.shared = sum(size for name, size in self.sizes.items() if name not in mine)
         every |= dict(module.named_buffers())
         self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in self.shapes}
         self.order, self.weights = tuple(every), tuple(weights)
@@ -117,6 +125,32 @@ class Layout:
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `views` for one model: {name: shape} -> [d]."""
         return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
+
+
+def _matching(patterns: str, names: list[str]) -> set[str]:
+    """The names that one of the patterns matches, separated by "|".
+
+    Raises:
+        UserError: a pattern matches no name, or together they match all.
+    """
+    matches: set[str] = set()
+    for pattern in patterns.split("|"):
+        some = fnmatch.filter(names, pattern)
+        if not some:
+            layers = dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in names if "." in name)
+            near = difflib.get_close_matches(pattern, [*layers, *names], n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(
+                f"local.private {pattern!r} matches no trainable parameter of the model; its names are "
+                f"{', '.join(map(repr, names))}{hint}"
+            )
+        matches.update(some)
+    if len(matches) == len(names):
+        raise UserError(
+            f"local.private {patterns!r} matches every trainable parameter of the model, so that nothing is left to "
+            "share; leave one out, or compare with the baseline local"
+        )
+    return matches
 
 
 def refuse_layers(module: nn.Module) -> None:

@@ -85,6 +85,18 @@ class Private(NamedTuple):
     objective: Callable[[Tensor, np.ndarray], Objective]  # (y [S, ...], places [S]) -> the objective in x alone
 
 
+class Parts(NamedTuple):
+    """The private part of a model, f_i(x, y_i): local steps move u = [x | y_i], and y_i stays with the client's state.
+
+    Of the pieces of a step those of the user and of a local optimiser act on u, all others on x alone.
+    """
+
+    first: Tensor  # [e] y_i before a client's first round
+    both: Objective  # f_i of u [d + e]
+    before: int | None = None  # steps on y alone before those on x alone; None: the same steps move both
+    frozen: bool = False  # no step moves y
+
+
 @dataclass(frozen=True)
 class Objective:
     """f_i of one client or of several side by side: all that a local step may ask.
@@ -110,7 +122,7 @@ class Objective:
     accumulate: Accumulate | None = None  # a kernel that adds gradients to what they are for
     network: Network | None = None  # the model and its samples, where whole local steps may be compiled
     sample_size: int = 0  # numbers in a sample, where that is known
-    private: Private | None = None
+    private: Private | Parts | None = None
     regulariser: Regulariser | None = None  # psi
     precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
@@ -185,7 +197,7 @@ class Problem(Protocol):
 
 
 class TwoBlockRow(NamedTuple):
-    """A client's state in a two-block problem."""
+    """A client's state where it has a private block, or private parts of its model."""
 
     row: Tree  # the method's
     private: Tensor  # [...] y_i

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedconcord.method.contract.pieces import At, Place, Traits
 
@@ -61,6 +62,9 @@ class SecondMoment(NamedTuple):
         self.v.mul_(self.beta).addcmul_(g, g, value=1 - self.beta)
         return g
 
+    def wide(self, e: int) -> SecondMoment:
+        return self._replace(v=pad(self.v, (0, e)))
+
 
 class DirectionMoment(NamedTuple):
     """v <- beta v + (1 - beta) D^2 of the direction, which it does not change."""
@@ -75,6 +79,9 @@ class DirectionMoment(NamedTuple):
     def apply(self, d: Tensor, at: At) -> Tensor:
         self.v.mul_(self.beta).addcmul_(d, d, value=1 - self.beta)
         return d
+
+    def wide(self, e: int) -> DirectionMoment:
+        return self._replace(v=pad(self.v, (0, e)))
 
 
 class AdamW(NamedTuple):
@@ -97,6 +104,9 @@ class AdamW(NamedTuple):
         step = corrected(self.m, _second(at), self.t, (self.beta, self.beta2), self.eps)
         return v.copy_(step).add_(at.x, alpha=self.decay)
 
+    def wide(self, e: int) -> AdamW:
+        return self._replace(m=pad(self.m, (0, e)))
+
 
 class Lion(NamedTuple):
     """sign(b1 m + (1 - b1) D) + decay x, and then m <- b2 m + (1 - b2) D."""
@@ -115,6 +125,9 @@ class Lion(NamedTuple):
         self.m.lerp_(v, 1 - self.beta2)
         return v.copy_(direction).add_(at.x, alpha=self.decay)
 
+    def wide(self, e: int) -> Lion:
+        return self._replace(m=pad(self.m, (0, e)))
+
 
 class Sign(NamedTuple):
     """sign(D)."""
@@ -125,6 +138,9 @@ class Sign(NamedTuple):
 
     def apply(self, v: Tensor, at: At) -> Tensor:
         return v.sign_()
+
+    def wide(self, e: int) -> Sign:
+        return self
 
 
 class Muon(NamedTuple):
@@ -154,6 +170,10 @@ class Muon(NamedTuple):
             way = nearest_orthogonal(matrix) if self.orthogonal == "svd" else newton_schulz(matrix)
             step[..., places] = way.flatten(-2).mul_(math.sqrt(max(1.0, rows / columns)))
         return v.copy_(step).add_(at.x, alpha=self.decay)
+
+    def wide(self, e: int) -> Muon:
+        """Private entries take AdamW's steps."""
+        return self._replace(m=pad(self.m, (0, e)), betas=pad(self.betas, (0, e), value=0.9))
 
 
 def corrected(m: Tensor, v: Tensor, t: Tensor, betas: tuple[float, float], eps: float) -> Tensor:

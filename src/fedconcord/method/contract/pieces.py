@@ -13,6 +13,8 @@ Beside `apply` a piece may have
 * `after(x)`, called with the moved model after every step;
 * `unit(zero)`: itself on a single number, where every gradient is 1 and the start is 0, for FedNova's ||a_i||_1; None
   where a gradient of 1 stays one. With a piece that lacks it there is no such normaliser;
+* `wide(e)`: itself on vectors with e entries more, those of the model's private part; a method's piece without it acts
+  on what is shared alone;
 * `potential(value, x)`: the term of the client's problem of which `apply` adds the gradient, for L-BFGS and for a
   tolerance on ||grad L_i||^2. A piece without it is no part of that problem.
 """
@@ -44,7 +46,7 @@ class Place(IntEnum):
     DIRECTION = 11  # measured
     METRIC = 12
     TRANSFORM = 13  # from the direction to the move
-    WINDOW = 14
+    WINDOW = 14  # which entries move
 
 
 class Traits(NamedTuple):
@@ -133,47 +135,6 @@ class Ascent(NamedTuple):
         return None
 
 
-class Look(NamedTuple):
-    """Per-FedAvg, first order: the gradient at x - a g, on the same samples (Fallah et al., NeurIPS 2020; a batch of
-    its own there)."""
-
-    a: float
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(Place.ASCENT, costs=1)
-
-    def apply(self, g: Tensor, at: At) -> Tensor:
-        return at.gradient(at.x.sub(g, alpha=self.a))
-
-    def unit(self, zero: Tensor) -> None:
-        return None
-
-
-class Moreau(NamedTuple):
-    """pFedMe: lam (x - theta), where theta starts at x and takes `steps` steps of size a on f + lam/2 ||theta - x||^2
-    over the step's samples (Dinh et al., NeurIPS 2020, eq. (7)); the last theta is the client's own model."""
-
-    lam: float
-    steps: int
-    a: float
-    theta: Tensor  # [S, d] or [d]
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(Place.ASCENT, ("theta",), costs=self.steps - 1)
-
-    def apply(self, g: Tensor, at: At) -> Tensor:
-        self.theta.copy_(at.x).sub_(g, alpha=self.a)
-        for _ in range(self.steps - 1):
-            g = at.gradient(self.theta).add_(self.theta - at.x, alpha=self.lam)
-            self.theta.sub_(g, alpha=self.a)
-        return (at.x - self.theta).mul_(self.lam)
-
-    def unit(self, zero: Tensor) -> None:
-        return None
-
-
 class Snapshot(NamedTuple):
     """g(x) - g(z) on the same samples (SVRG, Mime)."""
 
@@ -191,16 +152,17 @@ class Snapshot(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """The gradient with an l2 norm of at most `limit`."""
+    """The gradient with an l2 norm of at most `limit`; with `cut`, what is shared and what is private each."""
 
     limit: float
+    cut: int | None = None  # d of [x | y]
 
     @property
     def traits(self) -> Traits:
         return Traits(Place.CLIP)
 
     def apply(self, g: Tensor, at: At) -> Tensor:
-        return clipped(g, self.limit)
+        return clipped(g, self.limit, self.cut)
 
     def unit(self, zero: Tensor) -> None:
         return None
@@ -361,16 +323,18 @@ class Pull(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The whole direction with an l2 norm of at most `limit`; it has no `unit`, as what it cuts is no gradient."""
+    """The whole direction with an l2 norm of at most `limit`, as `Clip`; it has no `unit`, as what it cuts is no
+    gradient."""
 
     limit: float
+    cut: int | None = None
 
     @property
     def traits(self) -> Traits:
         return Traits(Place.LIMIT)
 
     def apply(self, v: Tensor, at: At) -> Tensor:
-        return clipped(v, self.limit)
+        return clipped(v, self.limit, self.cut)
 
 
 class Newton(NamedTuple):
@@ -387,8 +351,10 @@ class Newton(NamedTuple):
         return solved
 
 
-def clipped(g: Tensor, limit: float) -> Tensor:
-    """g [..., d] with each row's l2 norm at most `limit`."""
+def clipped(g: Tensor, limit: float, cut: int | None = None) -> Tensor:
+    """g [..., d] with each row's l2 norm at most `limit`; with `cut`, that of the entries before it and after it."""
+    if cut is not None:
+        return torch.cat([clipped(g[..., :cut], limit), clipped(g[..., cut:], limit)], -1)
     norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
     scaled: Tensor = g * (limit / norm.clamp(min=limit))
     return scaled

@@ -22,6 +22,7 @@ from fedconcord.method.contract import (
     Objective,
     Oracle,
     Orders,
+    Parts,
     Regulariser,
     Rule,
     Scale,
@@ -44,6 +45,7 @@ from fedconcord.method.contract.pieces import (
     Place,
     Pull,
 )
+from fedconcord.method.contract.wide import HasWide
 from fedconcord.method.step import sizes
 from fedconcord.method.step.sizes import Fixed, StepSize
 from fedconcord.method.step.solver import Solver
@@ -79,7 +81,13 @@ class Assignment(NamedTuple):
         return self.algorithm.needs.normaliser and self.solver.kind == "sgd"
 
     def chain(
-        self, local: Local, lr: float, steps: np.ndarray, regulariser: Regulariser | None, on_host: bool = True
+        self,
+        local: Local,
+        lr: float,
+        steps: np.ndarray,
+        regulariser: Regulariser | None,
+        on_host: bool = True,
+        shared: int | None = None,
     ) -> Chain:
         """The local steps [S] of a cohort, as `walk` takes them: the method's pieces and the solver's, in their order.
 
@@ -89,6 +97,7 @@ class Assignment(NamedTuple):
             steps: [S] of every client.
             regulariser: whose proximal steps clients take.
             on_host: a number that all clients share may be read from its tensor.
+            shared: d, where the local problem is one of u = [x | y] with a private part y of the model.
 
         Raises:
             UserError: a piece of the method does not go with what is asked for.
@@ -96,14 +105,18 @@ class Assignment(NamedTuple):
         solver = self.solver
         mine = [piece for piece in local.pieces if not _is_nothing(piece)]
         owned = {piece.traits.place for piece in mine if piece.traits.place in (Place.ASCENT, Place.OPTIMISER)}
-        theirs = [piece for piece in _user_pieces(solver, self.oracle, local.x) if piece.traits.place not in owned]
+        theirs = [
+            piece for piece in _user_pieces(solver, self.oracle, local.x, shared) if piece.traits.place not in owned
+        ]
         for piece in (*mine, *theirs):
             kind = type(piece).__name__
             if self.uses_normaliser and not isinstance(piece, HasUnit | Limit):  # of which `refuse` judges by its form
                 raise UserError(f"the method divides by ||a_i||_1, which steps with {kind} do not have")
             if solver.kind == "lbfgs" and not isinstance(piece, HasPotential):
                 raise UserError(f"L-BFGS minimises the client's problem, and {kind} is no term of it; use sgd")
+        alone = {id(piece) for piece in mine if shared is not None and _is_narrow(piece, local.x.shape[-1])}
         pieces = sorted((*mine, *theirs), key=lambda piece: piece.traits.place)
+        narrow = tuple(id(piece) in alone for piece in pieces)
         if on_host:
             pieces = [_plain(piece) for piece in pieces]
         stiffness = sum(piece.rho for piece in pieces if isinstance(piece, Pull)) + solver.weight_decay
@@ -116,6 +129,8 @@ class Assignment(NamedTuple):
             most = int(steps.max(initial=0)) if self.uses_normaliser else None
             size = sizes.begin(self.rule, lr * local.lr_scale, x, stiffness, local.first, most)
         prox = None if regulariser is None else regulariser.prox
+        if shared is not None:
+            return Chain(local.x, tuple(pieces), size, prox, solver.tolerance, shared, narrow)
         return Chain(local.x, _with_one_constant(pieces), size, prox, solver.tolerance)
 
     def costs(self, chain: Chain, full: np.ndarray, walked: Walked) -> np.ndarray:
@@ -135,19 +150,28 @@ class Assignment(NamedTuple):
         return Done(walked.x, count, normaliser, pieces, *sizes.summary(walked.size, count), gradient=gradient)
 
 
-def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor) -> list[Piece]:
+def _is_narrow(piece: Piece, width: int) -> bool:
+    """Whether a method's piece acts on what is shared alone: it has no vector of u [d + e], and is none that has any
+    width."""
+    values: Any = piece
+    return not isinstance(piece, HasWide) and not any(
+        isinstance(value, Tensor) and value.ndim > 0 and value.shape[-1] == width for value in values
+    )
+
+
+def _user_pieces(solver: Solver, oracle: Oracle, x: Tensor, shared: int | None = None) -> list[Piece]:
     """The pieces that a user chose, for models like x [..., d]."""
     pieces: list[Piece] = []
     if oracle.kind == "sam":
         pieces.append(Ascent(oracle.radius))
     if solver.clip is not None:
-        pieces.append(Clip(solver.clip))
+        pieces.append(Clip(solver.clip, shared))
     if solver.weight_decay:
         pieces.append(Decay(solver.weight_decay))
     if solver.momentum:
         pieces.append(Momentum(solver.momentum, x.new_zeros(x.shape[-1]), solver.nesterov))
     if solver.clip_direction is not None:
-        pieces.append(Limit(solver.clip_direction))
+        pieces.append(Limit(solver.clip_direction, shared))
     return pieces
 
 
@@ -253,9 +277,14 @@ def with_oracle(local: Local, oracle: Oracle, x: Tensor, gradient: Tensor | None
 
 
 def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -> tuple[Objective, Tree, Tensor | None]:
-    """Stored rows [S, ...] as (the objective in x, the method's rows, the new private blocks if there are any)."""
+    """Stored rows [S, ...] as (the objective in x, the method's rows, the new private blocks if there are any).
+
+    Where parts of the model are private the objective is that of u = [x | y], and y moves with x (`step.private`).
+    """
     if objective.private is None:
         return objective, held, None
+    if isinstance(objective.private, Parts):
+        return objective.private.both, held.row, held.private
     private = objective.private.step(x, held.private, places)
     return objective.private.objective(private, places), held.row, private
 
@@ -296,14 +325,14 @@ def settled(settle: Settle, sent: Tree, held: Tree) -> Tree:
     return settle.row(sent, held)
 
 
-def curvature(objective: Objective, x: Tensor, place: int, client: int) -> Tensor:
-    """The Hessian [d, d] of a client at x.
+def curvature(objective: Objective, x: Tensor, place: int, client: int, shared: int | None = None) -> Tensor:
+    """The Hessian [d, d] of a client at x [d], or with `shared` d of it in x at [x | y].
 
     Raises:
         UserError: it has a negative eigenvalue, so a Newton step would climb.
     """
     assert objective.hessian is not None
-    square = objective.hessian(x, objective.samples(place))
+    square = objective.hessian(x, objective.samples(place))[:shared, :shared]
     eigenvalues = torch.linalg.eigvalsh(square)
     if eigenvalues[0] < -1e-6 * eigenvalues[-1].abs():
         raise UserError(

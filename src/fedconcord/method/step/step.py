@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Algorithm, Done, Local, Objective, Orders, Tree, model_of, tree_map
+from fedconcord.method.contract import Algorithm, Done, Drawn, Local, Objective, Orders, Tree, model_of, tree_map
 from fedconcord.method.contract.pieces import HasPotential
 from fedconcord.method.step.assignment import (
     Assignment,
@@ -31,6 +31,7 @@ from fedconcord.method.step.code import trained
 from fedconcord.method.step.compiled import in_one_call
 from fedconcord.method.step.fused import fused
 from fedconcord.method.step.graphs import Graphs, replay_or_take
+from fedconcord.method.step.private import SHARED, Joint, apart, joint_of
 from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything
 from fedconcord.method.step.walk import Chain, Source, Walked, rows_of, walk
 
@@ -46,9 +47,9 @@ class Step(NamedTuple):
 def ask(algorithm: Algorithm, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
-    in_x, rows, _ = open_rows(objective, x, _stack(row), np.array([place]))
-    in_x = with_conditions(in_x, algorithm, down, rows)
-    return in_x.gradient(x, objective.samples(place))
+    in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
+    in_x, joint = with_conditions(in_x, algorithm, down, rows), joint_of(objective, private)
+    return joint.shared(in_x.gradient(joint.one(x), objective.samples(place)))
 
 
 def passes(assignment: Assignment, objective: Objective, place: int) -> int:
@@ -79,28 +80,32 @@ def client_step(
     full_cost = passes(assignment, objective, place)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
-    in_x = with_conditions(in_x, algorithm, down, rows, [orders])
+    in_x, joint = with_conditions(in_x, algorithm, down, rows, [orders]), joint_of(objective, private)
+    at = joint.one(x)
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
     if assignment.uses_full_gradient:
         if gradient is None:
-            gradient = in_x.gradient(x, whole)
+            gradient = in_x.gradient(at, whole)
             evaluations += 0 if orders.answers else full_cost
-        client = client._replace(gradient=gradient)
+        client = client._replace(gradient=joint.shared(gradient))
     if algorithm.step.hessian_at is not None:
-        client = client._replace(hessian=curvature(in_x, algorithm.step.hessian_at(down, state), place, orders.id))
-    local = with_oracle(algorithm.start(down, state, client), oracle, x, client.gradient)
-    draws = assignment.draws.draw(algorithm, orders, len(whole))
+        point = joint.one(algorithm.step.hessian_at(down, state))
+        client = client._replace(hessian=curvature(in_x, point, place, orders.id, joint.width))
+    local = with_oracle(algorithm.start(down, state, client), oracle, at, gradient)
+    all_steps = joint.orders(orders)
+    draws = assignment.draws.draw(algorithm, all_steps, len(whole))
     first = int(objective.offsets[place])
-    steps = [whole] * orders.steps
+    steps = [whole] * all_steps.steps
     if draws.batches is not None and oracle.kind != "full":
         steps = _of_one(objective, first, draws.batches)
     if algorithm.step.code is None:
-        end = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost)
+        end = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost, joint)
     else:
         cohort, count = _by_code(in_x, assignment, local.map(_with_axis), [steps], [orders])
         end = _without_axis(cohort), count
-    done, cost = end
+    whole_end, cost = end
+    done, private = joint.cut(whole_end, private)
     up, state = algorithm.finish(down, state, done, client)
     return Step(up, _first(close_rows(_stack(state), private)), evaluations + cost)
 
@@ -114,23 +119,34 @@ def solve(
     whole: Tensor,
     lr: float,
     full_cost: int = 1,
+    joint: Joint = SHARED,
 ) -> tuple[Done, int]:
     """The local steps of one client, a cohort of one, and the mini-batch gradients that they evaluated.
 
     Args:
-        steps: the samples of each step.
+        steps: the samples of each step; behind them those of steps on its private part alone.
         blocks: the block of each step, for tables.
         whole: all samples of the client.
         full_cost: mini-batches in a full gradient.
+        joint: the client's private part; then what is told is of [x | y].
     """
-    local, number = local.map(_with_axis), np.array([len(steps)])
-    chain = assignment.chain(local, lr, number, local_regulariser(objective, assignment.algorithm))
+    before, full = joint.before(len(steps)), np.array([full_cost])
+    local, number = joint.local(local.map(_with_axis)), np.array([len(steps) - before])
+    evaluations, opening = 0, joint.opening(local)
+    if opening is not None:
+        last = None if blocks is None else blocks[len(steps) - before :]
+        source = Alone(objective, steps[len(steps) - before :], last, whole)
+        chain = assignment.chain(opening, lr, np.array([before]), None, shared=joint.width)
+        walked = walk(chain, source, np.array([before]))
+        local, evaluations = local.starting(walked.x), int(assignment.costs(chain, full, walked)[0])
+    regulariser = local_regulariser(objective, assignment.algorithm)
+    chain = assignment.chain(local, lr, number, regulariser, shared=joint.width)
     if assignment.solver.kind == "lbfgs":
         walked, full_gradients = minimisers(objective, chain, [whole], number)
         evaluations = full_cost * int(full_gradients[0])
     else:
         walked = walk(chain, Alone(objective, steps, blocks, whole), number)
-        evaluations = int(assignment.costs(chain, np.array([full_cost]), walked)[0])
+        evaluations += int(assignment.costs(chain, full, walked)[0])
     return _without_axis(assignment.done(local, chain, walked)), evaluations
 
 
@@ -188,24 +204,26 @@ def solve_together(
     orders: Sequence[Orders],
     is_compiled: bool = False,
     graphs: Graphs | None = None,
+    joint: Joint = SHARED,
 ) -> tuple[Done, int]:
     """The local steps of clients, sorted by steps, most first; and the mini-batch gradients that they took.
 
     Args:
         is_compiled: all steps of a client in one compiled call, where `step.compiled` knows them.
         graphs: where to record and replay steps whose kernels are the same every round.
+        joint: the clients' private parts; then what is told is of [x | y].
     """
     counts, steps = objective.counts(places), np.array([order.steps for order in orders], np.int64)
     full = assignment.draws.full_cost(assignment.algorithm, counts)  # of a full gradient
-    regulariser = local_regulariser(objective, assignment.algorithm)
-    chain = assignment.chain(local, orders[0].lr, steps, regulariser, on_host=graphs is None)
+    regulariser, local = local_regulariser(objective, assignment.algorithm), joint.local(local)
+    chain = assignment.chain(local, orders[0].lr, steps, regulariser, graphs is None, joint.width)
     if assignment.solver.kind == "lbfgs":
         walked, full_gradients = minimisers(objective, chain, [objective.samples(int(i)) for i in places], steps)
         return assignment.done(local, chain, walked), int((full_gradients * full).sum())
     draws = [
-        assignment.draws.draw(assignment.algorithm, order, int(n)) for order, n in zip(orders, counts, strict=True)
+        assignment.draws.draw(assignment.algorithm, joint.orders(order), int(n))
+        for order, n in zip(orders, counts, strict=True)
     ]
-    is_full = draws[0].batches is None or assignment.oracle.kind == "full"
     if assignment.algorithm.step.code is not None:
         first = objective.offsets[places].tolist()
         steps_of = [
@@ -215,9 +233,21 @@ def solve_together(
             for place, begin, one, order in zip(places, first, draws, orders, strict=True)
         ]
         return _by_code(objective, assignment, local, steps_of, orders)
-    samples = everything(objective, places) if is_full else batches(objective, places, draws)
-    blocks = None if draws[0].blocks is None else blocks_of(objective, draws)
-    source = Batches(objective, places, samples, blocks)
+
+    def source_of(draws: Sequence[Drawn]) -> Batches:
+        is_full = draws[0].batches is None or assignment.oracle.kind == "full"
+        samples = everything(objective, places) if is_full else batches(objective, places, draws)
+        return Batches(objective, places, samples, None if draws[0].blocks is None else blocks_of(objective, draws))
+
+    evaluations, opening = 0, joint.opening(local)
+    if opening is not None:
+        cut = [apart(draw, order.steps) for draw, order in zip(draws, orders, strict=True)]
+        draws, before = [first for first, _ in cut], np.array([joint.before(order.steps) for order in orders])
+        first_chain = assignment.chain(opening, orders[0].lr, before, None, shared=joint.width)
+        opened = walk(first_chain, source_of([rest for _, rest in cut]), before)
+        chain, local = chain._replace(x=opened.x), local.starting(opened.x)
+        evaluations = int(assignment.costs(first_chain, full, opened).sum())
+    source = source_of(draws)
     ways = (in_one_call, fused) if is_compiled else (fused,)
 
     def take(chain: Chain, source: Source) -> Walked:
@@ -227,11 +257,11 @@ def solve_together(
                 return walked
         return walk(chain, source, steps)
 
-    if graphs is None or objective.conditions is not None:  # which a recorded step would repeat
+    if graphs is None or objective.conditions is not None or joint.y is not None:  # a recorded step would repeat them
         walked = take(chain, source)
     else:
         walked = replay_or_take(graphs, take, chain, source, steps)
-    return assignment.done(local, chain, walked), int(assignment.costs(chain, full, walked).sum())
+    return assignment.done(local, chain, walked), evaluations + int(assignment.costs(chain, full, walked).sum())
 
 
 # -- L-BFGS on clients' local problems, by torch's own implementation, one at a time: line searches do not batch ---
@@ -277,8 +307,8 @@ def minimise(objective: Objective, chain: Chain, samples: Tensor, steps: int) ->
         optimiser.zero_grad()
         with torch.enable_grad():
             value = objective.loss(x, samples)
-            for piece in chain.pieces:
-                value = piece.potential(value, x) if isinstance(piece, HasPotential) else value
+            for number, piece in enumerate(chain.pieces):
+                value = piece.potential(value, chain.view(x, number)) if isinstance(piece, HasPotential) else value
             value.backward()  # type: ignore[no-untyped-call]
         return value
 

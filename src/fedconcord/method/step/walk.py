@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedconcord.method.contract.objective import Rows
 from fedconcord.method.contract.pieces import At, HasAfter, HasPotential, HasUnit, Piece, Scale
+from fedconcord.method.contract.wide import on_shared
 from fedconcord.method.step.sizes import Fixed, Recorded, Ruled, StepSize
 
 Here = Rows
@@ -28,13 +29,32 @@ class Chain(NamedTuple):
     size: StepSize
     prox: Callable[[Tensor, float], Tensor] | None = None  # of the regulariser, after every step
     tolerance: float | None = None  # a client stops when ||grad L_i||^2 <= this
+    shared: int | None = None  # d, where x is [x | y] with a private part y
+    narrow: tuple[bool, ...] = ()  # of each piece, whether it acts on x alone
 
     def the(self, kind: type[Any]) -> Any:
         """The piece of this kind, or None."""
         return next((piece for piece in self.pieces if isinstance(piece, kind)), None)
 
+    def view(self, x: Tensor, number: int) -> Tensor:
+        """What the piece with this number sees of a vector [..., d + e]."""
+        return x[..., : self.shared] if self.shared is not None and self.narrow[number] else x
+
+    def apply(self, pieces: tuple[Piece, ...], v: Tensor, at: At, only: type[Any] = object) -> Tensor:
+        """Hand v on from piece to piece, those of this kind."""
+        for number, piece in enumerate(pieces):
+            if not isinstance(piece, only):
+                continue
+            if self.shared is not None and self.narrow[number]:
+                v = on_shared(piece, v, at, self.shared)
+            else:
+                v = piece.apply(v, at)
+        return v
+
     def is_of(self, allowed: set[type]) -> bool:
-        """Whether all pieces are of these kinds, one of each at most, and stand in the usual order."""
+        """Whether all pieces are of these kinds, one of each at most, and stand in the usual order, on all of x."""
+        if self.shared is not None:
+            return False
         kinds, places = [type(piece) for piece in self.pieces], [piece.traits.place for piece in self.pieces]
         return allowed.issuperset(kinds) and len(kinds) == len(set(kinds)) and places == sorted(places)
 
@@ -78,9 +98,7 @@ def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
         at_x = x[here]
         gradient, block = source.step(k, active, here)
         at = At(at_x, gradient, block, k, now)
-        v = gradient(at_x)
-        for piece in now:
-            v = piece.apply(v, at)
+        v = chain.apply(now, gradient(at_x), at)
         eta = sized.size(v, at)
         if isinstance(eta, Tensor):
             at_x.addcmul_(v, eta, value=-1)
@@ -89,24 +107,20 @@ def walk(chain: Chain, source: Source, steps: np.ndarray) -> Walked:
             if chain.prox is not None:
                 at_x.copy_(chain.prox(at_x, eta))
         for number in following:
-            now[number].after(at_x)  # type: ignore[attr-defined]
+            now[number].after(chain.view(at_x, number))  # type: ignore[attr-defined]
         if not isinstance(here, slice):
             x[here] = at_x
             for old, new in zip((*pieces, size), (*now, sized), strict=True):
                 _put(old, here, new)
         if chain.tolerance is not None:
-            rest = residual(now, source.full(at_x, active), at_x)
+            rest = residual(chain, now, source.full(at_x, active), at_x)
             taken[active[(rest.square().sum(-1) <= chain.tolerance).cpu().numpy()]] = k + 1
     return Walked(x, tuple(piece for piece in pieces if piece.traits.moves), size, taken)
 
 
-def residual(pieces: tuple[Piece, ...], g: Tensor, x: Tensor) -> Tensor:
+def residual(chain: Chain, pieces: tuple[Piece, ...], g: Tensor, x: Tensor) -> Tensor:
     """The gradient [S, d] of the clients' problems L_i, from those g [S, d] of their f_i at x [S, d]."""
-    at = At(x, lambda point: g, None, 0)
-    for piece in pieces:
-        if isinstance(piece, HasPotential):
-            g = piece.apply(g, at)
-    return g
+    return chain.apply(pieces, g, At(x, lambda point: g, None, 0), HasPotential)
 
 
 def response(chain: Chain, walked: Walked) -> Tensor:

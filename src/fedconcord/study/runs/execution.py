@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fedconcord.execution.job import Row
+from fedconcord.execution.job import Row, has_own_models
 from fedconcord.execution.run import readme
 from fedconcord.execution.run.clock import Clock
 from fedconcord.execution.run.final_model import RunOptions
@@ -50,7 +50,7 @@ def execute(
         if on_start is not None:
             on_start()
         algorithm, problem, team = prepared.job.algorithm, prepared.job.problem, prepared.job.engine.team
-        is_baseline, has_own_models = config.method in BASELINES, algorithm.client_model is not None
+        is_baseline, is_personal = config.method in BASELINES, has_own_models(prepared.job)
         info: dict[str, Any] = {
             "method": config.method,
             "label": config.label,
@@ -74,13 +74,13 @@ def execute(
             info["majority"] = most
         if words := objects.words(info["config"]):
             info["objects"] = words
-        if has_own_models and not is_baseline:
+        if is_personal and not is_baseline:
             info["own"] = True
         clock.lap("load")
         options = options_of(config, problem)
-        if has_own_models and is_baseline:  # nobody asks for the models of clients alone
+        if is_personal and is_baseline:  # nobody asks for the models of clients alone
             options = options._replace(card=None)
-        has_model = options.card is not None and not has_own_models
+        has_model = options.card is not None and not is_personal
         options = options._replace(readme=readme.of_run(has_model))
         rounds = config.rounds if options.budget is None else options.budget.rounds
         resume = entry.resume and (folder / "run.json").exists()

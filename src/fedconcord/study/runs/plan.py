@@ -19,7 +19,7 @@ from fedconcord.study.runs.records import GROWS, MAY_CHANGE, not_done, refuse_sh
 from fedconcord.study.runs.training import prepare, threads
 from fedconcord.study.settings import judging, problem
 from fedconcord.study.settings.job import advise, team_of
-from fedconcord.study.settings.judging import held, judged
+from fedconcord.study.settings.judging import check_ranked, held, judged
 from fedconcord.study.settings.methods import runs
 from fedconcord.study.settings.privacy import privacy_note
 from fedconcord.study.settings.problem import (
@@ -81,6 +81,7 @@ def plan_comparison(jobs: int | None, *sources: Source) -> Comparison:
         UserError: a setting is wrong or a run cannot start, before anything is written.
     """
     config, validation_reason = held(resolve_compare(*sources))
+    check_ranked(config)
     jobs = _jobs(1 if jobs is None else jobs, config)
     if jobs > 1 and config.engine.threads is None:  # they share the cores; saved, as threads can move last bits
         engine = config.engine.model_copy(update={"threads": max(1, process.cores() // jobs)})

@@ -10,7 +10,8 @@ from fedconcord.execution.engines.team import ALONE, Team
 from fedconcord.execution.job import Job
 from fedconcord.execution.messages.link import Faults
 from fedconcord.execution.rows import Storage
-from fedconcord.federation.objectives import Regularised
+from fedconcord.federation.objectives import Regularised, Supervised
+from fedconcord.federation.objectives.parts import PrivateParts, with_private
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import epoch_steps, scaled
 from fedconcord.method.algorithms import family
@@ -54,6 +55,8 @@ def build(config: Config) -> Job:
             "out, or write it behind the methods that take one, as in fedavg(local.lr=0.3)"
         )
     problem: Problem = problem_of(config)
+    if config.local.private is not None:
+        problem = _with_private_parts(problem, config)
     if local.optimiser is not None:
         algorithm = with_optimiser(algorithm, part("local.optimiser", local.optimiser), problem.objective.matrices)
     if local.code is not None:
@@ -79,6 +82,11 @@ def build(config: Config) -> Job:
     if config.hostile is not None:
         attack, seed, n = part("hostile", config.hostile), config.seed or 0, problem.roster.n
         algorithm, attackers = with_hostile(algorithm, attack, seed, n), chosen(attack, seed, n)
+    if isinstance(rule, FactorRule) and local.private is not None:
+        raise UserError(
+            f"aggregate {config.aggregate} combines the factors of a model that all clients share, given local.private "
+            f"{local.private!r}; leave one of them out"
+        )
     if isinstance(rule, FactorRule):  # around all: it looks at what the others made of messages
         algorithm = with_factors(algorithm, problem.objective.pairs, problem.objective.dim, rule)
     if config.regulariser is not None:
@@ -114,6 +122,28 @@ def build(config: Config) -> Job:
         hostile=attackers,
     )
     return job if config.method not in BASELINES else baseline(job, config.method)
+
+
+def _with_private_parts(problem: Problem, config: Config) -> PrivateParts:
+    """The problem in what clients share.
+
+    Raises:
+        UserError: there is no model of labelled samples in memory, or something keeps what is shared alone.
+    """
+    local = config.local
+    if not isinstance(problem, Supervised):
+        raise UserError(
+            f"local.private {local.private!r} is for models of labelled samples in memory, and these data or this task "
+            "have none; leave it out"
+        )
+    if local.optimiser is not None and part("local.optimiser", local.optimiser).state == "kept":
+        raise UserError(
+            "private parameters start every round without moments, and a local optimiser with state=kept would keep "
+            "those of the shared ones alone; use state=reset"
+        )
+    assert local.private is not None
+    before = local.private_steps if isinstance(local.private_steps, int) else None
+    return with_private(problem, local.private, config.seed or 0, before, local.private_steps == "frozen")
 
 
 def engine_of(config: Config) -> Engine:
@@ -186,6 +216,11 @@ def refuse(job: Job, config: Config) -> None:
     """
     refuse_data(config, job.problem)
     n, local = job.problem.roster.n, config.local
+    if local.private_steps is not None and local.private is None:
+        raise UserError(
+            f"local.private_steps {local.private_steps} is of private parameters, and there are none; set "
+            "local.private, as in head.*, or leave local.private_steps out"
+        )
     for key, value in (("dropout", config.dropout), ("local work", local.epochs or local.steps or local.seconds)):
         call = grammar.parse(value, key) if isinstance(value, str) else None
         listed = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list)] if call else []

@@ -9,6 +9,7 @@ that their rows are of the same rounds.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedconcord.study.settings.methods import read_method
 from fedconcord.study.settings.parts import work_of
 from fedconcord.study.settings.problem import first_problem, sizes_of
 from fedconcord.study.settings.settings import MOST_TRAIN_SAMPLES, Config, EvalSettings
+from fedconcord.support.errors import UserError
 from fedconcord.support.grammar import Spec
 
 LEAST_TRAIN_SAMPLES = 2_000
@@ -47,9 +49,7 @@ def held(config: Config) -> tuple[Config, str | None]:
         return without, None
     texts = config.methods or [str(Spec(config.method or "fedavg", (), config.algorithm))]
     # a test set of all clients' samples is no measure of a model a client, which some methods answer with
-    is_personal = config.eval.personalise is not None or any(
-        read_method(t)[0]().client_model is not None for t in texts
-    )
+    is_personal = config.eval.personalise is not None or has_own_models(config, texts)
     needs_more = bool(config.baselines) or is_personal
     share, has = MORE if needs_more else SHARE, round(float(np.median(sizes)))
     apart = round(float(np.median(np.round(share * sizes))))
@@ -63,6 +63,26 @@ def held(config: Config) -> tuple[Config, str | None]:
         f"each client sets apart {share:g} of its samples to be judged on, which nothing trains on: {apart:,} of the "
         f"median client's {has:,}{few}; validation=none trains on all"
     )
+
+
+def check_ranked(config: Config) -> None:
+    """Refuse a comparison that nothing could rank.
+
+    Raises:
+        UserError: a method answers with a model a client, and clients set no samples apart.
+    """
+    if config.validation is None and has_own_models(config, config.methods or []):
+        raise UserError(
+            "a comparison with personalised methods is ranked on clients' held-out samples, and there are none; set "
+            "validation=0.2"
+        )
+
+
+def has_own_models(config: Config, methods: Sequence[str]) -> bool:
+    """Whether one of the methods answers with a model a client."""
+    calls = [read_method(text) for text in methods]
+    has_parts = (more.get("local.private", config.local.private) is not None for _, more in calls)
+    return any(has_parts) or any(call().client_model is not None for call, _ in calls)
 
 
 class Judged(NamedTuple):

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from fedconcord.execution.job import Job
 from fedconcord.federation.objectives.judging import pooled, supervised
+from fedconcord.federation.objectives.parts import PrivateParts
 from fedconcord.federation.participation.schedule import Pooled, Schedule
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm
@@ -266,8 +267,9 @@ def baseline(job: Job, name: str) -> Job:
             f"{name} takes local.oracle {', '.join(ORACLES)}, and the job's needs a server or a table; write "
             f"{name}(local.oracle=minibatch)"
         )
-    if name == "local":
-        return job
+    if name == "local":  # of which nothing is shared
+        problem = job.problem
+        return replace(job, problem=problem.whole) if isinstance(problem, PrivateParts) else job
     if solver.kind != "sgd" or solver.tolerance is not None:
         raise UserError(
             "pooled takes as many steps as the clients together, which L-BFGS or a tolerance would count otherwise; "

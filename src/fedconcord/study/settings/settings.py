@@ -73,6 +73,16 @@ class LocalSettings(BaseModel):
     """what turns the direction of a local step into a move; if none, the move is the direction times the step size"""
     code: str | None = key(None, "a function package.module:name (model, batches, visit)", stage="job")
     """your own local training in torch, in place of the local steps; if none, clients take local steps"""
+    private: str | None = key(
+        None, "a pattern of names such as head.*", stage="job", name="local_private", metavar="PATTERN"
+    )
+    """parameters of the model that a client keeps for itself, as a pattern of their names (several are separated by
+    |); if none, all of the model is shared"""
+    private_steps: Count | Literal["frozen"] | None = key(
+        None, "an integer >= 1 or frozen", stage="job", name="local_private_steps"
+    )
+    """number of local steps on the private parameters alone, before those on the shared ones alone; frozen: no step
+    moves private parameters; if none, every local step moves both"""
     weight_decay: NotNegative = 0.0
     """factor of the weight decay (l2 penalty) in every gradient"""
     clip: Positive | None = None

@@ -1,0 +1,50 @@
+"""Pieces of a local step whose gradients have steps of their own inside."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedconcord.method.contract.pieces import At, Place, Traits
+
+
+class Look(NamedTuple):
+    """Per-FedAvg, first order: the gradient at x - a g, on the same samples (Fallah et al., NeurIPS 2020; a batch of
+    its own there)."""
+
+    a: float
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.ASCENT, costs=1)
+
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        return at.gradient(at.x.sub(g, alpha=self.a))
+
+    def unit(self, zero: Tensor) -> None:
+        return None
+
+
+class Moreau(NamedTuple):
+    """pFedMe: lam (x - theta), where theta starts at x and takes `steps` steps of size a on f + lam/2 ||theta - x||^2
+    over the step's samples (Dinh et al., NeurIPS 2020, eq. (7)); the last theta is the client's own model."""
+
+    lam: float
+    steps: int
+    a: float
+    theta: Tensor  # [S, d] or [d]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.ASCENT, ("theta",), costs=self.steps - 1)
+
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        self.theta.copy_(at.x).sub_(g, alpha=self.a)
+        for _ in range(self.steps - 1):
+            g = at.gradient(self.theta).add_(self.theta - at.x, alpha=self.lam)
+            self.theta.sub_(g, alpha=self.a)
+        return (at.x - self.theta).mul_(self.lam)
+
+    def unit(self, zero: Tensor) -> None:
+        return None
