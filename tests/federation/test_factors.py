@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedconcord.execution.engines import Serial, Stacked, Wire
 from fedconcord.execution.job import Job, advance, checkpoint, refusals
 from fedconcord.execution.job.personalisation import Finetune, personalised
-from fedconcord.federation.adapters import lora
+from fedconcord.federation.adapters import Adapted, lora
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.participation.sampling import samplers
@@ -186,6 +186,13 @@ def test_nearest_factors_share_the_scale_and_have_one_sign() -> None:
         assert bool((b.gather(0, b.abs().argmax(0, keepdim=True)) > 0).all())
 
 
+def test_products_that_overflow_are_a_run_that_diverges() -> None:
+    """And no error in the midst of it."""
+    x, clients = far_apart(2)
+    after = stepped(ruled("hlora"), x, clients * 1e200, WEIGHTS["too much"]).x
+    assert bool(after.isnan().any())
+
+
 def test_a_residue_that_is_turned_the_wrong_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As released: right for GPT-2's layers and wrong for linear ones; of a square one no shape tells."""
 
@@ -219,6 +226,16 @@ def test_flora_starts_afresh_in_every_round() -> None:
         assert 0.5 * float(fresh.std()) < float(a.std()) < 2 * float(fresh.std())
         assert float(a.abs().max()) <= a.shape[1] ** -0.5
         assert not torch.equal(a, PROBLEM.layout.views(two)[f"{name}.lora_A"])
+
+
+def test_gpt2s_layers_are_known() -> None:
+    """transformers' own class; B is as long as the outputs."""
+    real = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    (layer,) = lora(".*", 2).attach(nn.Sequential(real(6, 4)))
+    assert isinstance(layer, Adapted)
+    assert layer.fan_in_fan_out
+    assert layer.lora_A.shape == (2, 4)
+    assert layer.lora_B.shape == (6, 2)
 
 
 # -- whole rounds --------------------------------------------------------------------------------------------------

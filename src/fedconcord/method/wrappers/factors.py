@@ -136,7 +136,10 @@ def with_factors(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, rule: 
 
 def _nearest(pair: Pair, product: Stack, uniform: Tensor) -> tuple[Tensor, Tensor]:
     (q_b, r_b), (q_a, r_a) = torch.linalg.qr(product.b), torch.linalg.qr(product.a.mT)
-    u, s, v = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
+    core = r_b @ r_a.mT
+    if not bool(core.isfinite().all()):  # a run that diverges, and says so by itself
+        return torch.full_like(uniform, torch.nan), uniform.new_full((pair.outputs, pair.rank), torch.nan)
+    u, s, v = torch.linalg.svd(core, full_matrices=False)
     u, s, v = (q_b @ u)[:, : pair.rank], s[: pair.rank], (v @ q_a.mT)[: pair.rank]
     largest = u.gather(0, u.abs().argmax(0, keepdim=True))[0]  # [rank], of signs that no rounding turns
     root = s.sqrt() * largest.sign()
