@@ -29,6 +29,7 @@ from fedconcord.method.contract.code import Batch, Code, Visit
 from fedconcord.method.contract.pairs import Pair
 from fedconcord.method.wrappers.code import with_code
 from fedconcord.method.wrappers.factors import FACTORS, fedex, flora, hlora, rolora, with_factors
+from fedconcord.method.wrappers.forms import unsummable
 from fedconcord.method.wrappers.hostile import ipm, with_hostile
 from fedconcord.method.wrappers.late import with_late_replies
 from fedconcord.method.wrappers.privacy import with_privacy
@@ -481,6 +482,12 @@ def test_a_model_without_factors_is_refused(rule: Any) -> None:
     assert of.objective.pairs == ()
     with pytest.raises(UserError, match="of which A and B are trained, and this model has none"):
         with_factors(fedavg(), of.objective.pairs, of.dim, rule)
+
+
+def test_secure_sums_are_for_one_factor_at_a_time() -> None:
+    assert unsummable(ruled("rolora", scaffold())) is None
+    for rule in ("fedex", "flora", "hlora"):
+        assert unsummable(ruled(rule)) == "its server looks at contributions one by one"
 
 
 def test_sampling_by_loss_would_ask_of_other_weights() -> None:
