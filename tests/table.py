@@ -50,6 +50,8 @@ TABLE = {
     "fedvra": Row({"gamma": 0.3, "a": 1.0, "d": 4.0}, exact="partial"),
     "afedpd": Row({"rho": 1.0}, exact="partial"),
     "afedpdsam": Row({"rho": 1.0}),
+    "qffl": Row({"q": 0.5}),
+    "afl": Row({"lambda_lr": 0.01}, everyone=True),
 }
 
 

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         Rule,
         Sender,
         Settle,
-        Term,
     )
     from fedconcord.method.step.sizes import RULES
     from fedconcord.method.step.solver import ORACLES, Solver
@@ -116,7 +115,6 @@ __all__ = [
     "State",
     "Supervised",
     "TensorBoard",
-    "Term",
     "Tuned",
     "UserError",
     "WandB",
@@ -147,7 +145,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.method.algorithms": "METHODS",
     "fedconcord.interface.api": "advise compare run tune write_report",
     "fedconcord.method.contract": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender "
-    "Settle Term",
+    "Settle",
     "fedconcord.federation.data": "DATASETS",
     "fedconcord.federation.data.dataset": "Dataset",
     "fedconcord.interface.trained.program": "export",

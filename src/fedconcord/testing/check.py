@@ -19,8 +19,9 @@ was expected and what was found.
     resume      10 rounds = 5, a checkpoint, a method built anew, and 5 more, bit for bit
     dtype       nothing becomes float64 in a float32 job
     device      functions of a round work on tensors of any device and read no value back to the host
-    origin      moving the origin of the parameter space moves the iterates along (skip it for a method with its own
-                regulariser; most others that fail average models by weights whose sum is not 1)
+    origin      moving the origin of the parameter space moves the iterates along (left out where the method reads
+                losses; skip it for one with its own regulariser; most others that fail average models by weights whose
+                sum is not 1)
 """
 
 from __future__ import annotations

@@ -304,10 +304,4 @@ class Regularised:
 
 
 def _with(objective: Objective, regulariser: Regulariser) -> Objective:
-    under = objective.under
-    return replace(
-        objective,
-        regulariser=regulariser,
-        alone=lambda place: _with(objective.alone(place), regulariser),
-        under=under and (lambda conditions: _with(under(conditions), regulariser)),
-    )
+    return replace(objective, regulariser=regulariser, alone=lambda place: _with(objective.alone(place), regulariser))

@@ -36,7 +36,6 @@ from fedconcord.method.contract.former import accepts_former_fields, former_piec
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.method.contract.objective import Regulariser
 from fedconcord.method.contract.pieces import Piece
-from fedconcord.method.contract.terms import Term
 from fedconcord.method.contract.trees import Tree, tree_map
 
 P = TypeVar("P")
@@ -60,6 +59,7 @@ class Client(NamedTuple):
     lr: float  # local step size eta of this round
     noise: Callable[[int], Tensor]  # n -> [n] uniform on [0, 1), keyed by (seed, round, client); the same each call
     gradient: Tensor | None = None  # [d] grad f_i(x^t), only if the algorithm asks (`needs.full_gradient`)
+    loss: Tensor | None = None  # [] f_i(x^t), only if the algorithm asks (`needs.loss`)
     hessian: Tensor | None = None  # [d, d] only if the algorithm asks (`step.hessian_at`)
     late: Tensor | None = None  # [] 1 where its reply comes in a later round, for `wrappers.late`
     normal: Callable[[int], Tensor] | None = None  # n -> [n] standard normal, keyed as `noise`, for privacy
@@ -215,6 +215,7 @@ class Needs(NamedTuple):
     weight: bool = False
     x0: bool = False
     full_gradient: bool = False
+    loss: bool = False
     normaliser: bool = False
     mean_gradient: bool = False
     lr: bool = False
@@ -233,8 +234,6 @@ class Step(NamedTuple):
     optimiser: str | None = None
     code: Code | None = None
     addition: Callable[[Tree], Tensor] | None = None
-    term: Term | None = None
-    previous: Callable[[Tree, Tensor], Tensor] | None = None
 
 
 @accepts_former_fields
@@ -271,6 +270,7 @@ class Algorithm:
             weight: it reads client.p: its weight in the objective is told to the client.
             x0: `init_client` uses the values of x^0, which a client that joins late is sent.
             full_gradient: start and finish get grad f_i(x^t) in client.gradient.
+            loss: they get f_i(x^t) in client.loss: one pass over the client's samples, of no gradient.
             normaliser: it reads done.normaliser (NaN otherwise), so only local solvers that have one will do.
             mean_gradient: it reads done.gradient in place of done.normaliser where there is one, as under optimisers.
             lr: it uses lr beside done.normaliser, so steps must have its size and not a rule's.
@@ -286,8 +286,6 @@ class Algorithm:
             code: the user's local training in place of the steps (`wrappers.code`).
             addition: down -> [D] what the server adds to the frozen weights below low-rank factors; its models are
                 [d + D] then.
-            term: of the clients' loss (`wrappers.terms`).
-            previous: (row, x^t [d]) -> the client's last model, x^t where there is none; for terms that ask.
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.

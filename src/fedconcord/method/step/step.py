@@ -48,8 +48,7 @@ def ask(algorithm: Algorithm, objective: Objective, place: int, down: Tree, row:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
-    places, joint = np.array([place]), joint_of(objective, private)
-    in_x = with_conditions(in_x, algorithm, down, rows, places)
+    in_x, joint = with_conditions(in_x, algorithm, down, rows), joint_of(objective, private)
     return joint.shared(in_x.gradient(joint.one(x), objective.samples(place)))
 
 
@@ -81,8 +80,7 @@ def client_step(
     full_cost = passes(assignment, objective, place)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
-    in_x = with_conditions(in_x, algorithm, down, rows, np.array([place]), [orders])
-    joint = joint_of(objective, private)
+    in_x, joint = with_conditions(in_x, algorithm, down, rows, [orders]), joint_of(objective, private)
     at = joint.one(x)
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0
@@ -91,6 +89,8 @@ def client_step(
             gradient = in_x.gradient(at, whole)
             evaluations += 0 if orders.answers else full_cost
         client = client._replace(gradient=joint.shared(gradient))
+    if algorithm.needs.loss:
+        client = client._replace(loss=in_x.loss(at, whole).detach())
     if algorithm.step.hessian_at is not None:
         point = joint.one(algorithm.step.hessian_at(down, state))
         client = client._replace(hessian=curvature(in_x, point, place, orders.id, joint.width))

@@ -97,6 +97,7 @@ def _first_round(
         lr=1.0,
         noise=lambda n: like.new_zeros(*lead, n),
         gradient=zeros,
+        loss=one,
         hessian=torch.eye(d, dtype=like.dtype, device=like.device).expand(*lead, d, d),
         late=0 * one,
         normal=lambda n: like.new_zeros(*lead, n),

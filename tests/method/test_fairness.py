@@ -1,0 +1,95 @@
+"""q-FFL and AFL: identities, and where they stop, on problems whose losses are known."""
+
+import numpy as np
+import pytest
+import torch
+from test_engines import run
+from torch import Tensor, nn
+
+from fedconcord.execution.engines import Stacked
+from fedconcord.execution.job import Job
+from fedconcord.federation.data.dataset import Dataset
+from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.participation.schedule import Schedule
+from fedconcord.federation.participation.work import fixed
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.algorithms.fairness import onto_simplex
+from fedconcord.method.contract import Algorithm
+
+
+def problem(clients: int = 4) -> Supervised:
+    """Squared errors of lines through clouds that no line fits, clients of unlike slopes."""
+    draw = np.random.default_rng(1)
+    x = draw.standard_normal((clients * 12, 3)).astype(np.float32)
+    slopes = draw.standard_normal((clients, 3)).repeat(12, 0)
+    y = ((x * slopes).sum(1) + 0.3 * draw.standard_normal(len(x))).astype(np.float32)[:, None]
+    data = Dataset("lines", x, y, x[:2], y[:2], classes=1, target="number")
+    return Supervised(lambda: nn.Linear(3, 1), data, np.split(np.arange(len(x)), clients), dtype=torch.float64)
+
+
+def end(algorithm: Algorithm, rounds: int, lr: float = 0.1, steps: int = 1, cohort: int = 4) -> Tensor:
+    schedule = Schedule(seed=0, cohort=cohort, lr=lr, work=fixed(steps), unit="steps", batch_size=None)
+    return run(Job(problem(), algorithm, schedule, engine=Stacked(None)), rounds).server.x
+
+
+def losses(x: Tensor) -> Tensor:
+    of = problem().objective
+    return torch.stack([of.loss(x, of.samples(i)) for i in range(4)])
+
+
+def gradients(x: Tensor) -> Tensor:
+    of = problem().objective
+    return torch.stack([of.gradient(x, of.samples(i)).clone() for i in range(4)])
+
+
+def test_q_of_0_is_fedavg() -> None:
+    got = end(METHODS["qffl"](q=0), 7, steps=5, cohort=3)
+    torch.testing.assert_close(got, end(METHODS["fedavg"](), 7, steps=5, cohort=3), rtol=1e-12, atol=1e-12)
+
+
+def test_a_round_is_the_papers() -> None:
+    q, lr = 2.0, 0.05
+    x = problem().init(0)
+    move, scale = torch.zeros_like(x), torch.zeros(()).double()
+    for loss, g in zip(losses(x), gradients(x), strict=True):
+        w = lr * g  # w^t - w_k after one step
+        delta = w / lr
+        move += loss**q * delta
+        scale += q * loss ** (q - 1) * delta.square().sum() + loss**q / lr
+    torch.testing.assert_close(end(METHODS["qffl"](q=q), 1, lr=lr), x - move / scale, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("q", [0.5, 2.0])
+def test_qffl_stops_where_its_own_objective_is_stationary(q: float) -> None:
+    """With one step a round, at the minimiser of sum F^(q+1)."""
+    x = end(METHODS["qffl"](q=q), 600)
+    g = (losses(x)[:, None] ** q * gradients(x)).sum(0)
+    assert float(g.norm()) < 1e-6 * float((losses(x)[:, None] ** q * gradients(x)).norm())
+    plain = end(METHODS["fedavg"](), 300)
+    assert float(losses(x).max()) < float(losses(plain).max())
+    assert float(losses(x).std()) < float(losses(plain).std())
+
+
+def test_afl_stops_at_the_minimax() -> None:
+    """Where the weighted gradients cancel and all clients that weigh have the largest loss."""
+    schedule = Schedule(seed=0, cohort=4, lr=0.1, work=fixed(1), unit="steps", batch_size=None)
+    server = run(Job(problem(), METHODS["afl"](lambda_lr=0.05), schedule, engine=Stacked(None)), 800).server
+    each, weights = losses(server.x), server.weights
+    assert float(weights.sum()) == pytest.approx(1)
+    assert float((weights[:, None] * gradients(server.x)).sum(0).norm()) < 1e-6
+    assert float((each.max() - each)[weights > 1e-3].max()) < 1e-6
+    assert float(each.max()) < float(losses(end(METHODS["qffl"](q=2), 300)).max()) + 1e-6
+
+
+def test_the_simplex() -> None:
+    """Against the conditions of optimality: v - z is constant where z > 0, and smaller elsewhere."""
+    for seed in range(20):
+        v = torch.as_tensor(np.random.default_rng(seed).standard_normal(7))
+        z = onto_simplex(v)
+        assert float(z.sum()) == pytest.approx(1)
+        assert float(z.min()) >= 0
+        level = (v - z)[z > 0]
+        assert float(level.max() - level.min()) < 1e-12
+        assert bool((v[z == 0] <= level.min() + 1e-12).all())
+    inside = torch.tensor([0.2, 0.5, 0.3]).double()
+    torch.testing.assert_close(onto_simplex(inside), inside)
