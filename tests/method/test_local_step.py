@@ -18,7 +18,7 @@ from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.objectives.regularisers import l1
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import At, Local, Oracle, Place, Traits
-from fedconcord.method.contract.nested import Look, Moreau
+from fedconcord.method.contract.nested import Beside, Look, Moreau
 from fedconcord.method.contract.optimisers import Lion, MeanGradient
 from fedconcord.method.contract.pairs import Window
 from fedconcord.method.contract.pieces import (
@@ -127,6 +127,7 @@ ROWS = {
     "a window": Row((*adamw().pieces(vectors(D), ()), PULL, Window((torch.arange(D) % 3 > 0).double())), ""),
     "a mean of gradients": Row((MeanGradient(ZEROS), Scale(0.5)), ""),
     "ascent with a dual": Row((Ascent(0.1, vectors(5, D), vectors(D)),), "CR"),
+    "beside": Row((Beside(0.5, 0.1, vectors(D), vectors(5, D)), PULL), ""),
     "look": Row((Look(0.1), PULL), ""),
     "moreau": Row((Moreau(0.5, 3, 0.1, ZEROS), PULL), ""),
     "snapshot": Row((Snapshot(vectors(D)),), "FCR"),

@@ -1,23 +1,28 @@
-"""Gradients with steps of their own: FedAvg on them ends in the closed form on heterogeneous quadratics."""
+"""Gradients with steps of their own, and models beside: closed forms on heterogeneous quadratics."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from test_engines import run
 from torch import Tensor
 
 from fedconcord.execution.engines import Serial, Stacked
-from fedconcord.execution.job import Job
+from fedconcord.execution.job import Job, advance
 from fedconcord.federation.objectives import quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
+from fedconcord.method.algorithms.alone import local
 from fedconcord.method.algorithms.fedavg import fedavg
-from fedconcord.method.contract import Local, Oracle
+from fedconcord.method.algorithms.scaffold import scaffold
+from fedconcord.method.contract import Algorithm, Local, Oracle
 from fedconcord.method.contract.nested import Look, Moreau
 from fedconcord.method.contract.pieces import Piece
 from fedconcord.method.step.solver import Solver
+from fedconcord.method.wrappers.ditto import with_ditto
+from fedconcord.testing import algorithm_checks
 
 ETA, STEPS = 0.1, 3
 CASES: dict[str, tuple[Callable[[Tensor], Piece], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -50,3 +55,75 @@ def test_fedavg_ends_in_the_closed_form(name: str, engine: Serial | Stacked) -> 
     expected = torch.linalg.solve(torch.stack(q).sum(0), torch.stack(pulled).sum(0))
     torch.testing.assert_close(state.server.x, expected, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(expected, problem.optimum(torch.ones(8, dtype=h.dtype).numpy() / 8), atol=1e-3)
+
+
+def ditto(lam: float, lr: float, method: Algorithm | None = None) -> Algorithm:
+    """These clients have no samples to be judged on, which no round notices."""
+    return replace(with_ditto(fedavg() if method is None else method, lam, lr), client_model=None)
+
+
+def bowls(
+    method: Algorithm, engine: Serial | Stacked, rounds: int, steps: int = STEPS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, every client's own model [8, d], and x of the round before."""
+    problem = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6)
+    schedule = Schedule(seed=1, cohort=8, lr=ETA, work=uniform(steps, steps), batch_size=None)
+    this = Job(problem, method, schedule, Solver(oracle=Oracle("full")), engine)
+    state = run(this, rounds - 1)
+    before = state.server.x
+    state = advance(this, state)
+    return state.server.x, state.store.gather(np.arange(8)).v, before
+
+
+@pytest.mark.parametrize("engine", [Serial(), Stacked(3, 2)], ids=["serial", "stacked"])
+def test_a_model_beside_ends_in_dittos_form(engine: Serial | Stacked) -> None:
+    """v_i = (H_i + lam)^{-1} (H_i b_i + lam w), w where FedAvg ends, which does not notice."""
+    lam, problem = 0.7, quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6)
+    x, v, _ = bowls(ditto(lam, 0.3), engine, 500)
+    plain = run(
+        Job(
+            problem,
+            fedavg(),
+            Schedule(seed=1, cohort=8, lr=ETA, work=uniform(STEPS, STEPS), batch_size=None),
+            Solver(oracle=Oracle("full")),
+            Stacked(),
+        ),
+        500,
+    )
+    torch.testing.assert_close(x, plain.server.x, rtol=1e-12, atol=1e-12)
+    one = torch.eye(6, dtype=torch.float64)
+    expected = torch.linalg.solve(problem.H_mean + lam * one, problem.b_mean + lam * x)
+    torch.testing.assert_close(v, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_dittos_ends_of_lam() -> None:
+    """lam = 0 is every client alone, bit for bit; lam -> inf is the server's model that the round began with."""
+    _, v, _ = bowls(ditto(0.0, ETA), Stacked(), 20)
+    problem = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6)
+    schedule = Schedule(seed=1, cohort=8, lr=ETA, work=uniform(STEPS, STEPS), batch_size=None)
+    alone = replace(local(), client_model=None)  # these clients have no samples to be judged on
+    state = run(Job(problem, alone, schedule, Solver(oracle=Oracle("full")), Stacked()), 20)
+    torch.testing.assert_close(v, state.store.gather(np.arange(8)).x, rtol=1e-14, atol=1e-14)
+    gaps = []
+    for lam in (1e3, 1e6):
+        _, v, began = bowls(ditto(lam, 0.5 / lam), Stacked(), 20, steps=50)
+        gaps.append(float((v - began).abs().max()))
+    assert gaps[1] < 2e-3 * gaps[0] < 1e-5
+
+
+def test_ditto_on_a_method_that_is_exact() -> None:
+    """SCAFFOLD under it ends in the optimum, and the own models where that pulls them."""
+    problem = quadratics(0, 8, torch.float64, torch.device("cpu"), dim=6)
+    x, v, _ = bowls(ditto(0.7, 0.3, scaffold()), Stacked(), 1500)
+    best = problem.optimum(np.full(8, 1 / 8))
+    torch.testing.assert_close(x, best, rtol=1e-10, atol=1e-10)
+    one = torch.eye(6, dtype=torch.float64)
+    expected = torch.linalg.solve(problem.H_mean + 0.7 * one, problem.b_mean + 0.7 * best)
+    torch.testing.assert_close(v, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(call, id=name) for name, call in algorithm_checks(lambda: with_ditto(scaffold(), 0.5, 0.1))]
+)
+def test_ditto_passes_the_checks(check: Callable[[], None]) -> None:
+    check()

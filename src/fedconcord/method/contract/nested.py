@@ -1,4 +1,4 @@
-"""Pieces of a local step whose gradients have steps of their own inside."""
+"""Pieces of a local step that take further gradients on its samples: with steps inside, or of a model beside."""
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ class Moreau(NamedTuple):
             g = at.gradient(self.theta).add_(self.theta - at.x, alpha=self.lam)
             self.theta.sub_(g, alpha=self.a)
         return (at.x - self.theta).mul_(self.lam)
+
+    def unit(self, zero: Tensor) -> None:
+        return None
+
+
+class Beside(NamedTuple):
+    """Ditto: a second model v takes the same steps on the same samples, v <- v - lr (g(v) + lam (v - anchor)), and
+    changes nothing of the first (Li et al., ICML 2021, Algorithm 1; the anchor is the server's model)."""
+
+    lam: float
+    lr: float
+    anchor: Tensor  # [d]
+    v: Tensor  # [S, d]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Place.MEASURE, ("v",), costs=1)
+
+    def apply(self, g: Tensor, at: At) -> Tensor:
+        pull = self.v.sub(self.anchor)
+        self.v.sub_(at.gradient(self.v).add_(pull, alpha=self.lam), alpha=self.lr)
+        return g
 
     def unit(self, zero: Tensor) -> None:
         return None
