@@ -37,9 +37,9 @@ def with_ditto(
     def start(down: Tree, row: Row, client: Client) -> Local:
         return lifted.start(down, row, client).having(Beside(lam, lr, model_of(down), row.v))
 
-    def finish(down: Tree, row: Row, done: Done, client: Client) -> tuple[Tree, Row]:
-        up, new = lifted.finish(down, row, done, client)
-        return up, new._replace(v=done.piece(Beside).v)
+    def finish(down: Tree, row: Row, end: Done, client: Client) -> tuple[Tree, Row]:
+        up, new = lifted.finish(down, row, end, client)
+        return up, new._replace(v=end.piece(Beside).v)
 
     return replace(
         lifted,
