@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Rule,
         Sender,
         Settle,
+        Term,
     )
     from fedconcord.method.step.sizes import RULES
     from fedconcord.method.step.solver import ORACLES, Solver
@@ -115,6 +116,7 @@ __all__ = [
     "State",
     "Supervised",
     "TensorBoard",
+    "Term",
     "Tuned",
     "UserError",
     "WandB",
@@ -145,7 +147,7 @@ _PLACES = {  # module -> the names that it has
     "fedconcord.method.algorithms": "METHODS",
     "fedconcord.interface.api": "advise compare run tune write_report",
     "fedconcord.method.contract": "Algorithm Client Cohort Done Local Oracle Plan Population Problem Rule Sender "
-    "Settle",
+    "Settle Term",
     "fedconcord.federation.data": "DATASETS",
     "fedconcord.federation.data.dataset": "Dataset",
     "fedconcord.interface.trained.program": "export",

@@ -115,9 +115,9 @@ def look(job: Job, state: State, ids: np.ndarray) -> Look:
     plan, x = plan_for(job, state.round, ids), state.server.x
     p, d = plan.p / plan.p.sum(), job.problem.objective.dim
     objective, rows, _ = open_rows(job.problem.objective, x, state.store.gather(ids), ids)
-    objective = with_conditions(objective, job.algorithm, job.algorithm.broadcast(state.server), rows)
+    objective = with_conditions(objective, job.algorithm, job.algorithm.broadcast(state.server), rows, ids)
     samples_of = [_held(job, int(i)) for i in ids]
-    at = torch.stack([_gradient(objective, x, samples) for samples in samples_of])
+    at = _gradients(objective, x.expand(len(ids), -1), samples_of)
     local, ends, work = _round(job, state, plan)
     moves = ends - x
     first = local.x.expand(len(ids), d)
@@ -187,7 +187,13 @@ def _gradient(objective: core.Objective, x: Tensor, samples: Tensor) -> Tensor:
 
 def _gradients(objective: core.Objective, points: Tensor, samples_of: list[Tensor]) -> Tensor:
     """Every client's gradient [n, d] at its own point [n, d]."""
-    return torch.stack([_gradient(objective, x, samples) for x, samples in zip(points, samples_of, strict=True)])
+    each = enumerate(zip(points, samples_of, strict=True))
+    return torch.stack([_gradient(_of(objective, k), x, samples) for k, (x, samples) in each])
+
+
+def _of(objective: core.Objective, k: int) -> core.Objective:
+    """That of one of the clients, under its own conditions."""
+    return objective.taking(torch.tensor([k]), 0)
 
 
 def _noise(
@@ -203,9 +209,14 @@ def _noise(
             continue
         order = rng.generator(job.schedule.seed, rng.Purpose.LOOK, 1, int(i) + 1).permutation(len(samples))
         whole = order[: len(samples) // size * size].reshape(-1, size)[:MOST_BATCHES]
-        batches = [_gradient(objective, x, samples[torch.as_tensor(b, device=samples.device)]) for b in whole]
+        mine = _of(objective, k)
+        batches = [_gradient(mine, x, samples[torch.as_tensor(b, device=samples.device)]) for b in whole]
         variances[k] = vectors.noise(at[k], torch.stack(batches))
     return variances if variances.any() else None
+
+
+def _loss_on(objective: core.Objective, samples: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: objective.loss(x, samples)
 
 
 def _curvature(
@@ -214,12 +225,10 @@ def _curvature(
     """The largest curvature over these clients; power iteration starts from the client's own gradient."""
     curvatures = []
     for k in which:
-        samples = samples_of[k][:SAMPLES_CURVED]
+        samples, mine = samples_of[k][:SAMPLES_CURVED], _of(objective, int(k))
         start = at[k] if bool(at[k].any()) else torch.ones_like(x)
         try:
-            curvatures.append(
-                vectors.largest_curvature(lambda y, of=samples: objective.loss(y, of), x, start)  # type: ignore[misc]
-            )
+            curvatures.append(vectors.largest_curvature(_loss_on(mine, samples), x, start))
         except (RuntimeError, NotImplementedError):  # somebody's layer or loss has no second derivative
             return None
     return max(curvatures)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 
 import torch
@@ -94,6 +94,11 @@ class Keys:
             )
         self.passed += 1
         return numbers(self.samples, self.passed, -(-each // 2)).view(torch.int32)[:, :each]
+
+
+def masks(keys: Keys | None, samples: Tensor | None) -> AbstractContextManager[None]:
+    """Around a forward pass with the masks of a step, by the keys [B] of its samples; without, nothing is dropped."""
+    return nullcontext() if keys is None or samples is None else keys.of(samples)
 
 
 class KeyedDropout(nn.Module):

@@ -45,6 +45,7 @@ from fedconcord.method.step.assignment import (
     open_rows,
     with_conditions,
     with_oracle,
+    with_term_of,
 )
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.private import joint_of
@@ -89,19 +90,21 @@ class Stacked:
         def choice() -> str:
             by = self.kernel
             if by == "auto":
-                by = chunk_rule.kernel(problem.objective, assignment, plan, rounds)
-            return json.dumps([by, *chunk_rule.auto(problem.objective, assignment, plan, self.chunk, self.workers, by)])
+                by = chunk_rule.kernel(objective, assignment, plan, rounds)
+            return json.dumps([by, *chunk_rule.auto(objective, assignment, plan, self.chunk, self.workers, by)])
+
+        objective = problem.objective
+        if assignment.algorithm.step.term is not None:  # for which no kernel is written
+            objective = with_term_of(objective, assignment.algorithm, problem.init(0), None, np.zeros(2, np.int64))
 
         open_choice = "auto" in (self.chunk, self.workers, self.kernel)
         by, width, number = json.loads(self.team.tell(choice) if open_choice else choice())
         if by == "compiled":
-            compiled.check(problem.objective, assignment)
-            compiled.load(problem.objective.dtype)
-        if width > 1 and problem.objective.accumulate is None:
+            compiled.check(objective, assignment)
+            compiled.load(objective.dtype)
+        if width > 1 and objective.accumulate is None:
             x = problem.init(0)
-            problem.objective.gradients(
-                torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None
-            )
+            objective.gradients(torch.stack([x, x]), torch.zeros(2, 1, dtype=torch.int64, device=x.device), None)
         return replace(self, chunk=width, workers=number, kernel=by)
 
     def open(
@@ -243,7 +246,7 @@ class StackedCohort:
         plan, x = share.plan, self.server.x
         ids = plan.ids[select]
         objective, rows, private = open_rows(self.objective, x, share.store.gather(ids), ids)
-        objective = with_conditions(objective, self.algorithm, phase.down, rows)
+        objective = with_conditions(objective, self.algorithm, phase.down, rows, ids)
         joint = joint_of(self.objective, private)
         gradient = joint.shared(full_gradient(objective, joint.point(x).expand(len(ids), -1), ids))
         total = _reduce(phase.contribute(gradient, senders_of(self.space, plan, select), share.cohort))
@@ -264,7 +267,7 @@ class StackedCohort:
             stored = share.store.gather(ids)
         objective, rows, private = open_rows(self.objective, x, stored, ids)
         orders = [orders_of(plan, int(k), algorithm) for k in select]
-        objective = with_conditions(objective, algorithm, down, rows, orders)
+        objective = with_conditions(objective, algorithm, down, rows, ids, orders)
         joint = joint_of(self.objective, private)
         at = joint.point(x)
         client = clients_of(objective, orders, algorithm.phases.late)
@@ -331,6 +334,7 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
     return (
         chunk_rule.has_kernel(objective)
         and assignment.algorithm.step.hessian_at is None
+        and assignment.algorithm.step.term is None
         and assignment.solver.kind != "lbfgs"
         and assignment.algorithm.step.code is None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from fedconcord.execution.job.job import Job, has_own_models
@@ -12,8 +13,11 @@ from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.method.contract import Parts, Population, weights
 from fedconcord.method.step import solver
+from fedconcord.method.step.assignment import with_term_of
 from fedconcord.method.step.samples import SLICE
 from fedconcord.support.errors import UserError
+
+MANY = 2**40  # samples
 
 
 def check(job: Job) -> None:
@@ -47,6 +51,7 @@ def reasons(job: Job) -> Iterator[str]:
             yield "local.code trains all of a model, and parts of this one are private; leave one of them out"
         if job.solver.clip_direction is not None and job.solver.clip_form == "released":
             yield "local.clip_form released is of models without private parts; use whole"
+    yield from _of_term(job)
     if objective.private is not None and algorithm.phases.late:
         yield "late replies cannot be kept where clients have private blocks; use late discard"
     if objective.precision != "full" and job.solver.kind == "lbfgs":
@@ -119,3 +124,31 @@ def _askers(job: Job) -> Iterator[tuple[str, str]]:
         yield "L-BFGS minimises one and the same f_i", "use local SGD"
     if solver.tolerance is not None:
         yield "local.tolerance looks at the gradient of one and the same f_i", "leave it out"
+
+
+def _of_term(job: Job) -> Iterator[str]:
+    """Why the job's clients cannot have its term in their loss."""
+    term, draws = job.algorithm.step.term, job.assignment.draws
+    if term is None:
+        return
+    if isinstance(job.problem.objective.private, Parts):
+        yield f"term {term.name} is of a model that all share, and parts of this one are private; leave one of them out"
+        return
+    if job.algorithm.step.code is not None:
+        yield f"client code has a loss of its own, and term {term.name} is of ours; leave local.term or local.code out"
+    if term.looks_at("previous") and job.algorithm.step.addition is not None:
+        yield (
+            f"term {term.name} looks at a client's last model, whose frozen weights the server has changed since by "
+            f"aggregate {job.algorithm.facts.factors}; use a term that does not, or another aggregate"
+        )
+    if term.per == "batch":
+        why = f"term {term.name} is of a batch, so f_i is no mean over samples"
+        for what, advice in _askers(job):
+            yield f"{why}, and {what}; {advice}"
+        if draws.width(job.algorithm, MANY) == MANY:
+            yield f"{why}, and local.batch_size full takes them in parts where they are many; give it a number"
+    try:
+        x = job.problem.init(job.schedule.seed)
+        with_term_of(job.problem.objective, job.algorithm, x, None, np.zeros(1, np.int64))
+    except UserError as unfit:
+        yield str(unfit)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedconcord.federation.objectives.evaluation import Resident
+from fedconcord.method.contract import LossForm, Network
 from fedconcord.method.contract.flat import Layout
 
 Delta = Callable[[Tensor, Tensor], Tensor]
@@ -47,6 +49,16 @@ def add(slot: Tensor, g: Tensor, beta: float, alpha: float) -> None:
         torch.mul(g, alpha, out=slot)
     else:
         slot.mul_(beta).add_(g, alpha=alpha)
+
+
+def network(model: nn.Module, form: LossForm | None, layout: Layout, x: Resident, y: Tensor) -> Network | None:
+    """What compiled steps need to know of a network that has `widths`; None for other models."""
+    shape = widths(model)
+    if shape is None or form is None or y.device.type != "cpu" or layout.constants:
+        return None
+    if x.table is None and x.raw.dtype not in (torch.float32, x.dtype):
+        return None
+    return Network(shape, form, x.raw.flatten(1), x.order, x.table, y)
 
 
 def widths(model: nn.Module) -> tuple[int, ...] | None:

@@ -304,4 +304,10 @@ class Regularised:
 
 
 def _with(objective: Objective, regulariser: Regulariser) -> Objective:
-    return replace(objective, regulariser=regulariser, alone=lambda place: _with(objective.alone(place), regulariser))
+    under = objective.under
+    return replace(
+        objective,
+        regulariser=regulariser,
+        alone=lambda place: _with(objective.alone(place), regulariser),
+        under=under and (lambda conditions: _with(under(conditions), regulariser)),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 
@@ -32,12 +31,12 @@ from fedconcord.federation.objectives.evaluation import (
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
 from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
+from fedconcord.federation.objectives.termed import Termed, mapped
 from fedconcord.federation.transformers import shortened
 from fedconcord.method.contract import (
     Accumulate,
     Conditions,
     Evaluator,
-    Network,
     Objective,
     Regulariser,
     Roster,
@@ -130,6 +129,7 @@ class Supervised:
         self._kernel = kernels.kernel(self.model, self.layout, self.loss_of.delta, shorter, self.device)
         self._reader: Reader | None = None  # of training samples, in place of x and y
         self.conditions: Conditions | None = None  # of the round
+        self.termed: Termed | None = None  # the loss, where the conditions have a term of it
 
     def tensors(
         self, x: np.ndarray, y: np.ndarray, scale: Scale | None = None, order: np.ndarray | None = None
@@ -141,16 +141,18 @@ class Supervised:
 
     @cached_property
     def objective(self) -> Objective:
+        is_plain = self.conditions is None and self.numbers == "full" and self.layout.in_order
         return replace(
             objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
             accumulate=self.accumulate,
-            network=self._network(),
+            network=kernels.network(self.model, self.loss_of.form, self.layout, self.x, self.y) if is_plain else None,
             sample_size=math.prod(self.x.shape[1:]),
             precision=self.numbers,
             frozen=self.layout.digest,
             draws=None if self.drops is None else f"layer {self.drops!r} drops other entries in every step",
             matrices=self.layout.matrices(self.model),
             pairs=self.pairs,
+            class_counts=None if self.target != "class" else self.class_counts,
             conditions=self.conditions,
             under=self.under,
             train=self.train,
@@ -158,22 +160,23 @@ class Supervised:
 
     def under(self, conditions: Conditions) -> Objective:
         """The objective whose gradients and losses are taken under these conditions."""
+        term = conditions.term
+        if term is not None and (self.termed is None or self.termed.term is not term):
+            few = self.x[:2], self.y[:2]
+            self.termed = Termed(term, self.model, self.layout, self.loss_of, self.target, self.keys, few)
         other = copy.copy(self)
         vars(other).pop("objective", None)
         if conditions.addition is not None and (self.conditions is None or self.conditions.addition is None):
             other.layout = self.layout.over(conditions.addition)
+            other.termed = self.termed and self.termed.over(other.layout)
         other.conditions = conditions
         return other.objective
 
-    def _network(self) -> Network | None:
-        widths, form, x = kernels.widths(self.model), self.loss_of.form, self.x
-        if widths is None or form is None or self.device.type != "cpu" or self.numbers != "full":
-            return None
-        if self.conditions is not None or not self.layout.in_order:
-            return None
-        if self.layout.constants or (x.table is None and x.raw.dtype not in (torch.float32, x.dtype)):
-            return None
-        return Network(widths, form, x.raw.flatten(1), x.order, x.table, self.y)
+    def class_counts(self, places: np.ndarray) -> Tensor:
+        """How many samples of each class [S, C] the clients at these places hold."""
+        every = (self.objective.samples(place) for place in places.tolist())
+        labels = (self.y[mine] if self._reader is None else self._reader(mine)[1] for mine in every)
+        return torch.stack([torch.bincount(y, minlength=self.classes) for y in labels]).to(self.dtype)
 
     @cached_property
     def roster(self) -> Roster:
@@ -226,30 +229,25 @@ class Supervised:
         return out
 
     def _training_loss(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None, mine: Mapping[str, Tensor]
+        self,
+        x: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Tensor | None,
+        mine: Mapping[str, Tensor],
+        numbers: precision.Precision | None = None,
     ) -> Tensor:
         """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own.
 
         `mine` are the client's own tensors of the conditions, by field.
         """
-        with precision.forward(self.numbers, self.device), self._masks(mine.get("masks")):
+        numbers = numbers or self.numbers
+        if self.conditions is not None and self.conditions.term is not None and self.termed is not None:
+            return self.termed(x, inputs, targets, weight, self.conditions, mine, numbers)
+        with precision.forward(numbers, self.device), layers.masks(self.keys, mine.get("masks")):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
         return each.mean() if weight is None else each @ weight
-
-    def _masks(self, keys: Tensor | None) -> AbstractContextManager[None]:
-        """Around a forward pass with the dropout masks of a step, by the keys [B] of its samples."""
-        return nullcontext() if self.keys is None or keys is None else self.keys.of(keys)
-
-    def _mapped(self, samples: int) -> dict[str, Tensor]:
-        """The tensors of clients [S, ...] that a step on so many samples B is taken under: those of the conditions, by
-        field, with the keys [S, B] of the samples in place of the clients' streams."""
-        if self.conditions is None:
-            return {}
-        mapped, step = self.conditions.mapped(), self.conditions.step
-        if self.conditions.masks is not None:
-            mapped["masks"] = layers.sample_keys(self.conditions.masks, step, samples)
-        return mapped
 
     def samples(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [..., B, *shape] and targets [..., B, ...] of training samples [..., B]."""
@@ -258,7 +256,8 @@ class Supervised:
 
     def loss(self, x: Tensor, samples: Tensor) -> Tensor:
         inputs, targets = self.samples(samples)
-        return self.loss_of.per_sample(self.logits(x, inputs), targets).mean()
+        mine = {name: value[0] for name, value in mapped(self.conditions, 0).items()}
+        return self._training_loss(x, inputs, targets, None, mine, "full")
 
     def gradient(self, x: Tensor, samples: Tensor) -> Tensor:
         return self._gradient(x, *self.samples(samples))
@@ -267,7 +266,7 @@ class Supervised:
         self, x: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor | None = None, row: int = 0
     ) -> Tensor:
         """Each sample weighs weight [B], or 1/B; `row` is the client's in the conditions."""
-        mine = {name: value[row] for name, value in self._mapped(len(inputs)).items()}
+        mine = {name: value[row] for name, value in mapped(self.conditions, len(inputs)).items()}
         if self.last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = x.detach().requires_grad_()
@@ -299,7 +298,7 @@ class Supervised:
             precision.products(self.numbers, self.device),
         ):
             every = vmap(grad(self._training_loss), in_dims=(0, 0, 0, None if weight is None else 0, 0))
-            out: Tensor = every(x, inputs, targets, weight, self._mapped(inputs.shape[1]))
+            out: Tensor = every(x, inputs, targets, weight, mapped(self.conditions, inputs.shape[1]))
         return out
 
     @property

@@ -33,6 +33,7 @@ TOPICS = (
         "devices",
         "oracles",
         "optimisers",
+        "terms",
         "lr",
         "lr_schedule",
         "server",
@@ -122,10 +123,17 @@ def make_listing() -> dict[str, Any]:
     return {
         "groups": [(group.title, [catalogue.cells(costs) for costs in group.methods]) for group in groups],
         "columns": catalogue.COLUMNS,
-        "legend": catalogue.LEGEND,
+        "legend": f"{catalogue.LEGEND}. {_terms_words()}",
         "entries": entries,
         "settings": _settings(),
     }
+
+
+def _terms_words() -> str:
+    from fedconcord.method.wrappers.terms import KNOWN_AS
+
+    words = ", ".join(f"{paper} --term {term}" for paper, term in KNOWN_AS.items())
+    return f"Terms of the clients' loss go with every method (list terms): fedavg with one is {words}"
 
 
 def _settings() -> list[Parameter]:

@@ -9,4 +9,5 @@ from fedconcord.method.contract.nested import *
 from fedconcord.method.contract.objective import *
 from fedconcord.method.contract.pieces import *
 from fedconcord.method.contract.round import *
+from fedconcord.method.contract.terms import *
 from fedconcord.method.contract.trees import *

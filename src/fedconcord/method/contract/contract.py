@@ -36,6 +36,7 @@ from fedconcord.method.contract.former import accepts_former_fields, former_piec
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.method.contract.objective import Regulariser
 from fedconcord.method.contract.pieces import Piece
+from fedconcord.method.contract.terms import Term
 from fedconcord.method.contract.trees import Tree, tree_map
 
 P = TypeVar("P")
@@ -234,6 +235,8 @@ class Step(NamedTuple):
     optimiser: str | None = None
     code: Code | None = None
     addition: Callable[[Tree], Tensor] | None = None
+    term: Term | None = None
+    previous: Callable[[Tree, Tensor], Tensor] | None = None
 
 
 @accepts_former_fields
@@ -286,6 +289,8 @@ class Algorithm:
             code: the user's local training in place of the steps (`wrappers.code`).
             addition: down -> [D] what the server adds to the frozen weights below low-rank factors; its models are
                 [d + D] then.
+            term: of the clients' loss (`wrappers.terms`).
+            previous: (row, x^t [d]) -> the client's last model, x^t where there is none; for terms that ask.
         facts: what the method says of itself; it changes no round.
             group: the mechanism that it is listed under, such as "control variates".
             memory: what its clients remember that stands for their gradients; see `Memory`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedconcord.method.contract.code import Train
 from fedconcord.method.contract.pairs import Pair
+from fedconcord.method.contract.terms import Term
 from fedconcord.method.contract.trees import Tree
 
 
@@ -64,10 +65,15 @@ class Conditions(NamedTuple):
     step: int = 0  # the number of the local step in its round, from 0
     masks: Tensor | None = None  # [S, 1] int64: what a client's dropout masks of the round are made of
     addition: Tensor | None = None  # [D] to the frozen weights below low-rank factors
+    term: Term | None = None  # of the loss; what it asks for:
+    server: Tensor | None = None  # [d] the server's model x^t
+    previous: Tensor | None = None  # [S, d] clients' models at the end of their last rounds
+    class_counts: Tensor | None = None  # [S, C] samples of each class
 
     def of(self, rows: Rows, step: int) -> Conditions:
         """Those of some of the clients in a step."""
-        return self._replace(**{name: value[rows] for name, value in self.mapped().items()}, step=step)
+        theirs: dict[str, Any] = {name: value[rows] for name, value in self.mapped().items()}
+        return self._replace(**theirs, step=step)
 
     def mapped(self) -> dict[str, Tensor]:
         """The tensors of clients, by the names of their fields."""
@@ -129,6 +135,7 @@ class Objective:
     draws: str | None = None  # what of a model is drawn anew in every step, in words: no f_i is asked twice
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     pairs: tuple[Pair, ...] = ()  # its low-rank factors, where both of a pair are trained
+    class_counts: Callable[[np.ndarray], Tensor] | None = None  # places [S] -> samples of each class [S, C]
     conditions: Conditions | None = None  # what gradients and losses are taken under
     under: Callable[[Conditions], Objective] | None = None  # the same objective under others
     train: Train | None = None  # a client's local training by code of the user's

@@ -30,6 +30,7 @@ from fedconcord.method.contract import (
     Snapshot,
     Tree,
     TwoBlockRow,
+    model_of,
     rng,
 )
 from fedconcord.method.contract.optimisers import MeanGradient
@@ -289,16 +290,53 @@ def open_rows(objective: Objective, x: Tensor, held: Tree, places: np.ndarray) -
     return objective.private.objective(private, places), held.row, private
 
 
+def with_term_of(objective: Objective, algorithm: Algorithm, x: Tensor, rows: Tree, places: np.ndarray) -> Objective:
+    """The objective with the method's term in its loss, if it has one, and with what the term looks at.
+
+    Args:
+        x: [d] the server's model.
+        rows: the method's, [S, ...]; None before clients have any.
+        places: [S] of the clients.
+
+    Raises:
+        UserError: this problem cannot have such a term.
+    """
+    step, term = algorithm.step, algorithm.step.term
+    if term is None:
+        return objective
+    if objective.under is None:
+        raise UserError(
+            f"term {term.name} is of a model's outputs, and this problem has no model; leave local.term out"
+        )
+    conditions = (objective.conditions or Conditions())._replace(term=term)
+    if term.looks_at("server"):
+        conditions = conditions._replace(server=x)
+    if term.looks_at("previous"):
+        assert step.previous is not None
+        previous = x.expand(len(places), -1) if rows is None else step.previous(rows, x)
+        conditions = conditions._replace(previous=previous)
+    if "class_counts" in term.needs and objective.class_counts is not None:
+        conditions = conditions._replace(class_counts=objective.class_counts(places))
+    return objective.under(conditions)
+
+
 def with_conditions(
-    objective: Objective, algorithm: Algorithm, down: Tree, rows: Tree, orders: Sequence[Orders] = ()
+    objective: Objective,
+    algorithm: Algorithm,
+    down: Tree,
+    rows: Tree,
+    places: np.ndarray,
+    orders: Sequence[Orders] = (),
 ) -> Objective:
     """The objective under what the round of these clients has beside the model and the samples, if anything.
 
     Args:
         down: what the server broadcast.
         rows: the method's, [S, ...].
+        places: [S] of the clients.
         orders: of each client, in the order of the rows; none for gradients at the server's model.
     """
+    objective = with_term_of(objective, algorithm, model_of(down), rows, places)
     conditions = objective.conditions
     if algorithm.step.addition is not None:
         conditions = (conditions or Conditions())._replace(addition=algorithm.step.addition(down))
@@ -351,6 +389,7 @@ def block_gradients(objective: Objective, assignment: Assignment, place: int, cl
     for row, share, block in zip(index, weight, members, strict=True):
         row[: len(block)], share[: len(block)] = block, 1 / len(block)
     samples = torch.as_tensor(index + objective.offsets[place], device=objective.device)
+    objective = with_term_of(objective, assignment.algorithm, x, None, np.full(len(members), place))
     short = len(members[0]) > len(members[-1])
     shares = torch.as_tensor(weight).to(samples.device, objective.dtype) if short else None
     return objective.gradients(x.expand(len(members), -1), samples, shares)

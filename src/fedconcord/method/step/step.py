@@ -48,7 +48,8 @@ def ask(algorithm: Algorithm, objective: Objective, place: int, down: Tree, row:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
     x = model_of(down)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
-    in_x, joint = with_conditions(in_x, algorithm, down, rows), joint_of(objective, private)
+    places, joint = np.array([place]), joint_of(objective, private)
+    in_x = with_conditions(in_x, algorithm, down, rows, places)
     return joint.shared(in_x.gradient(joint.one(x), objective.samples(place)))
 
 
@@ -80,7 +81,8 @@ def client_step(
     full_cost = passes(assignment, objective, place)
     in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
     state = _first(rows)
-    in_x, joint = with_conditions(in_x, algorithm, down, rows, [orders]), joint_of(objective, private)
+    in_x = with_conditions(in_x, algorithm, down, rows, np.array([place]), [orders])
+    joint = joint_of(objective, private)
     at = joint.one(x)
     client = client_of(objective, orders, algorithm.phases.late)
     evaluations = 0

@@ -41,8 +41,8 @@ def lift(
         down: (broadcast, the server's larger state) -> what is broadcast in its place.
     """
     rows, servers, downs = (WHOLE if around is None else INNER for around in (row, server, down))
-    client_model, memory = algorithm.client_model, algorithm.facts.memory
-    hessian_at, addition = algorithm.step.hessian_at, algorithm.step.addition
+    client_model, memory, step = algorithm.client_model, algorithm.facts.memory, algorithm.step
+    hessian_at, addition, previous = step.hessian_at, step.addition, step.previous
     phases = algorithm.phases
     prologue, prelude = phases.prologue, phases.prelude
     combine, settle, unheard = phases.combine, phases.settle, phases.unheard
@@ -96,9 +96,10 @@ def lift(
             ),
             unheard=unheard and (lambda state, cohort: servers.put(state, unheard(servers.get(state), cohort))),
         ),
-        step=algorithm.step._replace(
+        step=step._replace(
             hessian_at=hessian_at and (lambda sent, state: hessian_at(downs.get(sent), rows.get(state))),
             addition=addition and (lambda message: addition(downs.get(message))),
+            previous=previous and (lambda state, x: previous(rows.get(state), x)),
         ),
         facts=algorithm.facts._replace(
             numbers=lambda state: algorithm.facts.numbers(servers.get(state)),

@@ -27,6 +27,7 @@ from fedconcord.method.wrappers.optimisers import with_optimiser
 from fedconcord.method.wrappers.robust import with_aggregate
 from fedconcord.method.wrappers.server import with_server
 from fedconcord.method.wrappers.tables import with_table
+from fedconcord.method.wrappers.terms import with_term
 from fedconcord.method.wrappers.uploads import with_uploads
 from fedconcord.study.settings.methods import baseline
 from fedconcord.study.settings.parts import call_of, part, registry_of, work_of
@@ -63,6 +64,8 @@ def build(config: Config) -> Job:
         if local.optimiser is not None:
             raise UserError(f"{local.code} moves the model itself; leave local.optimiser out, or local.code")
         algorithm = with_code(algorithm, part("local.code", local.code))
+    if local.term is not None:
+        algorithm = with_term(algorithm, part("local.term", local.term))
     algorithm = protected(algorithm, config)  # inside the uploads: only what is clipped and noisy is compressed
     rule = None if config.aggregate is None else part("aggregate", config.aggregate)
     if rule is not None and not isinstance(rule, FactorRule):

@@ -15,6 +15,7 @@ from fedconcord.federation.participation.schedule import Pooled, Schedule
 from fedconcord.method.algorithms.alone import BASELINES
 from fedconcord.method.contract import Algorithm
 from fedconcord.method.wrappers.factors import FACTORS
+from fedconcord.method.wrappers.terms import KNOWN_AS
 from fedconcord.study.settings.parts import PARTS, PARTS_OF_METHOD, call_of, canonical, part, registry_of, work_of
 from fedconcord.study.settings.privacy import calibrated
 from fedconcord.study.settings.problem import kind_of
@@ -31,6 +32,8 @@ def read_method(method: str, algorithm: Mapping[str, Any] | None = None) -> tupl
     the method goes before a part of the same name."""
     parsed = grammar.parse(method, "method")
     methods = registry_of(parsed.name)
+    if parsed.name not in methods:
+        _refuse_term(parsed.name)
     takes = [option.name for option in factories.options(methods[parsed.name])] if parsed.name in methods else []
     overrides = {
         key: value
@@ -56,6 +59,17 @@ def read_method(method: str, algorithm: Mapping[str, Any] | None = None) -> tupl
     if "label" in overrides:
         overrides["label"] = _label(call.name, overrides["label"])
     return call, overrides
+
+
+def _refuse_term(name: str) -> None:
+    """Say of what papers call a method how it is had here."""
+    terms = {paper.lower(): (paper, term) for paper, term in KNOWN_AS.items()}
+    if name.lower() in terms:
+        paper, term = terms[name.lower()]
+        raise UserError(
+            f"{paper} is the term {term} in the clients' loss, which goes with every method; use method fedavg and "
+            f"--term {term}, or fedavg(local.term={term}) in a comparison"
+        )
 
 
 def _label(method: str, value: Value) -> str:
@@ -105,7 +119,7 @@ def check_local(local: LocalSettings) -> LocalSettings:
         if work is not None:
             work_of(work)
     lr = canonical("local.lr", local.lr) if isinstance(local.lr, str) else local.lr
-    texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser")}
+    texts = {key: canonical(f"local.{key}", getattr(local, key)) for key in ("oracle", "optimiser", "term")}
     return local.model_copy(update={"lr": lr, **texts})
 
 
@@ -231,7 +245,8 @@ def check_baselines(baselines: Sequence[str], methods: Sequence[str], config: Co
 
 
 def settings_for(config: Config, name: str) -> Config:
-    """The job's settings as a baseline takes them: nobody sends, is hostile, late or lost, and no rounds are saved.
+    """The job's settings as a baseline takes them: nobody sends, is hostile, late or lost, no rounds are
+    saved, and the loss has no term.
 
     Clients' own models cost a pass each over the test set: they are judged at the start and the end.
     """
@@ -243,6 +258,7 @@ def settings_for(config: Config, name: str) -> Config:
     update: dict[str, object] = {"eval": config.eval.model_copy(update=measured), "late": "discard", "algorithm": {}}
     update |= dict.fromkeys(("server", "upload", "aggregate", "hostile", "dropout", "deadline", "label"))
     update |= {"wire": WireSettings(), "privacy": PrivacySettings()}
+    update["local"] = config.local.model_copy(update={"term": None})
     if config.engine.name == "wire":
         update["engine"] = config.engine.model_copy(update={"name": "stacked"})
     return config.model_copy(update=update)
@@ -255,6 +271,8 @@ def baseline(job: Job, name: str) -> Job:
         UserError: the data or the settings have no such baseline.
     """
     schedule, solver = job.schedule, job.solver
+    if job.algorithm.step.term is not None:
+        raise UserError(f"{name} is plain training, without a server's model that a term could look at; leave it out")
     assert isinstance(schedule, Schedule)
     if supervised(job.problem) is None:
         raise UserError(f"{name} is judged on labelled samples in memory, and these data have none; leave it out")

@@ -23,7 +23,7 @@ from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.data.inputs import arrays_of
 from fedconcord.federation.participation.sampling import Sampler
 from fedconcord.federation.partitions.own import of_partitioner, of_samples
-from fedconcord.method.contract import Algorithm
+from fedconcord.method.contract import Algorithm, Term
 from fedconcord.method.contract.identity import UNNAMED, Identity
 from fedconcord.study.settings.parts import REGISTRIES
 from fedconcord.study.settings.sources import Source, prepare
@@ -32,7 +32,7 @@ from fedconcord.support.errors import UserError
 from fedconcord.support.objects import NamedObject
 
 # keys that take objects
-KEYS = ("method", "methods", "model", "data", "partition", "sampling", "lr_schedule", "loss", "metrics")
+KEYS = ("method", "methods", "model", "data", "partition", "sampling", "lr_schedule", "loss", "metrics", "local.term")
 TAKES = {  # what they take beside names
     "method": "a fedconcord.Algorithm, or a function that makes one",
     "model": "a torch.nn.Module, or a function (shape, classes) -> nn.Module",
@@ -41,6 +41,7 @@ TAKES = {  # what they take beside names
     "partition": "a function (labels, n_clients, rng) -> arrays, or the samples of each client as a list of arrays",
     "loss": "a function (outputs, targets) -> one number a sample",
     "metrics": "a function (outputs, targets) -> number",
+    "local.term": "a fedconcord.Term, or a function that makes one",
 }
 LONGEST = 120  # letters of a label, which names a folder
 
@@ -101,9 +102,16 @@ def words(texts: Mapping[str, Any]) -> dict[str, str]:
 
 def objects_of(texts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Key and text of every object among these settings."""
-    listed = {key: texts[key] if isinstance(texts[key], list) else [texts[key]] for key in KEYS if key in texts}
+    values = {key: value for key in KEYS if (value := _at(texts, key)) is not None}
+    listed = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
     every = [(key, text) for key, texts_of_key in listed.items() for text in texts_of_key if objects.is_object(text)]
     return [(key, grammar.parse(text, key).name) for key, text in every]
+
+
+def _at(texts: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, in tables or by itself; None where there is none."""
+    table, _, name = key.rpartition(".")
+    return texts.get(key) if key in texts or not table else (texts.get(table) or {}).get(name)
 
 
 def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
@@ -117,7 +125,7 @@ def unchanged(source: Source, saved: Mapping[str, Any], folder: Path) -> Source:
     """
     values = dict(source.values)
     for key in (key for key in KEYS if key in values):
-        value, before = prepare(key, values[key]), saved.get(key)
+        value, before = prepare(key, values[key]), _at(saved, key)
         several = isinstance(value, list)
         if not any(imports.PATH.match(str(text)) for text in (value if several else [value])):
             continue
@@ -163,6 +171,8 @@ def _kept(key: str, value: Any) -> NamedObject:
     elif key == "sampling" and isinstance(value, Sampler):
         name = value.identity.method or "sampler"
         about = f"Sampler {name}"
+    elif key == "local.term" and isinstance(value, Term):
+        name, about = value.name, f"Term {value.name}"
     elif data is not None:
         arrays: Mapping[str, np.ndarray]
         if isinstance(data, Dataset):

@@ -41,6 +41,7 @@ from fedconcord.method.wrappers.optimisers import OPTIMISERS
 from fedconcord.method.wrappers.privacy import CLIPS, Adaptive
 from fedconcord.method.wrappers.robust import AGGREGATES
 from fedconcord.method.wrappers.server import OPTIMIZERS
+from fedconcord.method.wrappers.terms import terms
 from fedconcord.method.wrappers.uploads import COMPRESSORS
 from fedconcord.support import factories, grammar
 from fedconcord.support.grammar import Value
@@ -75,6 +76,7 @@ PARTS = {  # keys whose text stands for a thing by itself
     "local.lr": Registry("rule of step sizes", RULES, "lr"),
     "local.optimiser": Registry("local optimiser", OPTIMISERS, "optimisers"),
     "local.code": Registry("client code", codes(), "optimisers"),
+    "local.term": Registry("term", terms(), "terms"),
     "local.oracle": Registry("gradient oracle", ORACLES, "oracles"),
     "eval.personalise": Registry("personalisation", PERSONALISE, "personalise"),
 }

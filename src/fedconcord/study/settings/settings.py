@@ -83,6 +83,8 @@ class LocalSettings(BaseModel):
     )
     """number of local steps on the private parameters alone, before those on the shared ones alone; frozen: no step
     moves private parameters; if none, every local step moves both"""
+    term: str | None = key(None, "a term such as ntd or moon(weight=5)", stage="job", name="term")
+    """what is added to the clients' loss, or package.module:factory for a term of your own; if none, nothing is"""
     weight_decay: NotNegative = 0.0
     """factor of the weight decay (l2 penalty) in every gradient"""
     clip: Positive | None = None
