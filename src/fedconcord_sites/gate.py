@@ -16,7 +16,7 @@ from fedconcord.execution.job.accountant import Budget
 from fedconcord.execution.messages import codec
 from fedconcord.execution.messages.codec import Frame, FrameError
 from fedconcord.federation.data import federated
-from fedconcord.federation.data.federated import SiteFile, SiteSums
+from fedconcord.federation.data.federated import Agreement, ColumnKind, SiteFile, SiteSums
 from fedconcord.federation.data.inputs import Input
 from fedconcord.federation.data.preprocess import Sums
 from fedconcord.study.settings.parts import part
@@ -31,6 +31,7 @@ HANDSHAKE = ("hello", "sums", "squares", "setup")
 ROUNDS = ("orders", "ask", "train", "prologue", "join", "settle", "keys", "deal", "open")
 SPARE = 3  # times that a question of a run may come in other words, as of a server that was killed and resumed
 NOISES = ("orders", "train")  # whose answers spend privacy
+EMPTY: ColumnKind = "empty"  # of a column that may be taken for either
 REFUSALS = 1000  # a day that are written down
 
 
@@ -188,6 +189,15 @@ class Gate:
             _refuse(f"it asks for column {min(wrong)!r} as {'texts' if wrong & numbers else 'numbers'}")
         if len({*digits, *words}) != len(digits) + len(words):
             _refuse("it asks for a column twice")
+
+    def admit_inputs(self, file: SiteFile, agreement: Agreement, settings: Input) -> None:
+        """Let inputs in that are made of columns which the site's job reads, numbers of numbers and texts of texts, but
+        where public statistics say what is which; as `admit`."""
+        digits = [one.name for one in agreement.columns if one.kind == "number"]
+        words = [one.name for one in agreement.columns if one.kind == "category"]
+        if settings.statistics is not None:
+            file, settings = file._replace(columns=dict.fromkeys(file.columns, EMPTY)), settings._replace(categories=())
+        self.admit_columns(file, digits, words, settings)
 
     def release(self, totals: SiteSums, digits: Sequence[str]) -> None:
         """Let sums out; as `admit`."""

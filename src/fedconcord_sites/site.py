@@ -244,9 +244,10 @@ class Site:
             dataset, mine, _ = self._part(frame.client, clients)
             bounds.check_form(form, form_of(dataset), None)
         else:
-            overall = told_of(fields["told"])
-            bounds.check_form(form, self._file(), overall)
-            mine = federated.samples(self._file(), frame.client, self.given, overall)
+            file, overall = self._file(), told_of(fields["told"])
+            self.gate.admit_inputs(file, overall, self.given)
+            bounds.check_form(form, file, overall)
+            mine = federated.samples(file, frame.client, self.given, overall)
         try:
             config, job = shell(self.source, form, clients)
         except UserError as wrong:  # the job is one for this form of samples, or not

@@ -158,6 +158,30 @@ def test_columns_are_those_that_the_site_derives(
     assert (answer.kind, answer.fields.get("why")) == ("refused", why)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"name": "name"}, "it asks for columns that the site's job does not learn from"),
+        ({"name": "label"}, "it asks for columns that the site's job does not learn from"),
+        ({"name": "u", "kind": "category", "values": ["0.1"]}, "it asks for column 'u' as texts"),
+    ],
+)
+def test_inputs_are_made_of_the_columns_of_the_job(
+    change: dict[str, Any], why: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transform that a server makes up, of a column that the job leaves out, or of chosen numbers as categories."""
+    one = Liar(JOB, files, tmp_path)
+    one.train()
+    column = {"kind": "category", "values": ["person 3"], "other": True, **change}
+    fields = one.honest["setup"].fields
+    told = {**fields["told"], "columns": [column, *fields["told"]["columns"][1:]]}
+    form = {**fields["form"], "shape": [fields["form"]["shape"][0] + 1]}
+    changed = {"told": told, "form": form}
+    assert refusals([one.ask("setup", run=1, fields=changed)]) == [why]
+    monkeypatch.setattr(Gate, "admit_inputs", lambda *args: None)
+    assert one.ask("setup", run=1, fields=changed).kind == "ready"
+
+
 def test_judging_chosen_models_does_not_give_the_gradient(liar: Liar, is_open: bool) -> None:
     """Attack 2: the summed loss at x + h e_j for each j, in new runs too."""
     x = liar.honest["judge"].tensors["x/"]
