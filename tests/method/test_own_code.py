@@ -1,5 +1,6 @@
 """Local training by code of the user's: where it says what the library's steps do, it is them, in every method."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedconcord.execution.job import Job, advance
 from fedconcord.execution.job.checkpoint import load, save
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives import Supervised
+from fedconcord.federation.objectives.parts import with_private
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import uniform
 from fedconcord.method.algorithms import METHODS
@@ -30,14 +32,16 @@ from pages import ROOT, does, says, steps
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
-def problem() -> Supervised:
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def problem(build: Callable[[], nn.Module] = net) -> Supervised:
     draw = np.random.default_rng(0)
     x = draw.standard_normal((64, 5)).astype(np.float32)
     data = Dataset("normal", x[:60], draw.integers(0, 3, 60), x[60:], draw.integers(0, 3, 4), classes=3)
     parts = np.split(np.arange(60), [7, 20, 31, 52])
-    return Supervised(
-        lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), data, parts, dtype=torch.float64
-    )
+    return Supervised(build, data, parts, dtype=torch.float64)
 
 
 SCHEDULE = Schedule(seed=3, cohort=3, lr=0.1, work=uniform(1, 3), batch_size=4)
@@ -107,6 +111,31 @@ def test_torchs_adamw_is_ours(method: str) -> None:
 def test_what_a_user_sets_of_a_gradient_is_corrected_too() -> None:
     solver = Solver(clip=0.3, weight_decay=0.1)
     torch.testing.assert_close(end(job("fedprox", sgd, solver=solver)), end(job("fedprox", solver=solver)), **EXACT)
+
+
+def test_dropout_is_torchs_in_training_and_none_in_evaluation() -> None:
+    """Keyed by the visit, at the model's rate, another one in each pass."""
+    rates: list[float] = []
+
+    def look(model: nn.Module, batches: list[Batch], visit: Visit) -> None:
+        wide = torch.ones(400, 5, dtype=torch.float64)
+        first, second = model(wide), model(wide)
+        assert not torch.equal(first, second)
+        rates.append(float((first == 0).double().mean()))
+        model.eval()
+        assert torch.equal(model(wide), model(wide))
+        model.train()
+        sgd(model, batches, visit)
+
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.3))
+
+    ends = []
+    for engine in (Stacked(None), Serial(), Wire()):
+        ends.append(end(replace(job("scaffold", look, engine), problem=problem(dropping))))
+    assert np.mean(rates) == pytest.approx(0.3, abs=0.02)
+    torch.testing.assert_close(ends[1], ends[0], **EXACT)
+    torch.testing.assert_close(ends[2], ends[0], **EXACT)
 
 
 @pytest.mark.parametrize("engine", [Serial(), Wire(), Stacked(1)])
@@ -213,3 +242,16 @@ def test_the_page_trains_by_a_users_file(tmp_path: Path) -> None:
         ("--set local.optimiser=adamw", "moves the model itself"),
     ):
         assert sentence in says(tmp_path, run_it.text.replace("--out mine", f"{line} --out wrong"), refused=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn"])
+def test_private_parts_are_trained_as_by_local_steps(method: str) -> None:
+    ends = []
+    for code, engine in ((sgd, Stacked(None)), (sgd, Serial()), (None, Serial())):
+        one = replace(job(method, code, engine), problem=with_private(problem(), "2.*", SCHEDULE.seed))
+        state = run(one, 4)
+        ends.append(torch.cat([state.server.x, *(state.store.gather(np.array([i])).private[0] for i in range(5))]))
+    torch.testing.assert_close(ends[0], ends[1], **EXACT)
+    torch.testing.assert_close(ends[1], ends[2], **EXACT)
+    with pytest.raises(UserError, match=r"leave local\.private_steps out"):
+        run(replace(job(method, sgd), problem=with_private(problem(), "2.*", SCHEDULE.seed, 1)), 1)

@@ -149,6 +149,21 @@ def with_keys(model: nn.Module) -> tuple[nn.Module, Keys | None, str | None]:
     return model, keys, names[0]
 
 
+def draw_masks(model: nn.Module) -> None:
+    """Let the dropout of a model, replaced as `with_keys` does, take its keys from torch's generator: for whoever calls
+    the model in training as torch's own."""
+    keys = next((layer.keys for layer in model.modules() if isinstance(layer, KeyedDropout)), None)
+    if keys is None:
+        return
+
+    def draw(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        keys.passed = 0
+        high = 2**63 - 1
+        keys.samples = torch.randint(high, (len(inputs[0]),), device=inputs[0].device) if module.training else None
+
+    model.register_forward_pre_hook(draw)
+
+
 def _check(name: str, layer: _DropoutNd) -> None:
     if type(layer) not in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
         raise UserError(

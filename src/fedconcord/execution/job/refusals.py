@@ -47,8 +47,8 @@ def reasons(job: Job) -> Iterator[str]:
         is_windowed = objective.private.frozen or objective.private.before
         if job.solver.kind == "lbfgs" and is_windowed:
             yield "L-BFGS moves all of a model at once; leave local.private_steps out, or use local SGD"
-        if algorithm.step.code is not None:
-            yield "local.code trains all of a model, and parts of this one are private; leave one of them out"
+        if algorithm.step.code is not None and is_windowed:
+            yield "local.code moves all of a model at once; leave local.private_steps out, or local.code"
         if job.solver.clip_direction is not None and job.solver.clip_form == "released":
             yield "local.clip_form released is of models without private parts; use whole"
     yield from _of_term(job)

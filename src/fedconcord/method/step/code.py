@@ -21,28 +21,27 @@ class Corrections:
     """The pieces of one client's steps, from gradients to directions; it counts the steps.
 
     Args:
-        pieces: with tensors [1, d], of which it moves those that steps move.
+        chain: of the client's cohort.
+        pieces: its own, with tensors [1, d], of which it moves those that steps move.
     """
 
-    def __init__(self, pieces: tuple[Piece, ...]) -> None:
-        self.pieces, self.count = pieces, 0
+    def __init__(self, chain: Chain, pieces: tuple[Piece, ...]) -> None:
+        self.chain, self.pieces, self.count = chain, pieces, 0
 
     def __call__(self, x: Tensor, gradient: Tensor) -> Tensor:
         """The method's direction [d] at the model x [d]."""
         self.follow(x)
         at = At(x[None], _elsewhere, None, self.count, self.pieces)
-        v = gradient[None].clone()
-        for piece in self.pieces:
-            v = piece.apply(v, at)
+        direction = self.chain.apply(self.pieces, gradient[None].clone(), at)
         self.count += 1
-        return v[0]
+        return direction[0]
 
     def follow(self, x: Tensor) -> None:
         """Tell the pieces where the last step ended."""
         if self.count:
-            for piece in self.pieces:
+            for number, piece in enumerate(self.pieces):
                 if isinstance(piece, HasAfter):
-                    piece.after(x[None])
+                    piece.after(self.chain.view(x[None], number))
 
 
 def _elsewhere(point: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ def trained(
     ends, counts = [], []
     for k, (start, mine, one) in enumerate(zip(chain.x.expand(len(orders), -1), samples, orders, strict=True)):
         row = slice(k, k + 1)
-        correct = Corrections(tuple(rows_of(piece, row) for piece in everyone))
+        correct = Corrections(chain, tuple(rows_of(piece, row) for piece in everyone))
         seed = int(rng.generator(one.seed, rng.Purpose.CODE, one.round, one.id).integers(2**62))
         eta: Any = rows_of(chain.size, row).eta
         visit = Visit(one.id, one.round, float(eta), seed, lambda: None)

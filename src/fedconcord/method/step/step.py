@@ -106,7 +106,7 @@ def client_step(
     if algorithm.step.code is None:
         end = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost, joint)
     else:
-        cohort, count = _by_code(in_x, assignment, local.map(_with_axis), [steps], [orders])
+        cohort, count = _by_code(in_x, assignment, joint.local(local.map(_with_axis)), [steps], [orders], joint.width)
         end = _without_axis(cohort), count
     whole_end, cost = end
     done, private = joint.cut(whole_end, private)
@@ -160,11 +160,13 @@ def _by_code(
     local: Local,
     samples: Sequence[list[Tensor]],
     orders: Sequence[Orders],
+    shared: int | None,
 ) -> tuple[Done, int]:
     """What code of the user's makes of clients' problems, and its steps; `samples` of each client and step."""
     code, counts = assignment.algorithm.step.code, np.array([len(steps) for steps in samples])
     assert code is not None
-    chain = assignment.chain(local, orders[0].lr, counts, local_regulariser(objective, assignment.algorithm))
+    regulariser = local_regulariser(objective, assignment.algorithm)
+    chain = assignment.chain(local, orders[0].lr, counts, regulariser, shared=shared)
     walked = trained(objective, chain, code, samples, orders)
     return assignment.done(local, chain, walked), int(walked.taken.sum())
 
@@ -236,7 +238,7 @@ def solve_together(
             else _of_one(objective, begin, one.batches)
             for place, begin, one, order in zip(places, first, draws, orders, strict=True)
         ]
-        return _by_code(objective, assignment, local, steps_of, orders)
+        return _by_code(objective, assignment, local, steps_of, orders, joint.width)
 
     def source_of(draws: Sequence[Drawn]) -> Batches:
         is_full = draws[0].batches is None or assignment.oracle.kind == "full"
