@@ -248,8 +248,8 @@ MUTATIONS: dict[str, Mutation] = {
         (
             Edit(
                 "method/step/step.py",
-                "draw(assignment.algorithm, order, int(n))",
-                "draw(assignment.algorithm, order._replace(id=orders.index(order)), int(n))",
+                "draw(assignment.algorithm, joint.orders(order), int(n))",
+                "draw(assignment.algorithm, joint.orders(order)._replace(id=orders.index(order)), int(n))",
             ),
         ),
         (ENGINES, "-k", "stacked_equals_serial and fedavg"),
