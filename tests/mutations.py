@@ -296,6 +296,29 @@ MUTATIONS: dict[str, Mutation] = {
         (Edit("federation/layers.py", "            self.samples = None\n\n", "            pass\n\n"),),
         ("tests/federation/test_dropout.py", "-k", "judging or agree"),
     ),
+    "batch norm: the mean of batches' variances": Mutation(
+        (
+            Edit("federation/layers.py", "+ wide.square().sum(axes)", "+ wide.var(axes, correction=0) * len(x)"),
+            Edit("federation/layers.py", "(self.second - self.count * mean.square())", "self.second"),
+        ),
+        ("tests/federation/test_batchnorm.py", "-k", "pooled_ones"),
+    ),
+    "batch norm: the biased variance is kept": Mutation(
+        (Edit("federation/layers.py", "/ max(self.count - 1, 1)", "/ self.count"),),
+        ("tests/federation/test_batchnorm.py", "-k", "pooled_ones"),
+    ),
+    "batch norm: what fills a batch up is in its mean": Mutation(
+        (Edit("federation/layers.py", "if of.weights is None and len(x) > 1:", "if len(x) > 1:"),),
+        ("tests/federation/test_batchnorm.py", "-k", "padding or engines_agree"),
+    ),
+    "batch norm: all layers in one pass of several batches": Mutation(
+        (Edit("federation/layers.py", "of.is_whole = {}, len(batches) == 1", "of.is_whole = {}, True"),),
+        ("tests/federation/test_batchnorm.py", "-k", "pooled_ones"),
+    ),
+    "batch norm: judged by the batch": Mutation(
+        (Edit("federation/layers.py", "if of is None or not of.in_training:", "if of is None:"),),
+        ("tests/federation/test_batchnorm.py", "-k", "judged"),
+    ),
     "wire: a row moves though its reply was lost": Mutation(
         (Edit("execution/messages/client.py", 'if frame.fields["counted"] == [pending, fingerprint]:', "if True:"),),
         WIRE,

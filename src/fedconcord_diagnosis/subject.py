@@ -170,7 +170,13 @@ def _job(config: Config) -> Job:
             f"a diagnosis asks all clients in one process, and engine.name is {config.engine.name}; diagnose the same "
             "settings with --engine stacked, whose results agree to rounding"
         )
-    return build(config)
+    job = build(config)
+    if (layer := job.problem.objective.normalises) is not None:
+        raise UserError(
+            f"a diagnosis looks at clients' full gradients, and {layer}, so that they have none; diagnose the same "
+            "settings with norm=frozen, or a model with torch.nn.GroupNorm"
+        )
+    return job
 
 
 def _rounds(rounds: Sequence[int] | None, last: int, why: str) -> tuple[int, ...]:

@@ -121,6 +121,11 @@ def shell(source: Source, form: Form, clients: int) -> tuple[Config, Job]:
     inner = supervised(job.problem)
     if inner is None or has_own_models(job):
         raise UserError(f"{config.label}: sites judge one model on labelled samples, and this job has none such")
+    if inner.replaced.normalises:
+        raise UserError(
+            f"{config.label}: layer {inner.replaced.normalises[0]!r} normalises by statistics of all clients' samples, "
+            "and sites send no sums for them; use norm=frozen, or torch.nn.GroupNorm in its place"
+        )
     check_summed(inner.metrics)
     _check_secure(config, job)
     return config, replace(job, engine=Serial())

@@ -19,6 +19,7 @@ from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import Keyed, batches, fixed, uniform
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Needs, Oracle, Regulariser, Step, rng, roster_of, tree_leaves
+from fedconcord.method.contract.flat import Layout
 from fedconcord.method.step import samples
 from fedconcord.method.step.assignment import Assignment
 from fedconcord.method.step.sizes import Fixed
@@ -433,12 +434,10 @@ def test_a_keyed_draw_is_pinned() -> None:
     ]
 
 
-def test_batchnorm_is_refused_by_name() -> None:
-    data = Dataset(
-        "d", np.zeros((4, 3), np.float32), np.zeros(4, np.int64), np.zeros((1, 3), np.float32), np.zeros(1), 2
-    )
+def test_batchnorm_as_torch_has_it_is_refused_by_name() -> None:
+    """`Supervised` replaces it; whoever lays a model out by hand would mix its statistics."""
     with pytest.raises(UserError, match=r"layer '1' is BatchNorm1d.*torch.nn.GroupNorm\(2, 4\)"):
-        Supervised(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), data, [np.arange(4)])
+        Layout(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
 
 
 def test_broken_data_name_their_client() -> None:

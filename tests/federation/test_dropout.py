@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedconcord.execution.engines import Engine, Serial, Stacked, Wire
 from fedconcord.execution.job import Job, State, advance, checkpoint, refusals, start
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.layers import KeyedDropout, Keys, mixed, sample_keys
+from fedconcord.federation.layers import KeyedDropout, Pass, mixed, sample_keys
 from fedconcord.federation.models import MODELS
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.semi import SemiSupervised
@@ -87,9 +87,9 @@ def test_the_hash_is_splitmix64() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
 def test_the_rate_and_the_mean(rate: float) -> None:
     """As many entries stay as the rate says, in every sample, row by row and by place; the mean is the input's."""
-    keys, n, each = Keys(), 400, 1001
+    keys, n, each = Pass(), 400, 1001
     layer = KeyedDropout("d", rate, False, keys)
-    with keys.of(sample_keys(torch.tensor([[-5]]), 3, n)[0]):
+    with keys.of_step(sample_keys(torch.tensor([[-5]]), 3, n)[0], None):
         out = layer(torch.ones(n, each, dtype=torch.float64))
     stays = out > 0
     assert torch.equal(out[stays], torch.full((int(stays.sum()),), 1 / (1 - rate), dtype=torch.float64))
@@ -104,8 +104,8 @@ def test_the_rate_and_the_mean(rate: float) -> None:
 
 
 def test_channels_go_as_a_whole_and_a_rate_of_one_leaves_nothing() -> None:
-    keys, x = Keys(), torch.ones(50, 20, 3, 2)
-    with keys.of(sample_keys(torch.tensor([[9]]), 0, 50)[0]):
+    keys, x = Pass(), torch.ones(50, 20, 3, 2)
+    with keys.of_step(sample_keys(torch.tensor([[9]]), 0, 50)[0], None):
         out = KeyedDropout("d", 0.5, True, keys)(x)
         nothing = KeyedDropout("d", 1.0, False, keys)(x)
     assert torch.equal(out, out[:, :, :1, :1].expand_as(out))
@@ -115,13 +115,13 @@ def test_channels_go_as_a_whole_and_a_rate_of_one_leaves_nothing() -> None:
 
 
 def test_every_sample_layer_and_step_has_masks_of_its_own_and_every_client_and_round() -> None:
-    keys = Keys()
+    keys = Pass()
     layer, x = KeyedDropout("d", 0.5, False, keys), torch.ones(2, 64)
     streams = [int(rng.generator(0, rng.Purpose.MASK, t, i).integers(2**63)) for t in (0, 1) for i in (0, 1)]
     masks = []
     for stream in streams:
         for step in (0, 1):
-            with keys.of(sample_keys(torch.tensor([[stream]]), step, 2)[0]):
+            with keys.of_step(sample_keys(torch.tensor([[stream]]), step, 2)[0], None):
                 masks += [*layer(x), *layer(x)]
     rows = torch.stack(masks) > 0
     assert len(torch.unique(rows, dim=0)) == len(rows) == 4 * 2 * 4
@@ -353,11 +353,11 @@ def test_whole_clients_in_one_step_are_limited() -> None:
     large = Supervised(dense, many, [np.arange(600)])
     schedule = Schedule(0, 1, 0.1, fixed(1), "steps", batch_size=None)
     [reason] = refusals.reasons(Job(large, METHODS["fedavg"](), schedule))
-    assert "which are up to 600; give local.batch_size a smaller number" in reason
+    assert "where they are up to 600; give local.batch_size a smaller number" in reason
     assert not list(refusals.reasons(Job(large, METHODS["fedavg"](), replace(schedule, batch_size=10))))
 
 
 def test_semi_supervised_clients_have_none() -> None:
     masks = [np.arange(n) % 2 == 0 for n in SIZES]
-    with pytest.raises(UserError, match=r"layer '2' is dropout, which semi-supervised clients have no masks for"):
+    with pytest.raises(UserError, match=r"layer '2' does otherwise in training than where the model answers"):
         SemiSupervised(dense, data(), parts(), masks)

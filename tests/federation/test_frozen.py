@@ -406,10 +406,13 @@ class Cut(nn.Module):
         ),
         (Cut, "the model's outputs depend on none of the parameters that are trained"),
         (
-            lambda: nn.Sequential(nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, 3)),
-            r"layer '0' is BatchNorm1d.*GroupNorm\(2, 6\) in its place, or freeze it with requires_grad_\(Fal",
+            lambda: nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True), nn.Linear(6, 3)),
+            r"layer '0' is InstanceNorm1d.*GroupNorm\(2, 6\) in its place, or freeze it with requires_grad_\(Fal",
         ),
-        (lambda: nn.Sequential(nn.BatchNorm1d(6).eval(), nn.Linear(6, 3)), "layer '0' is BatchNorm1d"),
+        (
+            lambda: nn.Sequential(nn.BatchNorm1d(6).eval(), nn.Linear(6, 3)),
+            "layer '0' is BatchNorm1d in evaluation",
+        ),
     ],
 )
 def test_what_leaves_nothing_to_train_or_changes_by_itself_is_refused(build: Any, said: str) -> None:

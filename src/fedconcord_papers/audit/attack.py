@@ -208,6 +208,12 @@ def _supervised(job: Job) -> Supervised:
             "an audit rebuilds the samples of a supervised model, and this job's problem is "
             f"{type(job.problem).__name__}; audit a job of classes, numbers or labels"
         )
+    if problem.replaced.drops is not None or problem.replaced.normalises:
+        raise UserError(
+            f"an audit rebuilds samples from gradients of one function, and layer "
+            f"{problem.replaced.drops or problem.replaced.normalises[0]!r} does otherwise in training; audit a job "
+            "without dropout and with norm=frozen or GroupNorm"
+        )
     if not problem.x.dtype.is_floating_point:
         raise UserError(
             "an audit moves the numbers of dummy samples, and this job's samples are symbols; audit a job whose "

@@ -11,13 +11,14 @@ from fedconcord.execution.job.job import Job, has_own_models
 from fedconcord.federation.objectives.judging import supervised
 from fedconcord.federation.participation import sampling
 from fedconcord.federation.participation.schedule import Schedule
-from fedconcord.method.contract import Parts, Population, weights
+from fedconcord.method.contract import Orders, Parts, Population, weights
 from fedconcord.method.step import solver
 from fedconcord.method.step.assignment import with_term_of
 from fedconcord.method.step.samples import SLICE
 from fedconcord.support.errors import UserError
 
 MANY = 2**40  # samples
+FROZEN = ", or norm=frozen, or torch.nn.GroupNorm in its place"
 
 
 def check(job: Job) -> None:
@@ -42,7 +43,7 @@ def reasons(job: Job) -> Iterator[str]:
         solver.refuse(job.solver, algorithm, objective.regulariser is not None),
     )
     yield from (reason for reason in reasons if reason is not None)
-    yield from _of_draws(job)
+    yield from _of_layers(job)
     if isinstance(objective.private, Parts):
         is_windowed = objective.private.frozen or objective.private.before
         if job.solver.kind == "lbfgs" and is_windowed:
@@ -92,19 +93,64 @@ def reasons(job: Job) -> Iterator[str]:
             yield str(large)
 
 
-def _of_draws(job: Job) -> Iterator[str]:
-    """Why a model that is another one in every step does not go with what is asked of its f_i."""
-    draws = job.problem.objective.draws
-    if draws is None:
-        return
-    for what, advice in _askers(job):
-        yield f"{draws}, so that f_i is another function each time it is asked, and {what}; {advice}"
-    draw, largest = job.assignment.draws, job.problem.objective.largest
-    if draw.width(job.algorithm, largest) >= largest > SLICE:
+def _of_layers(job: Job) -> Iterator[str]:
+    """Why a model whose layers do otherwise in training does not go with what is asked of its f_i."""
+    objective, draws = job.problem.objective, job.assignment.draws
+    reasons = []
+    if objective.draws is not None:
+        reasons.append((f"{objective.draws}, so that f_i is another function each time it is asked", ""))
+    if objective.normalises is not None:
+        reasons.append((f"{objective.normalises}, so that f_i is no mean over samples", FROZEN))
+        yield from _of_statistics(job, objective.normalises)
+    for why, otherwise in reasons:
+        for what, advice in _askers(job):
+            yield f"{why}, and {what}; {advice}{otherwise}"
+        if draws.width(job.algorithm, objective.largest) >= objective.largest > SLICE:
+            yield (
+                f"{why}, and a step on all samples of a client takes {SLICE} at a time, where they are up to "
+                f"{objective.largest}; give local.batch_size a smaller number"
+            )
+
+
+def _of_statistics(job: Job, normalises: str) -> Iterator[str]:
+    """Why clients' samples do not go with layers that normalise by the batch and by statistics of all of them."""
+    algorithm, counts = job.algorithm, job.problem.roster.samples
+    if algorithm.facts.protection is not None:
         yield (
-            f"{draws}, and its masks are of steps of at most {SLICE} samples where a step is of all samples of a "
-            f"client, which are up to {largest}; give local.batch_size a smaller number"
+            f"{normalises}, and its statistics are sums of clients' activations, which privacy has no bound for; use "
+            "norm=frozen, or torch.nn.GroupNorm in its place"
         )
+    if has_own_models(job):
+        yield f"{normalises}, and clients' own models have no statistics of their own; use one model for all{FROZEN}"
+    if algorithm.step.term is not None:
+        yield (
+            f"{normalises}, and term {algorithm.step.term.name} asks other models about the same batch; leave "
+            f"local.term out{FROZEN}"
+        )
+    for n in np.unique(counts):
+        if 1 in _widths(job, int(n)):
+            yield _of_one(job, int(np.flatnonzero(counts == n)[0]))
+            return
+
+
+def _of_one(job: Job, client: int) -> str:
+    """Why a client cannot have batches of one sample, and the size of batches nearest to the job's that gives none."""
+    counts = job.problem.roster.samples
+    if (counts == 1).any():
+        return f"client {client} has one sample, which batch normalisation cannot use; use norm=frozen"
+    width = job.assignment.draws.width(job.algorithm, int(counts.max()))
+    sizes = [size for size in range(2, int(counts.max()) + 1) if (counts % size != 1).all()]
+    nearest = min(sizes, key=lambda size: abs(size - width))
+    return (
+        f"client {client} has {counts[client]} samples and batches of one sample among them, which batch normalisation "
+        f"cannot use; use norm=frozen or another local.batch_size, such as {nearest}"
+    )
+
+
+def _widths(job: Job, n: int) -> set[int]:
+    """How many samples steps of a client have that holds n."""
+    batches = job.assignment.draws.draw(job.algorithm, Orders(0, 0, n, 0.1, 0), n).batches
+    return {n} if batches is None else set((batches >= 0).sum(-1).tolist())
 
 
 def _askers(job: Job) -> Iterator[tuple[str, str]]:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedconcord.federation import layers
 from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import workers
-from fedconcord.method.contract.flat import Layout
+from fedconcord.method.contract.flat import NONE, Layout
 from fedconcord.support.errors import UserError
 
 # -- samples on the device -----------------------------------------------------------------------------------------
@@ -129,6 +130,7 @@ def resident(
 CACHED = 2**24  # bytes of the widest layer's outputs for a batch
 FEWEST, MOST = 32, 512  # samples in a batch
 ON_GPU = 2048  # the same on a GPU
+WHOLE = 2**27  # bytes of the widest layer's outputs for all samples, up to which they go in one batch
 
 Inputs = Resident | Tensor
 """Samples [n, *shape], of which a slice can be taken."""
@@ -161,15 +163,18 @@ class Forward:
         self.cost = counted(model, few)
         self.on_cpu = few.device.type == "cpu"
         self.chain = kernels.forward(model, few.shape[1:]) if self.on_cpu else None
+        self.last: tuple[Inputs, Tensor, dict[str, Tensor]] | None = None  # statistics, and what they are of
         self.spare = [model]  # the module and copies of it, those that no thread uses
         self.known = all(_ours(module) for module in model.modules())
         self.images = self.known and few.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        fitting = CACHED // (self.cost.widest * few.element_size())
+        self.item = few.element_size()
+        fitting = CACHED // (self.cost.widest * self.item)
         self.batch = min(max(fitting, FEWEST), MOST) if self.on_cpu else ON_GPU
 
-    def outputs(self, x: Tensor, sets: Sequence[Inputs]) -> list[Tensor]:
-        """Outputs [n, C] of the model x [d] on each set of samples, all sets in one pass."""
-        views = self.layout.values(x)
+    def outputs(self, x: Tensor, sets: Sequence[Inputs], statistics: Mapping[str, Tensor] = NONE) -> list[Tensor]:
+        """Outputs [n, C] of the model x [d] on each set of samples, all sets in one pass; statistics as the layout has
+        them."""
+        views = self.layout.values(x, statistics)
         if self.images:
             views = {k: _last(v) for k, v in views.items()}
         starts = [range(0, max(len(one), 1), self.batch) for one in sets]
@@ -177,6 +182,34 @@ class Forward:
         outputs_of = self._all(partial(self._one, views), pieces)
         counts = [len(of) for of in starts]
         return [torch.cat(outputs_of[sum(counts[:k]) : sum(counts[: k + 1])]) for k in range(len(counts))]
+
+    def passes(self, n: int, of: layers.Replaced) -> int:
+        """How often the statistics take n samples through the model, the last layer's at most."""
+        fits = n * self.cost.widest * self.item <= WHOLE
+        return min(len(of.normalises), 1) if fits else len(of.normalises)
+
+    @torch.no_grad()
+    def statistics(self, x: Tensor, inputs: Inputs, of: layers.Replaced) -> dict[str, Tensor]:
+        """The statistics by which the model x [d] normalises, of all samples of these inputs, by buffer.
+
+        What was last made is kept: rounds that are judged, looked at and the last ask it of one model.
+        """
+        if not of.normalises:
+            return {}
+        if self.last is not None and self.last[0] is inputs and torch.equal(self.last[1], x):
+            return self.last[2]
+        views, n = self.layout.values(x), len(inputs)
+        size = n if self.passes(n, of) == 1 else self.batch
+
+        def batch(a: int) -> Tensor:
+            out: Tensor = functional_call(of.model, views, (inputs[a : min(a + size, n)],))
+            return out
+
+        each = layers.measured(of.of, len(of.normalises), [partial(batch, a) for a in range(0, n, size)], x.dtype)
+        by_name = {f"{name}.running_{k}": value for name, one in each.items() for k, value in one._asdict().items()}
+        buffers = {name: by_name.get(name, of.model.get_buffer(name)) for name in of.statistics}
+        self.last = inputs, x.clone(), buffers
+        return buffers
 
     def _all(self, one: Callable[[Piece], Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
         threads = torch.get_num_threads()

@@ -7,7 +7,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedconcord.federation.layers import draw_masks
 from fedconcord.method.contract.code import Batch, Code, Correct, Visit
 from fedconcord.method.contract.flat import Layout
 from fedconcord.support.errors import UserError
@@ -44,7 +43,6 @@ def train(
         every = dict(mine.named_parameters())
         for key, value in (layout.views(x) | {key: layout.constants[key] for key in layout.weights}).items():
             every[key].copy_(value)
-    draw_masks(mine)
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
         torch.manual_seed(visit.seed)

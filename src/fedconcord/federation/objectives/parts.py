@@ -33,7 +33,8 @@ def with_private(
     whole = copy.copy(problem)
     for name in ("objective", "forward"):
         vars(whole).pop(name, None)
-    whole.layout, whole._looked = Layout(problem.model, problem.layout.weights, patterns), None
+    statistics = problem.replaced.statistics
+    whole.layout, whole._looked = Layout(problem.model, problem.layout.weights, patterns, statistics), None
     whole.pairs = pairs(whole.model, whole.layout)
     if not whole.layout.in_order:  # which kernels and compiled steps take for granted
         whole._kernel = None

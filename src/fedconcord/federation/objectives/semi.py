@@ -84,10 +84,11 @@ class SemiSupervised:
         ordered = [np.concatenate([part[mask], part[~mask]]) for part, mask in zip(parts, labelled, strict=True)]
         # the probe of the supervised objective would be of hidden labels, so it is kept at one sample and not used
         self.base = Supervised(build, data, ordered, dtype=dtype, device=device, train_samples=1)
-        if self.base.drops is not None:
+        if self.base.replaced.drops is not None or self.base.replaced.normalises:
+            layer = self.base.replaced.drops or self.base.replaced.normalises[0]
             raise UserError(
-                f"layer {self.base.drops!r} is dropout, which semi-supervised clients have no masks for: they guess "
-                "labels with the same model; leave it out"
+                f"layer {layer!r} does otherwise in training than where the model answers, and semi-supervised clients "
+                "guess labels with the model that they train; leave it out"
             )
         self.dim, self.offsets, self.sizes = self.base.dim, self.base.offsets, self.base.sizes
         self.dtype, self.device, self.regulariser = dtype, self.base.device, regulariser

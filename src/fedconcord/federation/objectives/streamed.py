@@ -15,6 +15,7 @@ from fedconcord.federation.data.dataset import Streams
 from fedconcord.federation.objectives.evaluation import Resident
 from fedconcord.federation.objectives.supervised import Supervised
 from fedconcord.method.contract import Evaluator, Objective, Roster, roster_of
+from fedconcord.support.errors import UserError
 
 KEPT = 2**28  # bytes of clients' samples that are kept: a round draws each of its clients once
 
@@ -28,6 +29,11 @@ class Streamed:
     """
 
     def __init__(self, judged: Supervised, streams: Streams) -> None:
+        if judged.replaced.normalises:
+            raise UserError(
+                f"layer {judged.replaced.normalises[0]!r} normalises by statistics of all clients' samples, and these "
+                "are drawn as clients take part; use norm=frozen, torch.nn.GroupNorm or fewer clients"
+            )
         self.judged, self.streams, self.offsets = judged, streams, streams.offsets
         self.init = judged.init
         self.evaluator: Evaluator = judged  # on the judged clients

@@ -64,12 +64,12 @@ class Supervised:
         held: for each client the indices of the train samples that it set apart, for validation.
         loss: of a sample; the usual one of the data's target if none (`losses.DEFAULT_LOSS`).
         metrics: of the test set; the usual ones if none.
+        norm: how batch normalisation is done.
         numbers: in which gradients are computed; losses, Hessians and the evaluation are in the model's own.
 
     Raises:
-        UserError: a client without samples, features that are not finite, labels out of range, a loss or a metric for
-            another target, a model with running statistics, with draws that no key governs or with other outputs than
-            the data need, or numbers that the processor does not compute in.
+        UserError: a client without samples, features that are not finite, labels out of range, a loss, a metric or a
+            model that does not fit the data or training here, or numbers that the processor does not compute in.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Supervised:
         loss: Loss | None = None,
         metrics: Sequence[Metric] = (),
         numbers: precision.Precision = "full",
+        norm: layers.Norm = "pooled",
     ) -> None:
         self.regulariser = regulariser
         self.dtype, self.device, self.numbers = dtype, torch.device(device), numbers
@@ -97,8 +98,10 @@ class Supervised:
         self.loss_of = check_loss(LOSSES[DEFAULT_LOSS[data.target]]() if loss is None else loss, data.target)
         self.metrics = tuple(metrics) or metrics_of((), data.target)
         # whose constants no run's seed changes
-        self.model, self.keys, self.drops = layers.with_keys(self._built(0).to(dtype=dtype, device=self.device))
-        self.layout = Layout(self.model, bases(self.model))
+        self.plain = self._built(0).to(dtype=dtype, device=self.device)
+        self.replaced = layers.replaced(self.plain, norm)
+        self.model = self.replaced.model
+        self.layout = Layout(self.model, bases(self.model), statistics=self.replaced.statistics)
         self.pairs = pairs(self.model, self.layout)
         self.pad: int | None = getattr(self.model, "pad", None)  # the token that fills samples up
         self.dim = self.layout.dim
@@ -120,7 +123,7 @@ class Supervised:
         self.probe = probe(len(order), train_samples, self.device)
         self._looked: tuple[Tensor, Scores] | None = None  # a model [d] and what it does for every client
         check_fit(self.model, self.loss_of, self.x[:2], self.y[:2], self.classes, self.pad)
-        layers.refuse_draws(self.model, self.x[:3], self.keys)
+        layers.refuse_draws(self.model, self.x[:3], self.replaced.of)
         check_metrics(self.others, self.in_units(self.test_y), self.classes)
         self.last = len(self.x.shape) == 4 and precision.channels_last(self.model, numbers, self.device)
         # for a GPU vmap makes one grouped convolution; for a CPU that is slower than client after client
@@ -142,6 +145,7 @@ class Supervised:
     @cached_property
     def objective(self) -> Objective:
         is_plain = self.conditions is None and self.numbers == "full" and self.layout.in_order
+        drops, norms = self.replaced.drops, self.replaced.normalises
         return replace(
             objective_of(self, lambda place: self.alone(place).objective, self.regulariser),
             accumulate=self.accumulate,
@@ -149,7 +153,8 @@ class Supervised:
             sample_size=math.prod(self.x.shape[1:]),
             precision=self.numbers,
             frozen=self.layout.digest,
-            draws=None if self.drops is None else f"layer {self.drops!r} drops other entries in every step",
+            draws=None if drops is None else f"layer {drops!r} drops other entries in every step",
+            normalises=f"layer {norms[0]!r} normalises by the batch" if norms else None,
             matrices=self.layout.matrices(self.model),
             pairs=self.pairs,
             class_counts=None if self.target != "class" else self.class_counts,
@@ -163,7 +168,7 @@ class Supervised:
         term = conditions.term
         if term is not None and (self.termed is None or self.termed.term is not term):
             few = self.x[:2], self.y[:2]
-            self.termed = Termed(term, self.model, self.layout, self.loss_of, self.target, self.keys, few)
+            self.termed = Termed(term, self.model, self.layout, self.loss_of, self.target, self.replaced.of, few)
         other = copy.copy(self)
         vars(other).pop("objective", None)
         if conditions.addition is not None and (self.conditions is None or self.conditions.addition is None):
@@ -244,7 +249,7 @@ class Supervised:
         numbers = numbers or self.numbers
         if self.conditions is not None and self.conditions.term is not None and self.termed is not None:
             return self.termed(x, inputs, targets, weight, self.conditions, mine, numbers)
-        with precision.forward(numbers, self.device), layers.masks(self.keys, mine.get("masks")):
+        with precision.forward(numbers, self.device), self.replaced.of.of_step(mine.get("masks"), weight):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)
         return each.mean() if weight is None else each @ weight
@@ -278,7 +283,7 @@ class Supervised:
     def train(self, code: Code, x: Tensor, samples: list[Tensor], visit: Visit, correct: Correct) -> Tensor:
         """The model [d] that code of the user's makes of x [d] on the samples [B] of each of its steps."""
         batches = [self.samples(step) for step in samples]
-        return own_code.train(self.model, self.layout, code, x, batches, visit, correct)
+        return own_code.train(self.plain, self.layout, code, x, batches, visit, correct)
 
     def hessian(self, x: Tensor, samples: Tensor) -> Tensor:
         return hessian_of(lambda at: self.loss(at, samples), x)
@@ -314,7 +319,7 @@ class Supervised:
             self._kernel(into, beta, alpha, x, *self.samples(samples), weight)
 
     def export(self, x: Tensor) -> dict[str, Tensor]:
-        return merged(self.model, self.layout.state(x))
+        return merged(self.model, self.layout.state(x, self.statistics(x)))
 
     def read(self, state: Mapping[str, Tensor]) -> Tensor:
         """The model [d] that `export` made such a state of; with low-rank adapters one like it, [d + D]."""
@@ -384,10 +389,14 @@ class Supervised:
         """The model's outputs on many samples."""
         return Forward(self.model, self.layout, self.x[:2])
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """What the model x [d] normalises by where it is judged or used, of all clients' training samples."""
+        return self.forward.statistics(x, self.x, self.replaced)
+
     @torch.no_grad()
     def answers(self, x: Tensor, *sets: tuple[Inputs, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
-        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets])
+        outputs = self.forward.outputs(x, [inputs for inputs, _ in sets], self.statistics(x))
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]
 
 

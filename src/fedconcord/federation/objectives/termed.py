@@ -55,8 +55,9 @@ def tapped(model: nn.Module, term: Term) -> Tap:
     """
     if not term.has_features:
         return Tap(model, "", [])
-    keys = {id(layer.keys): layer.keys for layer in model.modules() if isinstance(layer, layers.KeyedDropout)}
-    clone, box = copy.deepcopy(model, dict(keys)), list[Any]()
+    kinds = layers.KeyedDropout | layers.Normalisation
+    shared = {id(layer.of): layer.of for layer in model.modules() if isinstance(layer, kinds)}
+    clone, box = copy.deepcopy(model, dict(shared)), list[Any]()
     by_name = {name: layer for name, layer in clone.named_modules() if name}
     if term.features:
         if term.features not in by_name:
@@ -95,10 +96,10 @@ class Termed:
         layout: Layout,
         loss: Loss,
         target: Target,
-        keys: layers.Keys | None,
+        of: layers.Pass,
         few: tuple[Tensor, Tensor],
     ) -> None:
-        self.term, self.layout, self.loss, self.keys = term, layout, loss, keys
+        self.term, self.layout, self.loss, self.of = term, layout, loss, of
         if target not in term.targets:
             raise UserError(
                 f"term {term.name} is for targets of kind {' or '.join(term.targets)}, and these are of kind {target}; "
@@ -170,7 +171,7 @@ class Termed:
         numbers: precision.Precision,
     ) -> View:
         """What the term may look at of one client's batch."""
-        with layers.masks(self.keys, mine.get("masks")):
+        with self.of.of_step(mine.get("masks"), weight):
             outputs, features = self.passes(x, inputs, numbers)
         losses = self.loss.per_sample(outputs, targets)
         weights = losses.new_full(losses.shape, 1 / len(losses)) if weight is None else weight

@@ -8,8 +8,9 @@ import fnmatch
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +20,33 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedconcord.method.contract.trees import raw
 from fedconcord.support.errors import UserError
 
+NONE: Mapping[str, Tensor] = MappingProxyType({})
+
 
 class Layout:
     """Names, shapes and offsets of a module's trainable parameters inside one vector [d], in `named_parameters` order.
 
-    Frozen parameters (`requires_grad=False`) and buffers are constants of the model. A model may have an addition to
-    some of them behind its parameters: it is [d + D] then. Private parameters stand behind all others: the first
-    `shared` entries are what all clients share.
+    Frozen parameters (`requires_grad=False`) and buffers are constants of the model, but for statistics. A model may
+    have an addition to some of them behind its parameters: it is [d + D] then. Private parameters stand behind all
+    others: the first `shared` entries are what all clients share.
 
     Args:
         weights: the constants that a model may have an addition to, D numbers, in their order.
         private: what each client keeps for itself: patterns of names as in `fnmatch`, separated by "|".
+        statistics: names of buffers that are functions of the model and the data.
 
     Raises:
         UserError: the module has no parameter, or none to train; it has a layer whose buffers change in training
             (BatchNorm and kin) or dropout; a pattern matches nothing, or all.
     """
 
-    def __init__(self, module: nn.Module, weights: Sequence[str] = (), private: str | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        weights: Sequence[str] = (),
+        private: str | None = None,
+        statistics: Collection[str] = (),
+    ) -> None:
         refuse_layers(module)
         every: dict[str, Tensor] = dict(module.named_parameters())
         if not every:
@@ -55,7 +65,8 @@ class Layout:
         self.dim = sum(sizes)
         self.shared = sum(size for name, size in self.sizes.items() if name not in mine)
         every |= dict(module.named_buffers())
-        self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in self.shapes}
+        moving = {*self.shapes, *statistics}
+        self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in moving}
         self.order, self.weights = tuple(every), tuple(weights)
         first = {id(leaf): name for name, leaf in every.items()}
         state = module.state_dict(keep_vars=True)  # where what is tied has all its names, and some buffers have none
@@ -86,12 +97,13 @@ class Layout:
         """The trainable parameters as one new vector [d]."""
         return self.vector(dict(module.named_parameters())).detach()
 
-    def values(self, x: Tensor) -> dict[str, Tensor]:
-        """What the module computes with a model, by name: views of x, and the constants in numbers as wide as x's."""
+    def values(self, x: Tensor, statistics: Mapping[str, Tensor] = NONE) -> dict[str, Tensor]:
+        """What the module computes with a model, by name: views of x, and the constants in numbers as wide as x's; of
+        statistics those that are passed."""
         x, of = self.split(x)
         wide = {k: v.to(x.dtype) if v.is_floating_point() else v for k, v in of.constants.items()}
-        tensors = wide | self.views(x)
-        return {name: tensors[name] for name in self.order}
+        tensors = {**wide, **self.views(x), **statistics}
+        return {name: tensors[name] for name in self.order if name in tensors}
 
     def split(self, x: Tensor) -> tuple[Tensor, Layout]:
         """A model [d] or [d + D] as its parameters [d] and the layout whose constants have its addition."""
@@ -108,10 +120,10 @@ class Layout:
         other.constants = constants
         return other
 
-    def state(self, x: Tensor) -> dict[str, Tensor]:
-        """The module's `state_dict` with the parameters x [d]."""
+    def state(self, x: Tensor, statistics: Mapping[str, Tensor] = NONE) -> dict[str, Tensor]:
+        """The module's `state_dict` with the parameters x [d] and all its statistics."""
         x, of = self.split(x)
-        tensors = of.constants | self.views(x)
+        tensors = {**of.constants, **self.views(x), **statistics}
         return self.views(x) | {key: tensors[name] for key, name in self.state_names.items()}
 
     def views(self, x: Tensor) -> dict[str, Tensor]:
@@ -157,7 +169,7 @@ def refuse_layers(module: nn.Module) -> None:
     """Refuse layers that learn by averaging activations, as no method here says how a server would combine them, and
     layers that draw."""
     for name, layer in module.named_modules():
-        if (isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False)) and not _constant(layer):
+        if (isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False)) and not is_constant(layer):
             channels = getattr(layer, "num_features", "C")
             raise UserError(
                 f"layer {name or 'model'!r} is {type(layer).__name__}, whose running statistics are not parameters "
@@ -171,6 +183,6 @@ def refuse_layers(module: nn.Module) -> None:
             )
 
 
-def _constant(layer: nn.Module) -> bool:
+def is_constant(layer: nn.Module) -> bool:
     """Whether training leaves the layer as it is: it is in evaluation mode, and nothing of it is trained."""
     return not layer.training and not any(p.requires_grad for p in layer.parameters())

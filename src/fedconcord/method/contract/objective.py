@@ -133,6 +133,7 @@ class Objective:
     precision: str = "full"  # of gradients, where it is not dtype's: `objectives.precision`
     frozen: str | None = None  # what the model holds beside x, told from others by its digest
     draws: str | None = None  # what of a model is drawn anew in every step, in words: no f_i is asked twice
+    normalises: str | None = None  # what of a model looks at a whole batch, in words: f_i is no mean over samples
     matrices: tuple[tuple[int, int, int], ...] = ()  # (begin, rows, columns) in x of the model's hidden weight matrices
     pairs: tuple[Pair, ...] = ()  # its low-rank factors, where both of a pair are trained
     class_counts: Callable[[np.ndarray], Tensor] | None = None  # places [S] -> samples of each class [S, C]

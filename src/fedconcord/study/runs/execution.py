@@ -118,6 +118,11 @@ def options_of(config: Config, problem: Problem) -> RunOptions:
         patience = Patience(measures.patience, measures.min_delta, measures.watch)
     finetune = None if measures.personalise is None else part("eval.personalise", measures.personalise)
     inner = modelled(problem)
+    if finetune is not None and inner is not None and inner.replaced.normalises:
+        raise UserError(
+            f"layer {inner.replaced.normalises[0]!r} normalises by statistics of all clients' samples, and a model "
+            "of a client's own has none; leave eval.personalise out, or use norm=frozen or torch.nn.GroupNorm"
+        )
     about = None if inner is None else card(inner, config.model or DEFAULT_MODEL)
     looks, budget = judging.looks(config, problem), budget_of(config)
     return RunOptions(patience, looks, measures.clients_every, finetune, about, budget)

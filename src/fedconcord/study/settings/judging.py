@@ -166,7 +166,8 @@ def judges(problem: Problem) -> Judged | None:
         return None
     apart = len(inner.judged.y) if inner.judged.split == "validation" else 0
     everyone = len(inner.y) if inner is smooth and not apart else 0
-    return Judged(len(inner.test_y) + apart, len(inner.y), inner.forward.cost.multiplications, everyone)
+    measured = len(inner.y) * inner.forward.passes(len(inner.y), inner.replaced)  # for the statistics of layers
+    return Judged(len(inner.test_y) + apart + measured, len(inner.y), inner.forward.cost.multiplications, everyone)
 
 
 def samples_a_round(config: Config, problem: Problem) -> float:

@@ -193,7 +193,7 @@ def device_of(config: Config) -> torch.device:
 
 def problem_of(config: Config) -> Problem:
     """The clients of a run. The last one is kept: the methods of one seed share it while its files stay as they are."""
-    keys = (*OF_SAMPLES, "model", "adapters", "labels", "task", "validation", "loss", "metrics")
+    keys = (*OF_SAMPLES, "model", "adapters", "norm", "labels", "task", "validation", "loss", "metrics")
     numbers = {key: getattr(config.engine, key) for key in ("name", "device", "dtype", "precision")}
     problem = _problem(_choice(config, keys, {"engine": EngineSettings(**numbers)}, device_of(config)))
     if not isinstance(problem, Supervised | SemiSupervised | Streamed):
@@ -311,6 +311,7 @@ def _problem(choice: Choice) -> Problem:
         loss=None if config.loss is None else part("loss", config.loss),
         metrics=metrics_of(config.metrics, dataset.target),
         numbers=config.engine.precision,
+        norm=config.norm,
     )
     return problem if dataset.streams is None else Streamed(problem, dataset.streams)
 

@@ -206,9 +206,9 @@ def _check_problem(config: Config, keys: Collection[str]) -> Config:
 
 
 def _check_own_clients(config: Config, name: str) -> Config:
-    for key in ("partition", "skew", "model", "adapters", "labels", "task", "validation", "loss", "metrics"):
+    for key in ("partition", "skew", "model", "adapters", "norm", "labels", "task", "validation", "loss", "metrics"):
         value = getattr(config, key)
-        if value not in (None, [], "auto"):
+        if value not in (None, [], "auto", "pooled"):
             raise UserError(f"data {name} brings its own clients and takes no {key}, given {value}; leave it out")
     if config.eval.target is not None:
         raise UserError(f"eval.target is an accuracy, which data {name} does not have; leave it out")
@@ -237,6 +237,8 @@ def _check_task(config: Config, update: dict[str, Any], target: Target) -> Confi
             f"validation {config.validation:g} sets samples with labels apart, which task {task or 'semi'} does not "
             "know; leave it out"
         )
+    if config.norm != "pooled" and (config.task, config.labels) != (None, None):
+        raise UserError(f"norm {config.norm} is of supervised models, and the task is {task or 'semi'}; leave it out")
     if task == "clustering":
         for key, value in (
             ("model", config.model),

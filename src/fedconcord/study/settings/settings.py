@@ -319,6 +319,9 @@ class Config(BaseModel):
     adapters: str | None = key(None, "adapters such as lora(where='query|value')", stage="job")
     """low-rank adapters that are trained in place of the model's own weights, which are frozen; if none, the model is
     trained as it says"""
+    norm: Literal["pooled", "frozen"] = key("pooled", stage="job")
+    """how batch normalisation is done: pooled, in local steps by the batch, and where the model is judged or used by
+    statistics of all clients' training samples at that model; or frozen, by the statistics that the model comes with"""
     loss: str | None = key(None, "a loss such as huber(1.0)", stage="job")
     """the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the kind
     of target"""
