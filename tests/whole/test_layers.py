@@ -35,7 +35,7 @@ WINGS = {  # folders from the ground up: a wing imports from those before it, a 
     "support": Wing(1350, 1000),
     "method": Wing(10700, 7000, ("contract", "step", "wrappers", "algorithms")),
     "federation": Wing(
-        10300,
+        10500,
         8700,
         ("data", "transformers", "adapters", "layers", "models", "objectives", "partitions", "participation"),
     ),

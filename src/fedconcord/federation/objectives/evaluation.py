@@ -22,7 +22,7 @@ from torch.func import functional_call
 from fedconcord.federation import layers
 from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
-from fedconcord.method.contract import workers
+from fedconcord.method.contract import rng, workers
 from fedconcord.method.contract.flat import NONE, Layout
 from fedconcord.support.errors import UserError
 
@@ -340,3 +340,9 @@ def validation(scores: Scores, score: str, judged: np.ndarray) -> dict[str, floa
         values = scores.values[name]
         means[f"validation_{name}"] = float(np.average(values[judged], weights=scores.samples[judged]))
     return means | {f"validation_client_{score}": float(scores.values[score][judged].mean())}
+
+
+def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
+    """The fixed keyed sample of the train samples that the train loss is of, sorted; all of them if fewer."""
+    keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(n)[:train_samples]
+    return torch.as_tensor(np.sort(keep), device=device)

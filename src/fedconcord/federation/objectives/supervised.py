@@ -25,6 +25,7 @@ from fedconcord.federation.objectives.evaluation import (
     Samples,
     Scores,
     by_client,
+    probe,
     resident,
     validation,
 )
@@ -242,10 +243,8 @@ class Supervised:
         mine: Mapping[str, Tensor],
         numbers: precision.Precision | None = None,
     ) -> Tensor:
-        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own.
-
-        `mine` are the client's own tensors of the conditions, by field.
-        """
+        """The loss whose gradient local steps take: outputs in `numbers`, the loss itself in the model's own; `mine`
+        are the client's own tensors of the conditions, by field."""
         numbers = numbers or self.numbers
         if self.conditions is not None and self.conditions.term is not None and self.termed is not None:
             return self.termed(x, inputs, targets, weight, self.conditions, mine, numbers)
@@ -398,9 +397,3 @@ class Supervised:
         """Losses [n] and outputs [n, C] of the model x [d] on sets of samples and their targets, in one pass."""
         outputs = self.forward.outputs(x, [inputs for inputs, _ in sets], self.statistics(x))
         return [(self.loss_of.per_sample(out, of[1]), out) for out, of in zip(outputs, sets, strict=True)]
-
-
-def probe(n: int, train_samples: int, device: torch.device) -> Tensor:
-    """The fixed keyed sample of the train samples that the train loss is of, sorted; all of them if fewer."""
-    keep = rng.generator(0, rng.Purpose.SPLIT, client=1).permutation(n)[:train_samples]
-    return torch.as_tensor(np.sort(keep), device=device)

@@ -317,11 +317,9 @@ class Config(BaseModel):
     model: str | None = key(None, usual=DEFAULT_MODEL, stage="job")
     """the model to train, or package.module:factory for a model of your own"""
     adapters: str | None = key(None, "adapters such as lora(where='query|value')", stage="job")
-    """low-rank adapters that are trained in place of the model's own weights, which are frozen; if none, the model is
-    trained as it says"""
+    """low-rank adapters that are trained in place of the model's own weights, which are frozen; if none, none"""
     norm: Literal["pooled", "frozen"] = key("pooled", stage="job")
-    """how batch normalisation is done: pooled, in local steps by the batch, and where the model is judged or used by
-    statistics of all clients' training samples at that model; or frozen, by the statistics that the model comes with"""
+    """batch normalisation: pooled, by the batch in local steps and by all samples elsewhere; or frozen statistics"""
     loss: str | None = key(None, "a loss such as huber(1.0)", stage="job")
     """the loss of one sample, or package.module:function for a loss of your own; if none, the usual loss for the kind
     of target"""
