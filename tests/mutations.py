@@ -293,7 +293,13 @@ MUTATIONS: dict[str, Mutation] = {
         ("tests/federation/test_dropout.py", "-k", "words_say or mean"),
     ),
     "dropout: the final model drops too": Mutation(
-        (Edit("federation/layers.py", "            self.samples = None\n\n", "            pass\n\n"),),
+        (
+            Edit(
+                "federation/layers.py",
+                "            self.in_training, self.keys, self.weights = False, None, None\n",
+                "            pass\n",
+            ),
+        ),
         ("tests/federation/test_dropout.py", "-k", "judging or agree"),
     ),
     "batch norm: the mean of batches' variances": Mutation(
