@@ -134,7 +134,7 @@ def test_every_block_of_settings_resolves(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "package" / "module.py").write_text(f"import numpy as np\n{data}{models}")
     monkeypatch.syspath_prepend(str(tmp_path))
     blocks = re.findall(r"^```toml\n(.*?)^```$", COMING_FROM.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.toml"
         files.write_text(path, block)
