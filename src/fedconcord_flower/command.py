@@ -241,7 +241,7 @@ def ledger(
     folder: Annotated[str, typer.Argument(help="Folder of what the site remembers, its --folder.", metavar="DIR")],
     contains: Annotated[str, option("A last line's hash of before, which must still be there.", "HASH")] = "",
 ) -> None:
-    """Print what a site was asked, what left it and what privacy that spent. Verify that no line was changed."""
+    """Print what a site was asked and what left it. Verify that no line was changed; sum the privacy spent."""
     from fedconcord_sites.ledger import NAME, Ledger, epsilon_of, shown
 
     places = [Path(folder) / NAME, Path(folder) / "state" / NAME]

