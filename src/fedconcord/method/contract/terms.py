@@ -42,13 +42,13 @@ class Term(NamedTuple):
     name: str  # what sentences call it
     value: Callable[[View], Tensor]  # [B] one number a sample, or [] one a batch
     weight: float = 1.0  # times its value in the loss
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Need, ...] = ()  # what it looks at beside outputs, targets and losses
     features: str = ""  # the layer whose outputs are the features; "": what goes into the last linear layer
     per: Literal["sample", "batch"] = "sample"  # of a batch, f_i is no mean over samples
     centred: bool = False  # no gradient where the model, the server's and the client's last one are the same
     targets: tuple[str, ...] = ("class", "number", "labels")  # kinds of target that it is for
     loss: str | None = None  # the form of the only loss that it is for
-    identity: Identity = UNNAMED
+    identity: Identity = UNNAMED  # which definition it is, for checkpoints and wires
 
     def looks_at(self, whose: Literal["server", "previous"]) -> bool:
         """Whether it asks for anything of the server's model, or of the client's last one."""
