@@ -337,6 +337,7 @@ def _threads_may(objective: Objective, assignment: Assignment) -> bool:
         and assignment.algorithm.step.term is None
         and assignment.solver.kind != "lbfgs"
         and assignment.algorithm.step.code is None
+        and not assignment.algorithm.needs.loss
     )
 
 
