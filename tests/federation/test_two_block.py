@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedconcord.execution.engines import Serial, Stacked
 from fedconcord.execution.job import Job, State, advance, checkpoint, evaluate, start
 from fedconcord.federation.data.dataset import Dataset
-from fedconcord.federation.objectives.regularisers import to_simplex
 from fedconcord.federation.objectives.semi import SemiSupervised
 from fedconcord.federation.objectives.two_block import PrivateBlocks, Stated, clustering, matched
 from fedconcord.federation.participation.schedule import Schedule
@@ -20,6 +19,7 @@ from fedconcord.federation.participation.work import uniform
 from fedconcord.federation.partitions.skew import labelled
 from fedconcord.method.algorithms import METHODS
 from fedconcord.method.contract import Problem, tree_leaves
+from fedconcord.method.contract.weights import to_simplex
 from fedconcord.support.errors import UserError
 from table import make
 from tiers import tiers

@@ -13,8 +13,8 @@ from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.algorithms.fairness import onto_simplex
 from fedconcord.method.contract import Algorithm
+from fedconcord.method.contract.weights import to_simplex
 
 
 def problem(clients: int = 4) -> Supervised:
@@ -85,11 +85,11 @@ def test_the_simplex() -> None:
     """Against the conditions of optimality: v - z is constant where z > 0, and smaller elsewhere."""
     for seed in range(20):
         v = torch.as_tensor(np.random.default_rng(seed).standard_normal(7))
-        z = onto_simplex(v)
+        z = to_simplex(v)
         assert float(z.sum()) == pytest.approx(1)
         assert float(z.min()) >= 0
         level = (v - z)[z > 0]
         assert float(level.max() - level.min()) < 1e-12
         assert bool((v[z == 0] <= level.min() + 1e-12).all())
     inside = torch.tensor([0.2, 0.5, 0.3]).double()
-    torch.testing.assert_close(onto_simplex(inside), inside)
+    torch.testing.assert_close(to_simplex(inside), inside)

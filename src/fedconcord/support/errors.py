@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from fedconcord.support.synonyms import SYNONYMS
 
@@ -46,6 +47,26 @@ def _plain(name: str) -> str:
 def reason(error: Exception) -> str:
     """Why a file could not be read, without the path and number that the system adds: the sentence has said which."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def in_words(error: BaseException) -> str:
+    """What somebody else's code raised, on one line: its kind and what it says."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Around somebody else's code: whatever it raises becomes one sentence, which begins with `what`.
+
+    Raises:
+        UserError: as it came, or made of another error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {in_words(error)}") from error
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from fedconcord.support import objects
-from fedconcord.support.errors import UserError, closest
+from fedconcord.support.errors import UserError, closest, foreign, in_words
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 T = TypeVar("T")
@@ -80,10 +80,9 @@ def load(path: str, what: str) -> Callable[..., Any]:
     try:
         thing: Any = importlib.import_module(module)
     except Exception as error:  # whatever somebody else's module raises when imported
-        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"cannot import the {what} {path}: {why}; modules are looked for in the installed packages, PYTHONPATH and "
-            f"the current directory"
+            f"cannot import the {what} {path}: {in_words(error)}; modules are looked for in the installed packages, "
+            "PYTHONPATH and the current directory"
         ) from error
     for name in names.split("."):
         if not hasattr(thing, name):
@@ -108,10 +107,9 @@ def from_entry_point(entry: EntryPoint, what: str = "") -> Any:
     try:
         return entry.load()
     except Exception as error:  # whatever somebody else's module raises when imported
-        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"cannot load {what}{entry.name!r} of package {package_of(entry)} (entry point {entry.value}): {why}; "
-            "repair or uninstall that package"
+            f"cannot load {what}{entry.name!r} of package {package_of(entry)} (entry point {entry.value}): "
+            f"{in_words(error)}; repair or uninstall that package"
         ) from error
 
 
@@ -157,13 +155,8 @@ def maker(
     called = with_options(function, path, what, leading)
 
     def make(*values: Any, **options: Any) -> T:
-        try:
+        with foreign(f"{what} {path} failed when it was made"):
             product = called(*values, **options)
-        except UserError:
-            raise
-        except Exception as error:  # whatever somebody else's factory raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{what} {path} failed when it was made: {why}") from error
         if not isinstance(product, kind):
             raise UserError(f"{what} {path} returned {type(product).__name__}; return a fedconcord.{kind.__name__}")
         return product

@@ -24,8 +24,9 @@ from fedconcord.federation.objectives import Quadratic, quadratics
 from fedconcord.federation.participation.schedule import Schedule
 from fedconcord.federation.participation.work import fixed
 from fedconcord.method.algorithms import METHODS
-from fedconcord.method.contract import Algorithm, Piece
+from fedconcord.method.contract import Algorithm
 from fedconcord.method.contract.pieces import At, Place
+from fedconcord.method.step.walk import with_own_state
 from fedconcord.method.wrappers.optimisers import LocalOptimiser, with_optimiser
 from fedconcord.testing.bench import DIM
 from fedconcord.testing.check import CheckFailedError, algorithm_checks
@@ -87,15 +88,8 @@ def _contract(factory: Make) -> None:
 
 def _moves(factory: Make, gradients: Tensor, x: Tensor) -> Tensor:
     """What a piece after piece makes of gradients [K, S, d], one step each at x [S, d]: moves [K, S, d]."""
-
-    def own(value: Any) -> Any:
-        return value.expand(len(x), value.shape[-1]).clone() if isinstance(value, Tensor) else value
-
-    pieces: list[Any] = []
-    for piece in factory().pieces(x[0], MATRICES):
-        fields: Any = piece
-        pieces.append(fields._replace(**{name: own(getattr(piece, name)) for name in piece.traits.moves}))
-    in_order: tuple[Piece, ...] = tuple(sorted(pieces, key=lambda piece: piece.traits.place))
+    pieces = [with_own_state(piece, len(x)) for piece in factory().pieces(x[0], MATRICES)]
+    in_order = tuple(sorted(pieces, key=lambda piece: piece.traits.place))
     moves = []
     for k, g in enumerate(gradients):
         v = g.clone()

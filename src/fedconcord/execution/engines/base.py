@@ -29,6 +29,7 @@ from fedconcord.method.contract import (
     weights,
 )
 from fedconcord.method.step.assignment import Assignment, block_gradients, settled
+from fedconcord.method.step.samples import losses as losses_at
 
 T = TypeVar("T")
 
@@ -183,9 +184,8 @@ def joining(algorithm: Algorithm, store: Store, plan: Plan, team: Team, talks: b
 
 def losses(problem: Problem, x: Tensor, ids: np.ndarray) -> np.ndarray:
     """The loss [S] of each of these clients over all its samples at x [d]."""
-    objective = problem.objective
-    with torch.no_grad():
-        return np.array([float(objective.loss(x, objective.samples(int(i)))) for i in ids])
+    each: np.ndarray = losses_at(problem.objective, x.expand(len(ids), -1), ids).double().cpu().numpy()
+    return each
 
 
 def first_rows(problem: Problem, assignment: Assignment, server: Tree, template: Tree) -> First | None:

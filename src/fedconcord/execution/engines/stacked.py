@@ -49,7 +49,7 @@ from fedconcord.method.step.assignment import (
 )
 from fedconcord.method.step.graphs import Graphs
 from fedconcord.method.step.private import joint_of
-from fedconcord.method.step.samples import full_gradient
+from fedconcord.method.step.samples import full_gradient, losses
 from fedconcord.method.step.step import solve_together
 
 
@@ -87,15 +87,15 @@ class Stacked:
                 steps are asked for and numba is not installed, or they are not for this job.
         """
 
+        objective = problem.objective
+        if assignment.algorithm.step.term is not None:  # for which no kernel is written
+            objective = with_term_of(objective, assignment.algorithm, problem.init(0), None, np.zeros(2, np.int64))
+
         def choice() -> str:
             by = self.kernel
             if by == "auto":
                 by = chunk_rule.kernel(objective, assignment, plan, rounds)
             return json.dumps([by, *chunk_rule.auto(objective, assignment, plan, self.chunk, self.workers, by)])
-
-        objective = problem.objective
-        if assignment.algorithm.step.term is not None:  # for which no kernel is written
-            objective = with_term_of(objective, assignment.algorithm, problem.init(0), None, np.zeros(2, np.int64))
 
         open_choice = "auto" in (self.chunk, self.workers, self.kernel)
         by, width, number = json.loads(self.team.tell(choice) if open_choice else choice())
@@ -278,12 +278,7 @@ class StackedCohort:
                 evaluations += passes_of(objective, assignment, plan, select)
             client = client._replace(gradient=joint.shared(gradient))
         if algorithm.needs.loss:
-            points = at.expand(len(ids), -1)
-            each = [
-                objective.taking(slice(k, k + 1), 0).loss(points[k], objective.samples(int(i)))
-                for k, i in enumerate(ids)
-            ]
-            client = client._replace(loss=torch.stack(each).detach()[:, None])
+            client = client._replace(loss=losses(objective, at.expand(len(ids), -1), ids)[:, None])
         if algorithm.step.hessian_at is not None:
             points = joint.point(algorithm.step.hessian_at(down, rows)).expand(len(ids), -1)
             squares = [

@@ -24,7 +24,7 @@ from fedconcord.federation.data.dataset import Scale
 from fedconcord.federation.objectives import kernels
 from fedconcord.method.contract import rng, workers
 from fedconcord.method.contract.flat import NONE, Layout
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import UserError, in_words
 
 # -- samples on the device -----------------------------------------------------------------------------------------
 
@@ -262,9 +262,10 @@ def check_outputs(model: nn.Module, few: Tensor, outputs: int) -> Tensor:
         with torch.enable_grad():
             answer: Tensor = model(few)
     except Exception as error:  # whatever the layers of somebody else's model raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
         kind = str(few.dtype).removeprefix("torch.")
-        raise UserError(f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {why}") from error
+        raise UserError(
+            f"the model cannot take samples of shape {tuple(few.shape[1:])} ({kind}): {in_words(error)}"
+        ) from error
     shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
     if shape != needed:
         raise UserError(

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedconcord.federation.data.dataset import Target
 from fedconcord.federation.objectives.losses import KINDS
 from fedconcord.support import factories
-from fedconcord.support.errors import UserError, unknown
+from fedconcord.support.errors import UserError, in_words, unknown
 from fedconcord.support.imports import Open, with_options
 from fedconcord.support.objects import name_of
 
@@ -260,9 +260,10 @@ def _own_metric(function: Callable[..., Any], path: str) -> Metric:
         try:
             return float(called(outputs, targets))
         except Exception as error:  # whatever somebody else's function raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
             shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
-            raise UserError(f"metric {path} failed on {shapes}: {why}; it must return one number") from error
+            raise UserError(
+                f"metric {path} failed on {shapes}: {in_words(error)}; it must return one number"
+            ) from error
 
     return Metric(name_of(path), KINDS, value, bool(getattr(function, "higher_is_better", True)))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedconcord.method.contract.code import Batch, Code, Correct, Visit
 from fedconcord.method.contract.flat import Layout
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import UserError, foreign
 
 
 def train(
@@ -46,13 +46,6 @@ def train(
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
         torch.manual_seed(visit.seed)
-        try:
+        with foreign(f"client code {name} failed at client {visit.client} in round {visit.round}"):
             code.train(mine, batches, visit._replace(correct=correct_gradients))
-        except UserError:
-            raise
-        except Exception as error:  # whatever somebody else's code raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(
-                f"client code {name} failed at client {visit.client} in round {visit.round}: {why}"
-            ) from error
     return vector()

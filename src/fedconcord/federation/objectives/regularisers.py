@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedconcord.method.contract import Evaluator, Objective, Problem, Regulariser
+from fedconcord.method.contract.weights import to_simplex
 from fedconcord.support.errors import UserError
 from fedconcord.support.factories import by_name
 from fedconcord.support.parameters import Count, NotNegative, about
@@ -32,18 +33,6 @@ GroupWeight = Annotated[NotNegative, about("weight of the groups' norms")]
 def soft(x: Tensor, threshold: float) -> Tensor:
     """Entries of x moved towards 0 by the threshold, 0 where they are smaller."""
     return x - x.clamp(-threshold, threshold)
-
-
-def to_simplex(x: Tensor) -> Tensor:
-    """The closest point to x [..., k] with entries >= 0 that sum to 1 in every row (Held, Wolfe and Crowder 1974).
-
-    Sort, keep the largest j with u_j - (u_1 + .. + u_j - 1) / j > 0, subtract that threshold.
-    """
-    descending = x.sort(dim=-1, descending=True).values
-    count = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    excess = (descending.cumsum(-1) - 1.0) / count
-    support = (descending > excess).sum(-1, keepdim=True).clamp(min=1)  # 0 of NaN alone
-    return (x - excess.gather(-1, support - 1)).clamp(min=0.0)
 
 
 def _rounding(x: Tensor) -> float:

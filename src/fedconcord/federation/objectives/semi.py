@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives.common import alone
 from fedconcord.federation.objectives.evaluation import probe
-from fedconcord.federation.objectives.regularisers import to_simplex
 from fedconcord.federation.objectives.supervised import Supervised
 from fedconcord.federation.objectives.two_block import Inputs, objective_in_both
 from fedconcord.method.contract import Evaluator, Objective, Regulariser, Roster, roster_of
+from fedconcord.method.contract.weights import to_simplex
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
 

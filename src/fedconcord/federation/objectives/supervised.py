@@ -32,7 +32,7 @@ from fedconcord.federation.objectives.evaluation import (
 from fedconcord.federation.objectives.fits import check_fit, check_samples
 from fedconcord.federation.objectives.losses import DEFAULT_LOSS, LOSSES, Loss, check_loss
 from fedconcord.federation.objectives.metrics import SCORES, Metric, check_metrics, defined, metrics_of
-from fedconcord.federation.objectives.termed import Termed, mapped
+from fedconcord.federation.objectives.termed import Batch, Termed, mapped
 from fedconcord.federation.transformers import shortened
 from fedconcord.method.contract import (
     Accumulate,
@@ -247,7 +247,7 @@ class Supervised:
         are the client's own tensors of the conditions, by field."""
         numbers = numbers or self.numbers
         if self.conditions is not None and self.conditions.term is not None and self.termed is not None:
-            return self.termed(x, inputs, targets, weight, self.conditions, mine, numbers)
+            return self.termed(x, Batch(inputs, targets, weight, self.conditions, mine, numbers))
         with precision.forward(numbers, self.device), self.replaced.of.of_step(mine.get("masks"), weight):
             outputs = self.logits(x, inputs)
         each = self.loss_of.per_sample(outputs.to(self.dtype), targets)

@@ -16,7 +16,7 @@ from fedconcord.federation.objectives import precision
 from fedconcord.federation.objectives.losses import Loss
 from fedconcord.method.contract import Conditions, Term, View
 from fedconcord.method.contract.flat import Layout
-from fedconcord.support.errors import UserError, closest
+from fedconcord.support.errors import UserError, closest, foreign
 
 
 def mapped(conditions: Conditions | None, samples: int) -> dict[str, Tensor]:
@@ -78,11 +78,22 @@ def tapped(model: nn.Module, term: Term) -> Tap:
     return Tap(clone, linear[-1], box)
 
 
+class Batch(NamedTuple):
+    """One client's batch in a local step, and what its loss is taken under."""
+
+    inputs: Tensor  # [B, *shape]
+    targets: Tensor  # [B, ...]
+    weight: Tensor | None  # [B] of each sample in the mean; None: 1/B
+    conditions: Conditions  # of the round
+    mine: Mapping[str, Tensor]  # the client's part of them, by field
+    numbers: precision.Precision = "full"  # of the forward passes
+
+
 class Termed:
     """The loss of a batch with a term.
 
     Args:
-        keys: of the model's dropout; the server's and the last model drop nothing.
+        of: the model's passes, whose masks are for it alone: the server's and the last model drop nothing.
         few: some samples [2, *shape], and their targets, on which it is tried.
 
     Raises:
@@ -129,13 +140,8 @@ class Termed:
         here, counts = x.detach(), x.new_ones(1, outputs.shape[-1])
         conditions = Conditions(term=term, server=here + 0.01, previous=here[None] - 0.01, class_counts=counts)
         mine = {name: value[0] for name, value in conditions.mapped().items()}
-        try:
-            value = term.value(self.view(x, inputs, targets, None, conditions, mine, "full"))
-        except UserError:
-            raise
-        except Exception as error:  # whatever somebody else's term raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"term {term.name} failed on {len(inputs)} samples: {why}") from error
+        with foreign(f"term {term.name} failed on {len(inputs)} samples"):
+            value = term.value(self.view(x, Batch(inputs, targets, None, conditions, mine)))
         shape = (len(inputs),) if term.per == "sample" else ()
         if not isinstance(value, Tensor) or value.shape != shape:
             form = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -160,17 +166,9 @@ class Termed:
             outputs, features = self.tap.forward(self.layout.values(x), inputs)
         return outputs.to(x.dtype), features.to(x.dtype) if isinstance(features, Tensor) else features
 
-    def view(
-        self,
-        x: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weight: Tensor | None,
-        conditions: Conditions,
-        mine: Mapping[str, Tensor],
-        numbers: precision.Precision,
-    ) -> View:
-        """What the term may look at of one client's batch."""
+    def view(self, x: Tensor, batch: Batch) -> View:
+        """What the term may look at of a batch at x [d]."""
+        inputs, targets, weight, conditions, mine, numbers = batch
         with self.of.of_step(mine.get("masks"), weight):
             outputs, features = self.passes(x, inputs, numbers)
         losses = self.loss.per_sample(outputs, targets)
@@ -186,27 +184,10 @@ class Termed:
                 view = view._replace(previous_outputs=outputs, previous_features=features)
         return view
 
-    def __call__(
-        self,
-        x: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weight: Tensor | None,
-        conditions: Conditions,
-        mine: Mapping[str, Tensor],
-        numbers: precision.Precision,
-    ) -> Tensor:
-        """The mean loss [] of a client's batch with the term, differentiable in x.
-
-        Args:
-            x: [d] the model.
-            weight: [B] of each sample in the mean, or 1/B.
-            conditions: of the round.
-            mine: the client's part of them.
-            numbers: of the forward passes.
-        """
-        view = self.view(x, inputs, targets, weight, conditions, mine, numbers)
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """The mean loss [] of a batch with the term, differentiable in the model x [d]."""
+        view = self.view(x, batch)
         value = self.term.weight * self.term.value(view)
         each = view.losses if self.term.per == "batch" else view.losses + value
-        total = each.mean() if weight is None else each @ weight
+        total = each.mean() if batch.weight is None else each @ batch.weight
         return total + value if self.term.per == "batch" else total

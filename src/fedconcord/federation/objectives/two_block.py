@@ -20,7 +20,6 @@ from torch.func import grad, vmap
 
 from fedconcord.federation.data.dataset import Dataset
 from fedconcord.federation.objectives.common import alone, hessian_of, vectorised
-from fedconcord.federation.objectives.regularisers import to_simplex
 from fedconcord.method.contract import (
     Evaluator,
     Objective,
@@ -32,6 +31,7 @@ from fedconcord.method.contract import (
     rng,
     roster_of,
 )
+from fedconcord.method.contract.weights import to_simplex
 from fedconcord.support.errors import UserError
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
 

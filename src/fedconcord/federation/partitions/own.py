@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fedconcord.federation.partitions.simple import check_clients
 from fedconcord.support import grammar, imports
-from fedconcord.support.errors import UserError, unknown
+from fedconcord.support.errors import UserError, foreign, unknown
 from fedconcord.support.imports import with_options
 
 PACKAGE = "flwr_datasets.partitioner"
@@ -117,15 +117,8 @@ def by_function(function: Callable[..., Any], path: str) -> Callable[..., list[n
 
     def divide(labels: np.ndarray, n_clients: int, rng: np.random.Generator, /, **options: Any) -> list[np.ndarray]:
         check_clients(len(labels), n_clients)
-        try:
+        with foreign(f"partition {path} failed for {len(labels)} samples and {n_clients} clients"):
             parts = called(labels, n_clients, rng, **options)
-        except UserError:
-            raise
-        except Exception as error:  # whatever somebody else's function raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(
-                f"partition {path} failed for {len(labels)} samples and {n_clients} clients: {why}"
-            ) from error
         return _checked(parts, len(labels), n_clients, f"partition {path}")
 
     divide.__signature__ = inspect.signature(called)  # type: ignore[attr-defined]

@@ -8,8 +8,9 @@ q = 0 is FedAvg with weights that sum to 1. As in released code, 1e-10 is added 
 AFL: Mohri, Sivek and Suresh, ICML 2019, Algorithm Stochastic-AFL, of min_x max_lambda sum lambda_i F_i(x) over the
 simplex:
     x <- x + sum lambda_i (y_i - x),   lambda <- the point of the simplex next to lambda + step (F_1, ..., F_N).
-Deviations: clients take their local steps between two of lambda's, one step each is the paper's; the answer is the last
-x and not the mean over rounds, of which its bound is; lambda starts at the clients' weights p.
+Deviations: clients take their local steps between two of lambda's, one step each is the paper's; the answer is the
+last x and not the mean over rounds, of which its bound is; lambda starts at the clients' weights p. The server holds N
+numbers for each client of a cohort while it adds up their losses.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from fedconcord.method.algorithms.fedavg import WeightsOption
 from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Facts, Local, Needs, Phases, Sender
 from fedconcord.method.contract.identity import definition
+from fedconcord.method.contract.weights import to_simplex
 from fedconcord.support.factories import Search
 from fedconcord.support.parameters import NotNegative, Positive, about
 
@@ -94,8 +96,7 @@ def afl(
     """
 
     def contribute(up: Told, sender: Sender, cohort: Cohort) -> Spread:
-        here = sender.id[..., None] if sender.id.ndim == 0 else sender.id
-        place = torch.arange(cohort.n, device=here.device) == here
+        place = torch.arange(cohort.n, device=sender.id.device) == sender.id
         return Spread(up.move, torch.where(place, up.loss, torch.zeros_like(up.loss)))
 
     def combine(server: Agnostic, shares: Spread, senders: Sender, cohort: Cohort) -> Spread:
@@ -103,7 +104,7 @@ def afl(
         return Spread((weights[:, None] * shares.move).sum(0), shares.losses.sum(0))
 
     def update(server: Agnostic, total: Spread, cohort: Cohort) -> Agnostic:
-        return Agnostic(server.x + total.move, onto_simplex(server.weights + lambda_lr * total.losses))
+        return Agnostic(server.x + total.move, to_simplex(server.weights + lambda_lr * total.losses))
 
     def finish(x: Tensor, row: tuple[()], end: Done, client: Client) -> tuple[Told, tuple[()]]:
         assert client.loss is not None
@@ -120,11 +121,3 @@ def afl(
         needs=Needs(everyone=True, loss=True),
         facts=Facts(group="fairness"),
     )
-
-
-def onto_simplex(v: Tensor) -> Tensor:
-    """The point next to v [N] whose entries are at least 0 and sum to 1 (Duchi et al., ICML 2008, Fig. 1)."""
-    order = v.sort(descending=True).values
-    above = (order.cumsum(0) - 1) / torch.arange(1, len(v) + 1, device=v.device)
-    last = (order > above).sum() - 1
-    return (v - above.take(last)).clamp(min=0)

@@ -7,11 +7,25 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedconcord.method.contract.contract import Weights
 from fedconcord.method.contract.round import Plan
 
 Value = TypeVar("Value")
+
+
+def to_simplex(x: Tensor) -> Tensor:
+    """The closest point to x [..., k] with entries >= 0 that sum to 1 in every row (Held, Wolfe and Crowder 1974).
+
+    Sort, keep the largest j with u_j - (u_1 + .. + u_j - 1) / j > 0, subtract that threshold.
+    """
+    descending = x.sort(dim=-1, descending=True).values
+    count = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    excess = (descending.cumsum(-1) - 1.0) / count
+    support = (descending > excess).sum(-1, keepdim=True).clamp(min=1)  # 0 of NaN alone
+    return (x - excess.gather(-1, support - 1)).clamp(min=0.0)
 
 
 def objective(kind: Weights, sizes: np.ndarray) -> np.ndarray:

@@ -134,3 +134,13 @@ def full_gradient(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor
         g = part if g is None else g.add_(part)
     assert g is not None
     return g
+
+
+def losses(objective: Objective, x: Tensor, places: np.ndarray) -> Tensor:
+    """The losses [S] of clients over all their samples at x [S, d], one after the other: they are no gradients."""
+    with torch.no_grad():
+        each = [
+            objective.taking(slice(k, k + 1), 0).loss(x[k], objective.samples(place))
+            for k, place in enumerate(places.tolist())
+        ]
+    return torch.stack(each) if each else x.new_zeros(0)

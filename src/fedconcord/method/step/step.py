@@ -32,7 +32,7 @@ from fedconcord.method.step.compiled import in_one_call
 from fedconcord.method.step.fused import fused
 from fedconcord.method.step.graphs import Graphs, replay_or_take
 from fedconcord.method.step.private import SHARED, Joint, apart, joint_of
-from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything
+from fedconcord.method.step.samples import Alone, Batches, batches, blocks_of, everything, losses
 from fedconcord.method.step.walk import Chain, Source, Walked, rows_of, walk
 
 
@@ -46,10 +46,9 @@ class Step(NamedTuple):
 
 def ask(algorithm: Algorithm, objective: Objective, place: int, down: Tree, row: Tree) -> Tensor:
     """The message of a prelude, before the local steps: the client's full gradient [d] at the server's model."""
-    x = model_of(down)
-    in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
-    places, joint = np.array([place]), joint_of(objective, private)
-    in_x = with_conditions(in_x, algorithm, down, rows, places)
+    x, places = model_of(down), np.array([place])
+    in_x, rows, private = open_rows(objective, x, _stack(row), places)
+    in_x, joint = with_conditions(in_x, algorithm, down, rows, places), joint_of(objective, private)
     return joint.shared(in_x.gradient(joint.one(x), objective.samples(place)))
 
 
@@ -77,11 +76,11 @@ def client_step(
         gradient: its full gradient [d] at the server's model, where a prelude had it evaluated.
     """
     algorithm, oracle, x = assignment.algorithm, assignment.oracle, model_of(down)
-    whole = objective.samples(place)
+    whole, places = objective.samples(place), np.array([place])
     full_cost = passes(assignment, objective, place)
-    in_x, rows, private = open_rows(objective, x, _stack(row), np.array([place]))
+    in_x, rows, private = open_rows(objective, x, _stack(row), places)
     state = _first(rows)
-    in_x = with_conditions(in_x, algorithm, down, rows, np.array([place]), [orders])
+    in_x = with_conditions(in_x, algorithm, down, rows, places, [orders])
     joint = joint_of(objective, private)
     at = joint.one(x)
     client = client_of(objective, orders, algorithm.phases.late)
@@ -92,17 +91,14 @@ def client_step(
             evaluations += 0 if orders.answers else full_cost
         client = client._replace(gradient=joint.shared(gradient))
     if algorithm.needs.loss:
-        client = client._replace(loss=in_x.loss(at, whole).detach())
+        client = client._replace(loss=losses(in_x, at[None], places)[0])
     if algorithm.step.hessian_at is not None:
         point = joint.one(algorithm.step.hessian_at(down, state))
         client = client._replace(hessian=curvature(in_x, point, place, orders.id, joint.width))
     local = with_oracle(algorithm.start(down, state, client), oracle, at, gradient)
     all_steps = joint.orders(orders)
     draws = assignment.draws.draw(algorithm, all_steps, len(whole))
-    first = int(objective.offsets[place])
-    steps = [whole] * all_steps.steps
-    if draws.batches is not None and oracle.kind != "full":
-        steps = _of_one(objective, first, draws.batches)
+    steps = _samples_of(objective, place, None if oracle.kind == "full" else draws.batches, all_steps.steps)
     if algorithm.step.code is None:
         end = solve(in_x, assignment, local, steps, draws.blocks, whole, orders.lr, full_cost, joint)
     else:
@@ -171,8 +167,11 @@ def _by_code(
     return assignment.done(local, chain, walked), int(walked.taken.sum())
 
 
-def _of_one(objective: Objective, first: int, positions: np.ndarray) -> list[Tensor]:
-    """The samples of each step of a client whose own begin at `first`; positions [K, B], -1 pads."""
+def _samples_of(objective: Objective, place: int, positions: np.ndarray | None, steps: int) -> list[Tensor]:
+    """The samples of each step of a client; positions [K, B] inside it, -1 pads; None: all samples at each step."""
+    if positions is None:
+        return [objective.samples(place)] * steps
+    first = int(objective.offsets[place])
     return [first + torch.as_tensor(batch[batch >= 0], device=objective.device) for batch in positions]
 
 
@@ -231,14 +230,9 @@ def solve_together(
         for order, n in zip(orders, counts, strict=True)
     ]
     if assignment.algorithm.step.code is not None:
-        first = objective.offsets[places].tolist()
-        steps_of = [
-            [objective.samples(int(place))] * order.steps
-            if one.batches is None
-            else _of_one(objective, begin, one.batches)
-            for place, begin, one, order in zip(places, first, draws, orders, strict=True)
-        ]
-        return _by_code(objective, assignment, local, steps_of, orders, joint.width)
+        mine = zip(places.tolist(), draws, orders, strict=True)
+        samples = [_samples_of(objective, place, one.batches, order.steps) for place, one, order in mine]
+        return _by_code(objective, assignment, local, samples, orders, joint.width)
 
     def source_of(draws: Sequence[Drawn]) -> Batches:
         is_full = draws[0].batches is None or assignment.oracle.kind == "full"

@@ -38,6 +38,7 @@ from fedconcord.method.contract import (
     Population,
     Sender,
     Tree,
+    model_of,
     tree_leaves,
     tree_map,
 )
@@ -158,8 +159,7 @@ class Based(NamedTuple):
     @property
     def x(self) -> Tensor:
         """The model that rounds start from [d]."""
-        x: Tensor = self.inner if isinstance(self.inner, Tensor) else self.inner.x
-        return x
+        return model_of(self.inner)
 
 
 class Apart(NamedTuple):

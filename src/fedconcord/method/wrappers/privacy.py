@@ -55,7 +55,7 @@ from fedconcord.method.contract.identity import UNNAMED, Identity, definition
 from fedconcord.method.wrappers.forms import contribution, forms, message
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.method.wrappers.uploads import is_packed
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import UserError, in_words
 from fedconcord.support.parameters import Count, NotNegative, Positive, about
 
 
@@ -154,8 +154,7 @@ def uncovered(algorithm: Algorithm) -> str | None:
     try:
         reason = _uncovered(algorithm)
     except Exception as error:  # whatever somebody else's functions raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        reason = f"its functions, tried on a model of two parameters, fail ({why})"
+        reason = f"its functions, tried on a model of two parameters, fail ({in_words(error)})"
     if reason is None:
         return None
     return f"differential privacy does not cover this method: {reason}; use another method such as fedavg or scaffold"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Local, Sender, Tree, tree_map
+from fedconcord.method.contract import Algorithm, Client, Cohort, Done, Local, Sender, Tree, model_of, tree_map
 from fedconcord.method.contract.pairs import Pair, Window
 from fedconcord.method.wrappers.lift import lift
 from fedconcord.support.errors import UserError
@@ -23,8 +23,7 @@ class Turns(NamedTuple):
     @property
     def x(self) -> Tensor:
         """The model that rounds start from [d]."""
-        x: Tensor = self.inner if isinstance(self.inner, Tensor) else self.inner.x
-        return x
+        return model_of(self.inner)
 
 
 def in_turn(algorithm: Algorithm, pairs: tuple[Pair, ...], dim: int, name: str) -> Algorithm:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from fedconcord.support.errors import in_words
+
 if TYPE_CHECKING:  # torch takes seconds to import, and the command shows its help without it
     from fedconcord.execution.job import Row
     from fedconcord.study.settings.settings import Config
@@ -185,6 +187,7 @@ class Callbacks(Watch):
                 tell(callback)
             except Exception as error:  # a run is worth more than who looks on
                 self.callbacks.remove(callback)
-                why = " ".join(f"{type(error).__name__}: {error}".split())
                 name = type(callback).__name__
-                warnings.warn(f"{name} failed at the {what} ({why}); the runs go on without it", stacklevel=2)
+                warnings.warn(
+                    f"{name} failed at the {what} ({in_words(error)}); the runs go on without it", stacklevel=2
+                )

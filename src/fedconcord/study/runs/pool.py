@@ -35,7 +35,7 @@ from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.settings import Config
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support import imports, objects
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import UserError, in_words
 from fedconcord.support.objects import NamedObject
 
 T = TypeVar("T")
@@ -379,7 +379,7 @@ def _packed(thing: NamedObject) -> Mapping[str, str]:
         data = pickle.dumps(thing)
         why = "it is defined in the main program" if b"__main__" in data else None
     except Exception as error:  # whatever somebody else's object raises
-        data, why = b"", " ".join(f"{type(error).__name__}: {error}".split())
+        data, why = b"", in_words(error)
     if why is not None:
         raise UserError(
             f"jobs > 1 works in other processes, and {thing.text} cannot be sent to them ({why}); use jobs=1, or "

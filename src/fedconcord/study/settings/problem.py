@@ -39,7 +39,7 @@ from fedconcord.study.settings.settings import (
     InputSettings,
 )
 from fedconcord.support import factories, files, grammar, imports, objects
-from fedconcord.support.errors import UserError
+from fedconcord.support.errors import UserError, in_words
 
 LEADING = ("folder", "seed")  # what the program gives to a factory of data
 
@@ -92,8 +92,7 @@ def dataset_of(data: str, data_dir: str | None, seed: int, input: InputSettings)
     except (UserError, OSError):
         raise
     except Exception as error:  # whatever somebody else's function raises
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"data {data} failed when they were made: {why}") from error
+        raise UserError(f"data {data} failed when they were made: {in_words(error)}") from error
     return checked(product, settings, data)
 
 
@@ -339,8 +338,7 @@ def _network(call: factories.Call, dataset: Dataset) -> nn.Module:
     except Exception as error:
         if isinstance(error, UserError) or call.name in MODELS:
             raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"model {call.name} failed for samples of shape {dataset.shape}: {why}") from error
+        raise UserError(f"model {call.name} failed for samples of shape {dataset.shape}: {in_words(error)}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"model {call.name} returned {type(network).__name__}; return a torch.nn.Module")
     return network
