@@ -1,7 +1,8 @@
 """A model judged where the data are: each site sends sums over its own samples, the server what all of them come to.
 
-A metric can be had so if it is a function of sums over samples. `SUMS` lists those that are, as METRICS defines them;
-areas under curves and metrics of the user's own are not, and a job that asks for one is refused.
+A metric can be had so if it is a function of sums over samples. `SUMS` lists those that are, as METRICS defines them,
+but the areas under curves: these are of scores in bins that all sites share, as if those of a bin were equal. Metrics
+of the user's own are no such function, and a job that has one is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,20 @@ from torch import Tensor
 
 from fedconcord.federation.objectives import Supervised
 from fedconcord.federation.objectives.evaluation import Resident
-from fedconcord.federation.objectives.metrics import AT, METRICS, Metric
+from fedconcord.federation.objectives.metrics import (
+    AT,
+    CELLS,
+    METRICS,
+    Cell,
+    Metric,
+    brier_scores,
+    calibration_gaps,
+    chosen,
+    crossed,
+    f1,
+    questions,
+    rate,
+)
 from fedconcord.support.errors import UserError
 
 
@@ -41,30 +55,18 @@ def _mean(each: Callable[[Tensor, Tensor], Tensor]) -> Summed:
     return Summed(lambda o, t: each(o, t).double().sum()[None], lambda sums, m, _: float(sums[0] / m))
 
 
-def _chosen(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(predicted, true) [m, C] of booleans, for classes and for labels."""
-    if targets.ndim == 1:
-        columns = torch.arange(outputs.shape[-1], device=outputs.device)
-        return outputs.argmax(-1, keepdim=True) == columns, targets[:, None] == columns
-    return outputs > 0, targets > 0.5
-
-
 def _table(outputs: Tensor, targets: Tensor) -> Tensor:
     """[3 C]: hits, predicted and true of each class or label."""
-    predicted, true = _chosen(outputs, targets)
+    predicted, true = chosen(outputs, targets)
     return torch.cat([part.double().sum(0) for part in (predicted & true, predicted, true)])
 
 
-def _f1(hits: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
-    return np.asarray(2 * hits / np.maximum(predicted + true, 1))
-
-
 def _micro(sums: np.ndarray, m: int, outputs: int) -> float:
-    return float(_f1(*(part.sum() for part in sums.reshape(3, outputs))))
+    return float(f1(*torch.from_numpy(sums).reshape(3, outputs).sum(1)))
 
 
 def _macro(sums: np.ndarray, m: int, outputs: int) -> float:
-    return float(_f1(*sums.reshape(3, outputs)).mean())
+    return float(f1(*torch.from_numpy(sums).reshape(3, outputs)).mean())
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -81,30 +83,60 @@ def _r2(sums: np.ndarray, m: int, outputs: int) -> float:
     return float(each.mean())
 
 
-def _brier(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.ndim > 1:
-        return (outputs.double().sigmoid() - (targets > 0.5).double()).square().mean(-1)
-    first = 1 if outputs.shape[-1] == 2 else 0
-    truth = targets[:, None] == torch.arange(outputs.shape[-1], device=outputs.device)
-    return (outputs.double().softmax(-1) - truth.double()).square()[:, first:].sum(-1)
+def _at(cell: Cell, threshold: float) -> Summed:
+    """Of two classes the share of a cell of the table of classes and answers."""
+    return Summed(
+        lambda outputs, classes: crossed(outputs, classes, threshold).double().flatten(),
+        lambda sums, *_: rate(torch.from_numpy(sums).reshape(2, 2), cell),
+    )
 
 
-def _hits(second: bool, threshold: float) -> Summed:
-    """Of one of two classes the samples that are told so, and all."""
+BINS = 64
+"""Of scores: of s / (1 + |s|) for log-odds s, in equal parts from -1 to 1."""
 
-    def sums(outputs: Tensor, classes: Tensor) -> Tensor:
-        mine = classes == int(second)
-        is_second = outputs.double().softmax(-1)[:, 1] >= threshold
-        return torch.stack([((is_second == second) & mine).sum(), mine.sum()]).double()
 
-    return Summed(sums, lambda sums, *_: float(sums[0] / sums[1]) if sums[1] else math.nan)
+def _histograms(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[2 Q BINS]: for each question the samples in each bin of scores, first those where the answer is no."""
+    truth, scores = questions(outputs, targets)
+    place = np.clip((scores / (1 + np.abs(scores)) + 1) * (BINS / 2), 0, BINS - 1).astype(np.int64)
+    cell = (np.arange(truth.shape[1]) * 2 + truth.astype(np.int64)) * BINS + place
+    return torch.from_numpy(np.bincount(cell.ravel(), minlength=2 * truth.shape[1] * BINS).astype(np.float64))
+
+
+def _area(of: Callable[[np.ndarray, np.ndarray], float]) -> Summed:
+    """The mean over the questions with both answers of `of` (no, yes): samples by bin [BINS], highest scores first."""
+
+    def value(sums: np.ndarray, m: int, outputs: int) -> float:
+        tables = sums.reshape(-1, 2, BINS)[:, :, ::-1]
+        both = [of(no, yes) for no, yes in tables if no.any() and yes.any()]
+        return float(np.mean(both)) if both else math.nan
+
+    return Summed(_histograms, value)
+
+
+def _auroc(no: np.ndarray, yes: np.ndarray) -> float:
+    """The share of pairs that are in the right order; those of one bin count a half, so that it is off by at most half
+    their share."""
+    return float(((no.sum() - no.cumsum()) + no / 2) @ yes / (no.sum() * yes.sum()))
+
+
+def _average_precision(no: np.ndarray, yes: np.ndarray) -> float:
+    """The mean over samples whose answer is yes of the precision at the end of their bin."""
+    hits, every = yes.cumsum(), (no + yes).cumsum()
+    return float((hits / np.maximum(every, 1)) @ yes / yes.sum())
 
 
 SUMS: Mapping[str, Summed] = {
     "accuracy": _mean(lambda outputs, classes: outputs.argmax(-1) == classes),
     "label_accuracy": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).double().mean(-1)),
     "exact": _mean(lambda outputs, labels: ((outputs > 0) == (labels > 0.5)).all(-1)),
-    "brier": _mean(_brier),
+    "brier": _mean(brier_scores),
+    "ece": Summed(
+        lambda outputs, classes: torch.from_numpy(calibration_gaps(outputs, classes)),
+        lambda sums, m, _: float(np.abs(sums).sum() / m),
+    ),
+    "auroc": _area(_auroc),
+    "average_precision": _area(_average_precision),
     "mae": _mean(lambda outputs, targets: (outputs - targets).double().abs().mean(-1)),
     "rmse": Summed(
         lambda outputs, targets: (outputs - targets).double().square().mean(-1).sum()[None],
@@ -120,7 +152,7 @@ def summed(metric: Metric) -> Summed | None:
     """How sums give a metric, if they do."""
     base, _, threshold = metric.name.partition("_at_")
     if base in AT and metric.targets == METRICS[base].targets:
-        return _hits(base == "sensitivity", float(threshold or 0.5))
+        return _at(CELLS[base], float(threshold or 0.5))
     return SUMS.get(metric.name) if METRICS.get(metric.name) is metric else None
 
 

@@ -25,12 +25,14 @@ from fedconcord.federation.objectives.metrics import (
     check_metrics,
     ece,
     metric,
+    questions,
 )
 from fedconcord.study.settings.problem import problem_of
 from fedconcord.study.settings.resolve import resolve_run
 from fedconcord.study.settings.sources import from_nested
 from fedconcord.support.errors import UserError
-from fedconcord_sites.judging import summed
+from fedconcord_sites.judging import BINS as PLACES
+from fedconcord_sites.judging import SUMS, check_summed, summed
 
 EVERY = ("auroc", "average_precision", "brier", "ece")
 
@@ -44,15 +46,17 @@ def drawn(classes: int, n: int = 400) -> tuple[Tensor, Tensor, np.ndarray]:
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.3])
-def test_sensitivity_and_specificity_at_a_threshold(threshold: float) -> None:
+def test_figures_of_two_classes_at_a_threshold(threshold: float) -> None:
     outputs, truth, p = drawn(2)
     y, told = truth.numpy(), p[:, 1] >= threshold
-    asked = [metric(f"{name}({threshold})") for name in ("sensitivity", "specificity")]
-    want = [metrics.recall_score(y, told, pos_label=k) for k in (1, 0)]
+    asked = [metric(f"{name}({threshold})") for name in ("sensitivity", "specificity", "ppv", "npv")]
+    scores = (metrics.recall_score, metrics.precision_score)
+    want = [score(y, told, pos_label=k) for score in scores for k in (1, 0)]
     assert [one.value(outputs, truth) for one in asked] == pytest.approx(want, rel=1e-12)
     end = "" if threshold == 0.5 else f"_at_{threshold}"
-    assert [one.name for one in asked] == [f"sensitivity{end}", f"specificity{end}"]
+    assert [one.name for one in asked] == [f"{name}{end}" for name in ("sensitivity", "specificity", "ppv", "npv")]
     assert math.isnan(asked[0].value(outputs[truth == 0], truth[truth == 0]))
+    assert asked[2].value(-1e3 * torch.eye(2)[[1, 1]], truth[:2]) == 0  # nobody is told so
     parts = [summed(one) for one in asked]  # as sites send it
     halves = (slice(0, 150), slice(150, 400))
     sums = [sum(one.sums(outputs[h], truth[h]) for h in halves) for one in parts if one is not None]
@@ -70,6 +74,45 @@ def test_two_classes_as_scikit_learn_has_them() -> None:
     assert auroc(outputs, truth) == pytest.approx(metrics.roc_auc_score(y, p[:, 1]), rel=1e-12)
     assert average_precision(outputs, truth) == pytest.approx(metrics.average_precision_score(y, p[:, 1]), rel=1e-12)
     assert brier(outputs, truth) == pytest.approx(metrics.brier_score_loss(y, p[:, 1]), rel=1e-12)
+
+
+AREAS = ("auroc", "average_precision")
+
+
+@pytest.mark.parametrize("name", AREAS)
+@pytest.mark.parametrize(("target", "width"), [("class", 2), ("class", 4), ("labels", 3)])
+def test_areas_are_those_of_scores_in_bins(name: str, target: str, width: int) -> None:
+    """scikit-learn's, to rounding, where the scores of a bin are equal."""
+    draw = torch.Generator().manual_seed(1)
+    outputs = 3 * torch.randn(200, width, generator=draw, dtype=torch.float64)
+    if target == "class":
+        targets = torch.multinomial((outputs / 2).softmax(-1), 1, generator=draw)[:, 0]
+    else:
+        targets = (torch.rand(200, width, generator=draw, dtype=torch.float64) < outputs.sigmoid()).double()
+    parts = [SUMS[name].sums(outputs[a:b], targets[a:b]) for a, b in ((0, 20), (20, 20), (20, 200))]
+    value = SUMS[name].value(torch.stack(parts).sum(0).numpy(), 200, width)
+    exact = METRICS[name].value(outputs, targets)
+    assert value == pytest.approx(exact, abs=0.02)
+    assert value != exact
+    truth, scores = questions(outputs, targets)
+    binned = np.floor((scores / (1 + np.abs(scores)) + 1) * PLACES / 2)
+    ours = {"auroc": metrics.roc_auc_score, "average_precision": metrics.average_precision_score}[name]
+    each = [ours(truth[:, k], binned[:, k]) for k in range(truth.shape[1])]
+    assert value == pytest.approx(float(np.mean(each)), rel=1e-12)
+    if name == "auroc":  # pairs of one bin are what is not known of the order
+        pairs = [[binned[truth[:, k] == a, k] for a in (0, 1)] for k in range(truth.shape[1])]
+        share = [float((no[:, None] == yes).mean()) for no, yes in pairs]
+        assert abs(value - exact) <= np.mean(share) / 2
+
+
+def test_a_metric_of_ones_own_is_no_sum() -> None:
+    with pytest.raises(UserError, match=r"metric mine is no function of sums over samples.*use accuracy, "):
+        check_summed([METRICS["accuracy"]._replace(name="mine")])
+
+
+def test_an_area_of_one_answer_is_no_number() -> None:
+    sums = SUMS["auroc"].sums(torch.zeros(5, 2), torch.ones(5, dtype=torch.int64))
+    assert math.isnan(SUMS["auroc"].value(sums.numpy(), 5, 2))
 
 
 def test_several_classes_as_scikit_learn_has_them() -> None:

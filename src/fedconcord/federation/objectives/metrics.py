@@ -68,7 +68,7 @@ def _r2(outputs: Tensor, targets: Tensor) -> float:
     return float(each.mean())
 
 
-def _chosen(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def chosen(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(predicted, true) [m, C] of booleans, for classes and for labels."""
     if targets.ndim == 1:
         columns = torch.arange(outputs.shape[-1], device=outputs.device)
@@ -78,29 +78,29 @@ def _chosen(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _label_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Fraction of the labels of all samples whose output is on the right side of 0."""
-    predicted, true = _chosen(outputs, targets)
+    predicted, true = chosen(outputs, targets)
     return float((predicted == true).double().mean())
 
 
 def _exact(outputs: Tensor, targets: Tensor) -> float:
     """Fraction of samples for which every label is right."""
-    predicted, true = _chosen(outputs, targets)
+    predicted, true = chosen(outputs, targets)
     return float((predicted == true).all(-1).double().mean())
 
 
 def _macro_f1(outputs: Tensor, targets: Tensor) -> float:
     """Mean F1 score of the classes or labels; one that neither occurs nor is predicted counts 0."""
-    predicted, true = _chosen(outputs, targets)
-    return float(_f1((predicted & true).sum(0).double(), predicted.sum(0), true.sum(0)).mean())
+    predicted, true = chosen(outputs, targets)
+    return float(f1((predicted & true).sum(0).double(), predicted.sum(0), true.sum(0)).mean())
 
 
 def _micro_f1(outputs: Tensor, targets: Tensor) -> float:
     """F1 over all classes or labels together."""
-    predicted, true = _chosen(outputs, targets)
-    return float(_f1((predicted & true).sum().double(), predicted.sum(), true.sum()))
+    predicted, true = chosen(outputs, targets)
+    return float(f1((predicted & true).sum().double(), predicted.sum(), true.sum()))
 
 
-def _f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
+def f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
     """2 hits / (predicted + true); 0 where there is neither."""
     return 2 * hits / (predicted + true).clamp(min=1)
 
@@ -130,29 +130,56 @@ def average_precision(outputs: Tensor, targets: Tensor) -> float:
 def brier(outputs: Tensor, targets: Tensor) -> float:
     """Mean squared error of the probabilities (Brier, Monthly Weather Review 1950): of the second of two classes, of
     each label, summed over more classes."""
-    chances = outputs.double().sigmoid() if targets.ndim > 1 else outputs.double().softmax(-1)
-    squares = np.square(chances[:, _first(outputs, targets) :].cpu().numpy() - _truth(outputs, targets))
-    return float(squares.mean() if targets.ndim > 1 else squares.sum(1).mean()) if len(squares) else math.nan
+    return float(brier_scores(outputs, targets).mean())
 
 
-def right(outputs: Tensor, classes: Tensor, threshold: float, second: bool) -> float:
-    """Of the samples of one of two classes the share that is told so, where the second class is said from a probability
-    on: sensitivity of the second class, specificity of the first. NaN without such samples."""
-    mine = classes == int(second)
-    predicted = outputs.double().softmax(-1)[:, 1] >= threshold
-    return float((predicted == second)[mine].double().mean()) if len(outputs) and bool(mine.any()) else math.nan
+def brier_scores(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[m]: each sample's."""
+    if targets.ndim > 1:
+        return (outputs.double().sigmoid() - (targets > 0.5).double()).square().mean(-1)
+    truth = targets[:, None] == torch.arange(outputs.shape[-1], device=outputs.device)
+    return (outputs.double().softmax(-1) - truth.double()).square()[:, _first(outputs, targets) :].sum(-1)
+
+
+def crossed(outputs: Tensor, classes: Tensor, threshold: float) -> Tensor:
+    """[2, 2] int64: samples by their class of two, and by the answer, which is the second from `threshold` on."""
+    answers = (outputs.double().softmax(-1)[:, 1] >= threshold).long()
+    return torch.bincount(2 * classes + answers, minlength=4).reshape(2, 2)
+
+
+class Cell(NamedTuple):
+    """Of which samples a metric at a threshold is a share."""
+
+    of: tuple[int, int]  # (class, answer)
+    of_answer: bool  # among those with that answer; else among those of the class
+
+
+def rate(table: Tensor, cell: Cell) -> float:
+    """The share of a cell of `crossed` [2, 2] among the samples of its class, NaN of none; or among those of its
+    answer, 0 of none, as scikit-learn has it."""
+    among = float(table[:, cell.of[1]].sum() if cell.of_answer else table[cell.of[0]].sum())
+    return float(table[cell.of]) / among if among else 0.0 if cell.of_answer else math.nan
+
+
+def at_threshold(outputs: Tensor, classes: Tensor, threshold: float, cell: Cell) -> float:
+    """Sensitivity, specificity or a predictive value."""
+    return rate(crossed(outputs, classes, threshold), cell)
 
 
 def ece(outputs: Tensor, classes: Tensor) -> float:
     """Expected calibration error: sum over 15 bins of equal width of share of samples * |accuracy - mean confidence|,
     confidence being the largest probability (Guo, Pleiss, Sun and Weinberger, ICML 2017, eq. (3))."""
-    guess = outputs.double().softmax(-1).cpu().numpy()
-    if not len(guess) or not np.isfinite(guess).all():
+    if not len(outputs) or not bool(outputs.isfinite().all()):
         return math.nan
-    sure, right = guess.max(1), guess.argmax(1) == classes.cpu().numpy()
+    return float(np.abs(calibration_gaps(outputs, classes)).sum() / len(outputs))
+
+
+def calibration_gaps(outputs: Tensor, classes: Tensor) -> np.ndarray:
+    """[BINS]: how many samples of each bin of confidence are right, less the sum of their confidences."""
+    guess = outputs.double().softmax(-1).cpu().numpy()
+    sure, is_right = guess.max(1, initial=0.0), guess.argmax(1) == classes.cpu().numpy()
     place = np.clip(np.ceil(sure * BINS) - 1, 0, BINS - 1).astype(np.int64)
-    gaps = np.bincount(place, weights=right - sure, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(sure))
+    return np.bincount(place, weights=is_right - sure, minlength=BINS)
 
 
 def _first(outputs: Tensor, targets: Tensor) -> int:
@@ -168,14 +195,19 @@ def _truth(outputs: Tensor, targets: Tensor) -> np.ndarray:
     return np.asarray((targets.cpu().numpy()[:, None] == classes), dtype=np.float64)
 
 
-def _macro(of: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor) -> float:
-    """The mean over the questions of a figure of (truth [m], log p / (1 - p) [m]), an output's margin over those of all
-    other classes."""
+def questions(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(truth [m, Q] of 0 and 1, log p / (1 - p) [m, Q]) of the questions; of classes the latter are an output's margin
+    over those of all others."""
     each, truth = outputs.double(), _truth(outputs, targets)
     if targets.ndim == 1:
         others = [each[:, [j for j in range(each.shape[1]) if j != k]].logsumexp(-1) for k in range(each.shape[1])]
         each = (each - torch.stack(others, -1))[:, _first(outputs, targets) :]
-    guess = each.cpu().numpy()
+    return truth, each.cpu().numpy()
+
+
+def _macro(of: Callable[[np.ndarray, np.ndarray], float], outputs: Tensor, targets: Tensor) -> float:
+    """The mean over the questions of a figure of (truth [m], log p / (1 - p) [m])."""
+    truth, guess = questions(outputs, targets)
     both = (truth.max(0) > truth.min(0)) if len(truth) else np.zeros(truth.shape[1], bool)
     if not both.any() or not np.isfinite(guess).all():
         return math.nan
@@ -187,22 +219,43 @@ Threshold = Annotated[
 ]
 
 
+CELLS: Mapping[str, Cell] = {
+    "sensitivity": Cell((1, 1), of_answer=False),
+    "specificity": Cell((0, 0), of_answer=False),
+    "ppv": Cell((1, 1), of_answer=True),
+    "npv": Cell((0, 0), of_answer=True),
+}
+
+
 def sensitivity(threshold: Threshold = 0.5) -> Metric:
     """Fraction of the second of two classes that is recognised at probability 0.5, or at 0.3 with sensitivity(0.3)."""
-    return _of_two("sensitivity", threshold, second=True)
+    return _of_two("sensitivity", threshold)
 
 
 def specificity(threshold: Threshold = 0.5) -> Metric:
     """Fraction of the first of two classes that stays below probability 0.5, or below 0.3 with specificity(0.3)."""
-    return _of_two("specificity", threshold, second=False)
+    return _of_two("specificity", threshold)
 
 
-def _of_two(name: str, threshold: float, second: bool) -> Metric:
-    label = name if threshold == 0.5 else f"{name}_at_{threshold:g}"
-    return Metric(label, ("class",), functools.partial(right, threshold=threshold, second=second), True)
+def ppv(threshold: Threshold = 0.5) -> Metric:
+    """Positive predictive value: fraction of the second of two classes among the samples at probability 0.5 or above,
+    or at 0.3 or above with ppv(0.3); 0 where there are none."""
+    return _of_two("ppv", threshold)
 
 
-AT: Mapping[str, Callable[..., Metric]] = factories.by_name(sensitivity, specificity)
+def npv(threshold: Threshold = 0.5) -> Metric:
+    """Negative predictive value: fraction of the first of two classes among the samples below probability 0.5, or below
+    0.3 with npv(0.3); 0 where there are none."""
+    return _of_two("npv", threshold)
+
+
+def _of_two(name: str, threshold: float) -> Metric:
+    label, cell = name if threshold == 0.5 else f"{name}_at_{threshold:g}", CELLS[name]
+    value = functools.partial(at_threshold, threshold=threshold, cell=cell)
+    return Metric(label, ("class",), value, True)
+
+
+AT: Mapping[str, Callable[..., Metric]] = factories.by_name(sensitivity, specificity, ppv, npv)
 """Metrics that take a threshold."""
 
 METRICS: dict[str, Metric] = {

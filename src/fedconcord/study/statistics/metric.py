@@ -55,6 +55,8 @@ KNOWN = (  # the first that every run has ranks the methods
     Metric("test_brier", "test Brier score", higher=False),
     Metric("test_sensitivity", "test sensitivity", higher=True, percent=True),
     Metric("test_specificity", "test specificity", higher=True, percent=True),
+    Metric("test_ppv", "test PPV", higher=True, percent=True),
+    Metric("test_npv", "test NPV", higher=True, percent=True),
     Metric("test_ece", "test calibration error", higher=False),
     Metric("test_loss", "test loss", higher=False),
     Metric("loss", "loss", higher=False),
@@ -73,7 +75,7 @@ def metric_of(column: str) -> Metric:
             split = "validation" if column.startswith("validation_") else ""
             return replace(m, column=column, title=f"{split} {m.title.removeprefix('test ')}".strip())
     base, at, threshold = column.partition("_at_")
-    if at and base.endswith(("sensitivity", "specificity")):
+    if at and base.endswith(("sensitivity", "specificity", "ppv", "npv")):
         base_metric = metric_of(base)
         return replace(base_metric, column=column, title=f"{base_metric.title} at {threshold}")
     accuracy = column.endswith("accuracy")
