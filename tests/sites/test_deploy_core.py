@@ -226,7 +226,7 @@ def test_whatever_a_job_is_made_of_sites_compute_the_same(what: str, files: Path
 
 @pytest.mark.parametrize(
     ("column", "metrics"),
-    [("label", ["accuracy", "macro_f1", "micro_f1", "brier"]), ("number", ["rmse", "mae", "r2"])],
+    [("label", ["accuracy", "macro_f1", "micro_f1", "brier", "ece"]), ("number", ["rmse", "mae", "r2"])],
 )
 def test_transforms_and_metrics_of_sums_are_those_of_all_rows(
     column: str, metrics: list[str], files: Path, tmp_path: Path
