@@ -179,7 +179,8 @@ def calibration_gaps(outputs: Tensor, classes: Tensor) -> np.ndarray:
     guess = outputs.double().softmax(-1).cpu().numpy()
     sure, is_right = guess.max(1, initial=0.0), guess.argmax(1) == classes.cpu().numpy()
     place = np.clip(np.ceil(sure * BINS) - 1, 0, BINS - 1).astype(np.int64)
-    return np.bincount(place, weights=is_right - sure, minlength=BINS)
+    gaps = np.bincount(place, weights=is_right - sure, minlength=BINS)
+    return gaps.astype(np.float64)  # numpy has whole numbers where there is no sample
 
 
 def _first(outputs: Tensor, targets: Tensor) -> int:
