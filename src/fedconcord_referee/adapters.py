@@ -1,0 +1,135 @@
+"""The ways to an implementation under judgement, each a spec in and a trajectory out, in a process of its own.
+
+`command`: any program; it gets the spec as one JSON object on stdin and answers {"x": [[...], ...]} on stdout, a point
+a round, or a line {"x": [...]} after each round. `functions`: a pair of Python functions (`child` says what they are
+given). A recorded trajectory is read by `trajectory.read`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedconcord.support.errors import UserError
+from fedconcord_referee import child
+from fedconcord_referee.spec import Spec, plain
+from fedconcord_referee.trajectory import Trajectory, checked, vector
+
+LIMIT = 60.0  # seconds
+MOST_BYTES = 50_000_000  # of an answer
+
+Adapter = Callable[[Spec], Trajectory]
+
+
+def command(line: str, limit: float = LIMIT) -> Adapter:
+    """A program with its arguments, as a shell has them, without a shell.
+
+    Raises:
+        UserError: the text is no program; or, when called, it cannot be started, fails, takes longer than `limit`
+            seconds, or answers no trajectory.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UserError(f"--command {line!r} cannot be read: {error}") from None
+    if not words:
+        raise UserError("--command is empty; give a program, as in --command 'python mine.py'")
+    return lambda spec: _run(words, spec, limit, shlex.join(words))
+
+
+def functions(place: str, limit: float = LIMIT, python: str = sys.executable) -> Adapter:
+    """A pair of functions, FILE:CLIENT,SERVER, run by an interpreter that has NumPy.
+
+    Raises:
+        UserError: the text is none, the file is not there; or, when called, as of `command`.
+    """
+    file, _, names = place.rpartition(":")
+    client, _, server = names.partition(",")
+    if not (file and client.isidentifier() and server.isidentifier()):
+        raise UserError(f"--functions must be FILE:CLIENT,SERVER, as in mine.py:client,server, given {place!r}")
+    if not Path(file).is_file():
+        raise UserError(f"--functions: there is no file {file}; give FILE:CLIENT,SERVER")
+    return lambda spec: _run([python, child.__file__, file, client, server], spec, limit, place)
+
+
+def _run(words: Sequence[str], spec: Spec, limit: float, who: str) -> Trajectory:
+    """The answer of a process, which ends with all its children when it or its time is over."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=os.name == "posix"
+            )
+        except OSError as error:
+            raise UserError(f"{words[0]} cannot be started: {error.strerror}; give the program of --command") from None
+        is_late = False
+        try:
+            process.communicate(json.dumps(plain(spec)).encode(), timeout=limit)
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:
+            _end(process)
+        if out.tell() > MOST_BYTES or (out.seek(0, os.SEEK_END) > MOST_BYTES):
+            raise UserError(f"{who} wrote more than {MOST_BYTES // 1_000_000} MB; answer the models alone")
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+        answer = parsed(text)
+        rows = answer["x"] if isinstance(answer, dict) and isinstance(answer.get("x"), list) else []
+        rounds_seen = len(rows)
+        if is_late or process.returncode != 0:  # perhaps for what it had answered before
+            for t, row in enumerate(rows, 1):
+                vector(row, spec, f"{who}: x after round {t}")
+        where = f"in round {rounds_seen + 1} of {len(spec.rounds)}" if rounds_seen else "before it answered a round"
+        if is_late:
+            raise UserError(f"{who} was stopped after {limit:g} s {where}; give it longer with --limit, or look there")
+        if process.returncode != 0:
+            err.seek(max(0, err.seek(0, os.SEEK_END) - 4000))
+            last = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
+            said = f": {last[-1].strip()}" if last else ""
+            raise UserError(f"{who} failed with exit code {process.returncode} {where}{said}")
+    if answer is None:
+        said = f"; it wrote {' '.join(text.split())[:80]!r}" if text.strip() else "; it wrote nothing"
+        raise UserError(f'{who} answered no JSON; write {{"x": [[...], ...]}}, the model after each round{said}')
+    return checked(answer, spec, who)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """No process is left behind, whatever the program started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def parsed(text: str) -> Any:
+    """One JSON object, or the lines {"x": ..., "local": ...} of a program that writes one a round; None if neither."""
+    values = [value for value in map(_loaded, [text, *text.splitlines()]) if isinstance(value, dict)]
+    whole = next((value for value in values if not _is_round(value)), None)
+    rows = [value for value in map(_loaded, text.splitlines()) if isinstance(value, dict) and _is_round(value)]
+    if whole is not None or not rows:
+        return whole
+    has_local = all("local" in row for row in rows)
+    return {"x": [row["x"] for row in rows], **({"local": [row["local"] for row in rows]} if has_local else {})}
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _is_round(value: Any) -> bool:
+    """Whether it is of one round: its x is a vector, not a list of them."""
+    x = value.get("x")
+    return isinstance(x, list) and not any(isinstance(entry, list) for entry in x)

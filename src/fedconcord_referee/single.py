@@ -1,0 +1,216 @@
+"""Known variants and mistakes of single methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedconcord.method.algorithms import METHODS
+from fedconcord.method.contract import Algorithm, Constant, Local, Pull
+from fedconcord.method.wrappers.server import Optimizer, extrapolation, momentum, nesterov, with_server
+from fedconcord_referee.known import Change, Known, mistake, shaped
+from fedconcord_referee.memories import served
+from fedconcord_referee.reference import Setting
+from fedconcord_referee.variants import with_parameters
+
+# -- FedNova -----------------------------------------------------------------------------------------------------------
+
+
+def totalled(change: Callable[[Any], Any]) -> Change:
+    """A change of the sum that the server takes."""
+
+    def changed(algorithm: Algorithm, setting: Setting) -> Algorithm:
+        return replace(algorithm, update=lambda server, total, cohort: algorithm.update(server, change(total), cohort))
+
+    return shaped(changed)
+
+
+def _harmonic(algorithm: Algorithm, setting: Setting) -> Algorithm:
+    def contribute(up: Any, sender: Any, cohort: Any) -> Any:
+        return algorithm.contribute(up, sender, cohort)._replace(a=sender.w / up.a)
+
+    def update(server: Any, total: Any, cohort: Any) -> Any:
+        return algorithm.update(server, total._replace(a=1 / total.a), cohort)
+
+    return replace(algorithm, contribute=contribute, update=update)
+
+
+def _models(algorithm: Algorithm, setting: Setting) -> Algorithm:
+    def finish(down: Any, row: Any, done: Any, client: Any) -> Any:
+        up, after = algorithm.finish(down, row, done, client)
+        return up._replace(move=done.x), after
+
+    def update(server: Any, total: Any, cohort: Any) -> Any:
+        return algorithm.update(server._replace(x=torch.zeros_like(server.x)), total, cohort)
+
+    return replace(algorithm, finish=finish, update=update)
+
+
+def _one(total: Any) -> Any:
+    return total._replace(a=torch.ones_like(total.a), tau=torch.ones_like(total.tau))
+
+
+NOVA = (
+    mistake(
+        "harmonic tau_eff",
+        "takes 1 / (sum_i w_i / ||a_i||_1) for the effective number of steps, where the paper has sum_i w_i ||a_i||_1",
+        shaped(_harmonic),
+    ),
+    mistake(
+        "tau_eff left out", "averages normalised moves and leaves the effective number of steps out", totalled(_one)
+    ),
+    mistake("normalised models", "normalises clients' models, where the paper normalises moves", shaped(_models)),
+)
+
+# -- server optimisers -------------------------------------------------------------------------------------------------
+
+
+def optimised(optimiser: Callable[[Any], Optimizer]) -> Change:
+    """FedAvg with a server optimiser that is made of the spec's parameters."""
+
+    def changed(setting: Setting) -> Setting:
+        algorithm = METHODS["fedavg"](weights=setting.spec.parameters["weights"])
+        return setting._replace(algorithm=with_server(algorithm, optimiser(setting.spec.parameters)))
+
+    return changed
+
+
+def stretched(stretch: Callable[[Tensor, Tensor, float], Tensor]) -> Change:
+    """FedExP with another factor of (||mean move||^2, mean of squared lengths, eps)."""
+
+    def optimiser(parameters: Any) -> Optimizer:
+        eps = parameters["eps"]
+        return extrapolation(eps)._replace(stretch=lambda move, square: stretch(move.square().sum(), square, eps))
+
+    return optimised(optimiser)
+
+
+def _lengths(algorithm: Algorithm, setting: Setting) -> Algorithm:
+    def finish(down: Any, row: Any, done: Any, client: Any) -> Any:
+        up, after = algorithm.finish(down, row, done, client)
+        return up._replace(square=done.x.square().sum(-1, keepdim=True).reshape(up.square.shape)), after
+
+    return replace(algorithm, finish=finish)
+
+
+def _over_all(algorithm: Algorithm, setting: Setting) -> Algorithm:
+    def update(server: Any, total: Any, cohort: Any) -> Any:
+        return algorithm.update(server, total._replace(square=total.square * cohort.size / cohort.n), cohort)
+
+    return replace(algorithm, update=update)
+
+
+EXP = (
+    mistake(
+        "shorter steps too",
+        "shortens the server's step where clients agree, where the paper's factor is at least 1",
+        stretched(lambda move, square, eps: square / (2 * (move + eps))),
+    ),
+    mistake(
+        "the factor 2 forgotten",
+        "leaves the factor 2 out of the denominator of the server's step",
+        stretched(lambda move, square, eps: (square / (move + eps)).clamp(min=1.0)),
+    ),
+    mistake(
+        "eps left out",
+        "leaves eps out of the denominator of the server's step",
+        stretched(lambda move, square, eps: (square / (2 * move)).clamp(min=1.0)),
+    ),
+    mistake("lengths over all clients", "divides squared lengths by all clients, not the cohort's", shaped(_over_all)),
+    mistake("lengths of models", "measures the length of models, where the paper measures moves", shaped(_lengths)),
+)
+MOMENTUM = (
+    Known(
+        "server momentum in gradients",
+        "variant",
+        "keeps the server's momentum in units of gradients, where it was asked for in moves",
+        optimised(lambda p: momentum(p["server_momentum"], p["server_lr"], "gradients")),
+    ),
+    Known(
+        "Nesterov's momentum",
+        "variant",
+        "has Nesterov's form of the server's momentum",
+        optimised(lambda p: nesterov(p["server_momentum"], p["server_lr"])),
+    ),
+    Known(
+        "averaged momentum",
+        "variant",
+        "averages moves into the server's momentum by (1 - beta), where the paper adds them",
+        optimised(lambda p: momentum(p["server_momentum"], p["server_lr"] * (1 - p["server_momentum"]))),
+    ),
+)
+ADAM = (
+    Known(
+        "second moment from zero",
+        "variant",
+        "starts the second moment at 0, where the paper starts at tau^2",
+        lambda s: with_parameters(s, v0=0.0),
+    ),
+    Known(
+        "bias corrected from zero",
+        "variant",
+        "starts the second moment at 0 and corrects the moments' bias, where the paper starts at tau^2 and does not",
+        lambda s: with_parameters(s, v0=0.0, bias_correction=True),
+    ),
+)
+
+# -- A-FedPD and what is made of it ------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """A-FedPD as its paper writes it: the server holds all duals."""
+
+    x: Tensor  # [d] theta
+    mean: Tensor  # [d]
+    duals: Tensor  # [N, d]
+
+
+def _assigned(setting: Setting) -> Setting:
+    """A-FedPD whose absent clients' duals become rho (mean - theta), where the paper adds that."""
+    rho, n = setting.spec.parameters["rho"], len(setting.spec.data)
+
+    def contribute(move: Tensor, sender: Any, cohort: Any) -> Table:
+        here = one_hot(sender.id.reshape(-1), n).to(move)  # [S, N]
+        return Table(sender.w * move, here, here[..., None] * move[:, None])
+
+    def update(server: Any, total: Table, cohort: Any) -> Table:
+        mean, is_active = server.x + total.x, total.mean[:, None] > 0
+        duals = torch.where(is_active, server.duals + rho * total.duals, rho * total.x)
+        return Table(mean + duals.mean(0) / rho, mean, duals)
+
+    algorithm = replace(
+        setting.algorithm,
+        init=lambda x, population: Table(x, x, x.new_zeros(n, len(x))),
+        init_client=lambda x: (),
+        start=lambda down, row, one: Local(down.x, Constant(down.duals[one.id.reshape(-1)]), Pull(rho, down.x)),
+        finish=lambda down, row, done, client: (done.x - down.x, row),
+        contribute=contribute,
+        update=update,
+        phases=setting.algorithm.phases._replace(settle=None),
+    )
+    return setting._replace(algorithm=algorithm)
+
+
+DUALS = (mistake("absent duals assigned", "assigns absent clients' duals, where the paper adds", _assigned),)
+AUTO = (
+    mistake(
+        "absent duals stay",
+        "leaves absent clients' duals as they were",
+        served(lambda server, after: after._replace(dual=server.dual, x=after.mean)),
+    ),
+)
+
+SINGLE: dict[str, tuple[Known, ...]] = {
+    "fednova": NOVA,
+    "fednova_vr": NOVA,
+    "fedexp": EXP,
+    "fedavgm": MOMENTUM,
+    "fedadam": ADAM,
+    "afedpd": DUALS,
+    "auto": AUTO,
+}
